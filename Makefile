@@ -1,0 +1,58 @@
+# One line each: see README.md for the two that matter, CONTRIBUTING.md for the others.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.agl-setup
+DEV_STAMP := $(VENV)/.agl-setup-dev
+# For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
+TORCH_INDEX ?=
+
+.PHONY: setup setup-dev demo check lint types layers test test-fast bench bench-learning wheel clean
+
+setup: $(STAMP)
+
+setup-dev: $(DEV_STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; this is %s. Choose another with: make PYTHON=python3.12" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url "$(TORCH_INDEX)" -c constraints.txt torch)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[demo]'
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/agl demo $(ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup-dev
+	$(BIN)/basedpyright
+
+layers: setup-dev
+	$(BIN)/lint-imports
+
+check: lint types layers
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test: lint types layers
+	$(BIN)/python -m pytest
+
+bench: setup-dev
+	$(BIN)/python -m bench $(ARGS)
+
+bench-learning: setup-dev
+	$(BIN)/python -m bench.learning $(ARGS)
+
+wheel: setup-dev
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) dist build runs .pytest_cache .ruff_cache .hypothesis

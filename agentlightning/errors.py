@@ -1,0 +1,116 @@
+"""Error classes, each also the standard class it refines, so that a caller may catch `ValueError`.
+
+The policy, stated once: code of users raises plain Python errors, which the runner turns into an outcome of the
+attempt (`runner/agent.py`). Our own errors say what was wrong, what was expected and what to do. Over HTTP the class
+travels by name (`error_type`) and the client raises the class that the store raised.
+"""
+
+from __future__ import annotations
+
+
+class AgentLightningError(Exception):
+    """Root of every error that this package defines."""
+
+    http_status: int = 500
+
+
+class NotFoundError(AgentLightningError, ValueError):
+    """The rollout, attempt, worker or resource that was named does not exist (HTTP 404)."""
+
+    http_status = 404
+
+
+class ConflictError(AgentLightningError, ValueError):
+    """The change is not allowed in the present state (HTTP 409)."""
+
+    http_status = 409
+
+
+class BadRequestError(AgentLightningError, ValueError):
+    """An argument has the right type and a wrong value (HTTP 400)."""
+
+    http_status = 400
+
+
+class GoneError(AgentLightningError, RuntimeError):
+    """The thing existed and was dropped, for example spans that were evicted (HTTP 410)."""
+
+    http_status = 410
+
+
+class TooLargeError(AgentLightningError, ValueError):
+    """A body, batch or value is beyond its bound (HTTP 413)."""
+
+    http_status = 413
+
+
+class BusyError(AgentLightningError, RuntimeError):
+    """A bounded queue is full; try again after `retry_after` seconds (HTTP 429)."""
+
+    http_status = 429
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnauthorizedError(AgentLightningError, PermissionError):
+    """The token is missing or wrong (HTTP 401)."""
+
+    http_status = 401
+
+
+class StoreUnreachableError(AgentLightningError, ConnectionError):
+    """The store did not answer within the client's deadline; says what was tried."""
+
+    http_status = 503
+
+
+class PolicyFault(AgentLightningError):
+    """Raised by an agent to say: the policy did this wrong, and this is the reward it earns.
+
+    The attempt ends as `policy_fault` and is trained with exactly `reward`. Any other exception is an
+    `infrastructure_fault` and is never trained.
+    """
+
+    def __init__(self, message: str, *, reward: float) -> None:
+        super().__init__(message)
+        self.reward = reward
+
+
+class MissingExtraError(AgentLightningError, ImportError):
+    """A feature needs packages that are not installed; the text holds the one command that installs them."""
+
+    def __init__(self, feature: str, extra: str, missing: str) -> None:
+        super().__init__(
+            f"{feature} needs the package '{missing}', which is not installed. "
+            f"Install it with: pip install 'agentlightning[{extra}]'"
+        )
+
+
+class NonFiniteLossError(AgentLightningError, ArithmeticError):
+    """The loss was NaN or infinite in several steps in a row."""
+
+
+class RunnerDiedError(AgentLightningError, RuntimeError):
+    """Runner processes ended in an unexpected way; names worker, exit code and cause."""
+
+
+class LedgerError(AgentLightningError, RuntimeError):
+    """The training ledger does not add up: a model call is neither trained nor excluded, or is both."""
+
+
+WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
+    cls.__name__: cls
+    for cls in (
+        NotFoundError,
+        ConflictError,
+        BadRequestError,
+        GoneError,
+        TooLargeError,
+        BusyError,
+        UnauthorizedError,
+        StoreUnreachableError,
+    )
+}
+"""Classes that a server names in its reply and a client raises again."""

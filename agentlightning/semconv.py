@@ -1,0 +1,90 @@
+"""Span names and attribute keys: the words that tracers write and adapters read. Nothing else lives here."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pydantic import BaseModel
+
+AGL_ANNOTATION = "agentlightning.annotation"
+AGL_MESSAGE = "agentlightning.message"
+AGL_OBJECT = "agentlightning.object"
+AGL_EXCEPTION = "agentlightning.exception"
+AGL_OPERATION = "agentlightning.operation"
+AGL_REWARD = "agentlightning.reward"
+AGL_VIRTUAL = "agentlightning.virtual"
+
+
+class LightningResourceAttributes(Enum):
+    """Keys on the resource of a span; they route a span to its rollout and attempt."""
+
+    ROLLOUT_ID = "agentlightning.rollout_id"
+    ATTEMPT_ID = "agentlightning.attempt_id"
+    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
+    TRACER_NAME = "agentlightning.tracer.name"
+
+
+class LightningSpanAttributes(Enum):
+    """Keys (or key prefixes) on a span that the emitters write."""
+
+    REWARD = "agentlightning.reward"
+    LINK = "agentlightning.link"
+    TAG = "agentlightning.tag"
+    MESSAGE_BODY = "agentlightning.message.body"
+    OBJECT_TYPE = "agentlightning.object.type"
+    OBJECT_LITERAL = "agentlightning.object.literal"
+    OBJECT_JSON = "agentlightning.object.json"
+    OPERATION_NAME = "agentlightning.operation.name"
+    OPERATION_INPUT = "agentlightning.operation.input"
+    OPERATION_OUTPUT = "agentlightning.operation.output"
+
+
+class LightningCallAttributes(Enum):
+    """Typed keys of one model call as the gateway saw it (on its `raw_gen_ai_request` span).
+
+    Token ids are lists of integers, log-probabilities lists of floats (natural logarithm, one per completion token).
+    """
+
+    CALL_ID = "agentlightning.call.id"
+    PROMPT_TOKEN_IDS = "agentlightning.call.prompt_token_ids"
+    COMPLETION_TOKEN_IDS = "agentlightning.call.completion_token_ids"
+    COMPLETION_LOGPROBS = "agentlightning.call.completion_logprobs"
+    FINISH_REASON = "agentlightning.call.finish_reason"
+    WEIGHT_VERSION = "agentlightning.call.weight_version"
+    HTTP_STATUS = "agentlightning.call.http_status"
+    UPSTREAM_TRIES = "agentlightning.call.upstream_tries"
+    LATENCY_SECONDS = "agentlightning.call.latency_seconds"
+    STATE = "agentlightning.call.state"
+    """How the call ended: `ok`, `no_tokens`, `upstream_error`, `refused`, `client_left`."""
+
+
+STALE = "agentlightning.stale"
+"""Set by the store on a span that arrived for an attempt that is no longer the latest."""
+
+
+class RewardAttributes(Enum):
+    """Keys of one reward dimension, below `agentlightning.reward.<i>`."""
+
+    REWARD_NAME = "name"
+    REWARD_VALUE = "value"
+
+
+class RewardPydanticModel(BaseModel):
+    """One dimension of a reward; element 0 of a list of them is the primary one."""
+
+    name: str
+    value: float
+
+
+class LinkAttributes(Enum):
+    """Keys of one link, below `agentlightning.link.<i>`."""
+
+    KEY_MATCH = "key_match"
+    VALUE_MATCH = "value_match"
+
+
+class LinkPydanticModel(BaseModel):
+    """All spans whose attribute `key_match` equals `value_match` (`trace_id` and `span_id` are reserved keys)."""
+
+    key_match: str
+    value_match: str

@@ -1,0 +1,141 @@
+"""The values that travel through the store: rollouts, attempts, workers and the requests that make them.
+
+Times are `float` seconds since the Unix epoch on the wall clock (`time.time()`), unless a field says otherwise.
+The agent-side names (`Triplet`, `Dataset`, `Hook`, ...) live in `types/agent.py` and are offered here too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+TaskInput = Any
+"""What the agent is asked to do: any JSON value."""
+
+RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+RolloutMode = Literal["train", "val", "test"]
+WorkerStatus = Literal["idle", "busy", "unknown"]
+Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
+"""How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
+
+
+class RolloutConfig(BaseModel):
+    """Limits and retries of one rollout. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_seconds: float | None = None
+    """Largest age of one attempt in seconds; None is no limit."""
+    unresponsive_seconds: float | None = None
+    """Longest silence of one attempt in seconds; None is no limit."""
+    max_attempts: int = Field(default=1, ge=1)
+    """Attempts in all, the first one included, for the conditions below."""
+    retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
+    """Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect."""
+    infrastructure_retries: int = Field(default=3, ge=0)
+    """Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out)."""
+
+
+class AttemptError(BaseModel):
+    """The exception that ended an attempt."""
+
+    type: str
+    """Qualified name of the exception class."""
+    message: str
+    traceback: str | None = None
+    """The last frames, trimmed to 8 KiB."""
+
+
+class Attempt(BaseModel):
+    """One try at a rollout by one worker."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    """1 for the first attempt of the rollout."""
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] | None = None
+    outcome: Outcome | None = None
+    """None while the attempt runs."""
+    outcome_reason: str | None = None
+    """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `budget`, ..."""
+    error: AttemptError | None = None
+
+
+class Rollout(BaseModel):
+    """One task on its way through the system."""
+
+    rollout_id: str
+    input: TaskInput
+    start_time: float
+    """When it was enqueued or started."""
+    end_time: float | None = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = "queuing"
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] | None = None
+    run_id: str | None = None
+    """The run it belongs to; runners of a run claim its rollouts only. None is a run of its own."""
+    resources_version: int | None = None
+    """The version of `resources_id` that it was created with."""
+
+    @property
+    def id(self) -> str:
+        """The same as `rollout_id`."""
+        return self.rollout_id
+
+
+class AttemptedRollout(Rollout):
+    """A rollout together with one of its attempts, usually the latest."""
+
+    attempt: Attempt
+
+    @model_validator(mode="after")
+    def _same_rollout(self) -> Self:
+        if self.attempt.rollout_id != self.rollout_id:
+            raise ValueError(
+                "Inconsistent rollout_id between Rollout and Attempt: "
+                f"{self.rollout_id!r} and {self.attempt.rollout_id!r}"
+            )
+        return self
+
+    @property
+    def rollout(self) -> AttemptedRollout:
+        """The rollout itself, for programs that write `task.rollout.rollout_id`."""
+        return self
+
+
+class EnqueueRolloutRequest(BaseModel):
+    """One rollout to be enqueued. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+    run_id: str | None = None
+
+
+class Worker(BaseModel):
+    """What the store knows of one worker. Advisory: derived from claims and heartbeats."""
+
+    worker_id: str
+    status: WorkerStatus = "unknown"
+    heartbeat_stats: dict[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
+    run_id: str | None = None

@@ -1,0 +1,287 @@
+"""Spans and their parts, and how they are made from OpenTelemetry's.
+
+Times on a span are `float` seconds since the Unix epoch; OpenTelemetry's integer nanoseconds are converted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, Any, Literal, Protocol, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from agentlightning.semconv import AGL_VIRTUAL
+
+StatusCode = Literal["UNSET", "OK", "ERROR"]
+AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+Attributes = dict[str, AttributeValue]
+TraceState = dict[str, str]
+
+
+def _seconds(value: Any) -> Any:
+    return value.timestamp() if isinstance(value, datetime) else value
+
+
+Seconds = Annotated[float | None, BeforeValidator(_seconds)]
+"""Seconds since the epoch; a `datetime` is converted."""
+
+
+def normalize_time(value: float | None) -> float | None:
+    """Seconds from seconds or nanoseconds: nothing and 0 give None, values above 1e12 are taken as nanoseconds."""
+    if not value:
+        return None
+    return value / 1e9 if value > 1e12 else float(value)
+
+
+class SpanContext(BaseModel):
+    """Identity of a span in its trace."""
+
+    model_config = ConfigDict(extra="allow")
+
+    trace_id: str
+    """32 lower-case hexadecimal characters."""
+    span_id: str
+    """16 lower-case hexadecimal characters."""
+    is_remote: bool
+    trace_state: TraceState
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> SpanContext:
+        return cls(
+            trace_id=format(src.trace_id, "032x"),
+            span_id=format(src.span_id, "016x"),
+            is_remote=bool(src.is_remote),
+            trace_state=dict(src.trace_state or {}),
+        )
+
+
+class TraceStatus(BaseModel):
+    """Status of a span."""
+
+    model_config = ConfigDict(extra="allow")
+
+    status_code: StatusCode
+    description: str | None = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> TraceStatus:
+        return cls(status_code=src.status_code.name, description=src.description)
+
+
+class Event(BaseModel):
+    """Something that happened at one moment of a span."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    attributes: Attributes
+    timestamp: Seconds = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> Event:
+        return cls(name=src.name, attributes=dict(src.attributes or {}), timestamp=normalize_time(src.timestamp))
+
+
+class Link(BaseModel):
+    """A reference to another span."""
+
+    model_config = ConfigDict(extra="allow")
+
+    context: SpanContext
+    attributes: Attributes | None = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> Link:
+        return cls(
+            context=SpanContext.from_opentelemetry(src.context),
+            attributes=dict(src.attributes) if src.attributes else None,
+        )
+
+
+class OtelResource(BaseModel):
+    """What produced the span: service, SDK, rollout and attempt."""
+
+    attributes: Attributes
+    schema_url: str = ""
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> OtelResource:
+        return cls(attributes=dict(src.attributes or {}), schema_url=src.schema_url or "")
+
+
+class SpanCoreFields(BaseModel):
+    """A span before it has an identity: what emitters return and agents may return."""
+
+    name: str
+    status: TraceStatus
+    attributes: Attributes
+    start_time: Seconds
+    end_time: Seconds
+
+
+class SpanRecordingContext(Protocol):
+    """What `Tracer.operation_context` hands out; the holder never ends the span itself."""
+
+    def record_exception(self, exception: BaseException) -> None: ...
+
+    def record_attributes(self, attributes: dict[str, Any]) -> None: ...
+
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None: ...
+
+    def get_recorded_span(self) -> SpanCoreFields: ...
+
+
+class Span(BaseModel):
+    """One piece of evidence of what an attempt did. Unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    """Order within the rollout; given by the store."""
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    status: TraceStatus
+    attributes: Attributes
+    events: list[Event]
+    links: list[Link]
+    start_time: Seconds
+    end_time: Seconds
+    context: SpanContext | None
+    parent: SpanContext | None
+    resource: OtelResource
+    kind: str | None = None
+    """OpenTelemetry span kind: INTERNAL, SERVER, CLIENT, PRODUCER or CONSUMER."""
+    scope: dict[str, Any] | None = None
+    """Instrumentation scope: name, version."""
+
+    @classmethod
+    def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+        """Convert an ended OpenTelemetry span. Tolerates any object with the same attributes."""
+        context = src.get_span_context()
+        status = cast(Any, src).status
+        scope = getattr(src, "instrumentation_scope", None)
+        kind = getattr(getattr(src, "kind", None), "name", None)
+        return cls(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=sequence_id,
+            trace_id=format(context.trace_id, "032x") if context else "0" * 32,
+            span_id=format(context.span_id, "016x") if context else "0" * 16,
+            parent_id=format(src.parent.span_id, "016x") if src.parent else None,
+            name=src.name,
+            status=TraceStatus.from_opentelemetry(status),
+            attributes=cast(
+                Attributes, {k: list(v) if isinstance(v, tuple) else v for k, v in (src.attributes or {}).items()}
+            ),
+            events=[Event.from_opentelemetry(event) for event in src.events],
+            links=[Link.from_opentelemetry(link) for link in src.links],
+            start_time=normalize_time(src.start_time),
+            end_time=normalize_time(src.end_time),
+            context=SpanContext.from_opentelemetry(context) if context else None,
+            parent=SpanContext.from_opentelemetry(src.parent) if src.parent else None,
+            resource=OtelResource.from_opentelemetry(src.resource),
+            kind=kind if isinstance(kind, str) else None,
+            scope=_scope(scope),
+        )
+
+    @classmethod
+    def from_attributes(
+        cls,
+        *,
+        attributes: Attributes,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
+        name: str | None = None,
+        trace_id: str | None = None,
+        span_id: str | None = None,
+        parent_id: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        resource: OtelResource | None = None,
+        status: TraceStatus | None = None,
+    ) -> Span:
+        """Make a span out of its attributes; what is missing is random (ids), empty, or `OK` (status)."""
+        trace_id = trace_id or secrets.token_hex(16)
+        span_id = span_id or secrets.token_hex(8)
+        parent = (
+            SpanContext(trace_id=trace_id, span_id=parent_id, is_remote=False, trace_state={}) if parent_id else None
+        )
+        return cls(
+            rollout_id=rollout_id or "",
+            attempt_id=attempt_id or "",
+            sequence_id=sequence_id or 0,
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=parent_id,
+            name=name or AGL_VIRTUAL,
+            status=status or TraceStatus(status_code="OK"),
+            attributes=attributes,
+            events=[],
+            links=[],
+            start_time=start_time,
+            end_time=end_time,
+            context=SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={}),
+            parent=parent,
+            resource=resource or OtelResource(attributes={}, schema_url=""),
+        )
+
+    @classmethod
+    def from_core_fields(
+        cls,
+        core: SpanCoreFields,
+        *,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
+    ) -> Span:
+        """Give a `SpanCoreFields` an identity; a missing start becomes now."""
+        return cls.from_attributes(
+            attributes=core.attributes,
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=sequence_id,
+            name=core.name,
+            start_time=core.start_time or time.time(),
+            end_time=core.end_time,
+            status=core.status,
+        )
+
+
+def _scope(scope: Any) -> dict[str, Any] | None:
+    name = getattr(scope, "name", None)
+    if not isinstance(name, str):
+        return None
+    version = getattr(scope, "version", None)
+    return {"name": name, "version": version if isinstance(version, str) else None}
+
+
+SpanLike = ReadableSpan | Span
+
+
+class SpanNames(str, Enum):
+    """Deprecated: use the constants of `agentlightning.semconv`."""
+
+    REWARD = "agentlightning.reward"
+    MESSAGE = "agentlightning.message"
+    OBJECT = "agentlightning.object"
+    EXCEPTION = "agentlightning.exception"
+    VIRTUAL = "agentlightning.virtual"
+    ROLLOUT_ID = "agentlightning.rollout_id"
+    ATTEMPT_ID = "agentlightning.attempt_id"
+    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
+
+
+class SpanAttributeNames(str, Enum):
+    """Deprecated: use `agentlightning.semconv.LightningSpanAttributes`."""
+
+    MESSAGE = "message"
+    OBJECT = "object"

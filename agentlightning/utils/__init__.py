@@ -1,0 +1,1 @@
+"""The kernel: small parts that know no noun of ours but Span."""

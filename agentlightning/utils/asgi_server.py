@@ -1,0 +1,142 @@
+"""uvicorn as we need it: no signal handlers, woken by events, and an end to its patience when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import uvicorn
+from typing_extensions import override
+
+from agentlightning.utils.auth import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+
+class AsgiServer(uvicorn.Server):
+    """One serving of one app, on the loop that runs `serve`.
+
+    `ready` resolves when requests are accepted. `request_stop` may be called from any thread; requests in progress
+    then have `patience` seconds, after which they are cancelled (and answered 503 if nothing was sent yet).
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, patience: float, keep_alive: int = 30, log_level: int, access_log: bool = False
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                cast(Any, _Interruptible(app)),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=log_level,
+                access_log=access_log,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=keep_alive,
+            )
+        )
+        self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._patience = patience
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_asked = asyncio.Event()
+
+    def request_stop(self) -> None:
+        """Ask the serving loop to end; from any thread, more than once if need be."""
+        self.should_exit = True
+        with contextlib.suppress(RuntimeError):  # the loop ended by itself
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop_asked.set)
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self.ready.set_result(None)
+
+    @override
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # tick 0 refreshes the date header
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop_asked.wait(), 1.0)
+
+    @override
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets)
+        finally:  # also when the task was cancelled and `shutdown` did not run
+            self._close_listeners()
+            self._drop_connections()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._close_listeners()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # closes idle ones; the others end with their response
+        await self._end_requests(set(self.server_state.tasks))
+        self._drop_connections()
+        await asyncio.sleep(0)  # lets the transports report that they are closed
+
+    @contextlib.contextmanager
+    @override
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def _end_requests(self, tasks: set[asyncio.Task[None]]) -> None:
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self._patience)
+        for task in late:
+            task.cancel()
+        if late:
+            logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
+            await asyncio.wait(late, timeout=1.0)
+
+    def _close_listeners(self) -> None:
+        for server in getattr(self, "servers", []):
+            server.close()
+
+    def _drop_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = cast("asyncio.Transport | None", getattr(connection, "transport", None))
+            if transport is not None and not transport.is_closing():
+                transport.abort()
+
+
+class _Interruptible:
+    """The app, with an answer for requests that are cancelled when the server stops."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except asyncio.CancelledError:
+            if not started:
+                await _send_stopping(send)
+
+
+async def _send_stopping(send: Send) -> None:
+    body = json.dumps({"detail": "The server is stopping", "error_type": "StoreUnreachableError"}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"1"),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

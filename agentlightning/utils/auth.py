@@ -1,0 +1,98 @@
+"""Bearer tokens of our servers: who may bind where, and who may come in. Pure functions and one ASGI middleware."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from agentlightning.utils.env import resolve_bool_env_var, resolve_str_env_var
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOKEN_VARIABLE = "AGL_TOKEN"
+INSECURE_VARIABLE = "AGL_INSECURE"
+
+
+def server_token() -> str | None:
+    """Return the token that servers ask for and clients send (`AGL_TOKEN`); None when unset or empty."""
+    return (resolve_str_env_var(TOKEN_VARIABLE) or "").strip() or None
+
+
+def auth_headers(token: str | None) -> dict[str, str]:
+    """Return the request headers that present `token`; none without a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine can reach. A name other than `localhost` counts as reachable."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_bind(host: str, token: str | None) -> None:
+    """Refuse to serve an address beyond loopback without a token.
+
+    Raises:
+        RuntimeError: `host` is not loopback, there is no token and `AGL_INSECURE` is not true; names both ways out.
+    """
+    if is_loopback(host) or token or resolve_bool_env_var(INSECURE_VARIABLE, fallback=False):
+        return
+    raise RuntimeError(
+        f"Refusing to listen on {host}: other machines could reach it and no token is set. "
+        f"Set {TOKEN_VARIABLE}=<secret> on every machine, or {INSECURE_VARIABLE}=1 to allow anyone in; "
+        "to serve this machine only, listen on 127.0.0.1."
+    )
+
+
+def bearer_token(scope: Scope) -> str | None:
+    """Return what the request presents as `Authorization: Bearer ...`; None without one."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, credential = value.decode("latin-1").partition(" ")
+            return credential.strip() if kind.lower() == "bearer" else None
+    return None
+
+
+def same_token(presented: str | None, token: str) -> bool:
+    """Compare in constant time; False for None."""
+    return presented is not None and hmac.compare_digest(presented.encode(), token.encode())
+
+
+class BearerAuth:
+    """ASGI middleware that asks every request for the token, but those that `is_open` lets through.
+
+    Without a token configured everything passes. A refusal is 401 with `error_type` `UnauthorizedError`.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[Scope], bool]) -> None:
+        self.app = app
+        self._token = token
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = self._token
+        if token is None or scope["type"] != "http" or self._is_open(scope) or same_token(bearer_token(scope), token):
+            await self.app(scope, receive, send)
+        else:
+            await _refuse(send)
+
+
+async def _refuse(send: Send) -> None:
+    detail = f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
+    body = json.dumps({"detail": detail, "error_type": "UnauthorizedError"}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,22 @@
+"""Short random identifiers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+
+def generate_id(length: int) -> str:
+    """Return `length` random lower-case hexadecimal characters.
+
+    Raises:
+        ValueError: `length` is not positive.
+    """
+    if length <= 0:
+        raise ValueError("length must be a positive integer")
+    return os.urandom((length + 1) // 2).hex()[:length]
+
+
+def derive_id(token: str, index: int, length: int) -> str:
+    """Return the `index`-th identifier that belongs to `token`: the same token always gives the same identifiers."""
+    return hashlib.sha256(f"{token}/{index}".encode()).hexdigest()[:length]

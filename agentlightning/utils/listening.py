@@ -1,0 +1,68 @@
+"""Listening sockets: bind with a clear error, let go after a fork, and find the address to tell others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import weakref
+from typing import cast
+
+_BACKLOG = 2048
+_listening: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a non-blocking socket that listens; port 0 takes a free one. A forked child lets go of it.
+
+    Raises:
+        RuntimeError: the address cannot be bound; says host, port, reason and what to do.
+    """
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise RuntimeError(_bind_failure(host, port, error)) from error
+    listening.setblocking(False)
+    _listening.add(listening)
+    return listening
+
+
+def outbound_address() -> str:
+    """Return the IPv4 address from which this machine reaches others; 127.0.0.1 if it has none. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: a datagram socket only looks up its route
+            return cast(str, probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def bracket(host: str) -> str:
+    """Return the host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _bind_failure(host: str, port: int, error: OSError | OverflowError) -> str:
+    code = getattr(error, "errno", None)
+    text = f"Cannot listen on {host}:{port}: {os.strerror(code) if code and code > 0 else error}."
+    if code == errno.EADDRINUSE:
+        return f"{text} Another program has this port (see 'ss -ltnp'): stop it, or choose another port."
+    if code == errno.EACCES:
+        return f"{text} Ports below 1024 belong to root: choose a higher one."
+    return f"{text} Choose an address of this machine, such as 127.0.0.1, and a port from 1 to 65535."
+
+
+def _let_go() -> None:
+    """In a forked child: close the copies, so that a port is free as soon as the parent closes it."""
+    for listening in list(_listening):
+        fd = listening.detach()
+        if fd >= 0:
+            os.close(fd)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,300 @@
+"""Run an ASGI app behind a real socket: in the running loop or in a thread of its own. Knows nothing of what it serves.
+
+The socket is bound and listening before anything is served (`bind`), so that a port conflict shows at once and a
+parent may bind, fork, and only then start threads. Stopping is graceful first and forced after `shutdown_timeout`:
+open keep-alive connections and parked long polls never hold it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+from agentlightning.utils.asgi_server import AsgiServer
+from agentlightning.utils.auth import ASGIApp
+from agentlightning.utils.listening import bracket, listen, outbound_address
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+LaunchMode = Literal["asyncio", "thread"]
+_Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception | None]
+"""Resolves when serving has ended, to what ended it if that was an error."""
+
+
+@dataclass
+class PythonServerLauncherArgs:
+    """How to serve an app. Times are in seconds."""
+
+    port: int | None = None
+    """None or 0 takes a free port when the socket is bound; it then stays the same across restarts."""
+    host: str | None = None
+    """Address to bind; None is 127.0.0.1."""
+    access_host: str | None = None
+    """Address to tell others; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
+    launch_mode: LaunchMode = "asyncio"
+    """`asyncio`: a task in the caller's loop. `thread`: a daemon thread with a loop of its own."""
+    healthcheck_url: str | None = None
+    """Path that must answer 200 before `start` returns; None asks nothing."""
+    log_level: int = logging.WARNING
+    """Level of uvicorn's own loggers."""
+    access_log: bool = False
+    startup_timeout: float = 60.0
+    kill_unhealthy_server: bool = True
+    """False leaves a server that failed its health check running."""
+    thread_join_timeout: float = 10.0
+    timeout_keep_alive: int = 30
+    shutdown_timeout: float = 2.0
+    """How long requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
+
+
+class PythonServerLauncher:
+    """Serve one app on one socket.
+
+    In thread mode `start` and `stop` may be awaited from any loop, in asyncio mode from the same one. Has one owner and
+    no lock. `serve_context` is called at each start; what it returns is entered around serving, on the serving loop.
+
+    Raises:
+        ValueError: the launch mode is unknown or cannot be served.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        args: PythonServerLauncherArgs,
+        serve_context: Callable[[], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
+        _check_mode(args.launch_mode)
+        self.app = app
+        self.args = args
+        self.host = args.host or "127.0.0.1"
+        self._serve_context = serve_context or contextlib.nullcontext
+        self._port = args.port or None
+        self._socket: socket.socket | None = None
+        self._server: AsgiServer | None = None
+        self._serving: _Serving | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port; one left open is chosen here, by binding."""
+        if self._port is None:
+            self.bind()
+        assert self._port is not None
+        return self._port
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the address that is bound."""
+        return f"http://{bracket(self.host)}:{self.port}"
+
+    @property
+    def access_endpoint(self) -> str:
+        """URL to tell others."""
+        host = self.args.access_host or (outbound_address() if self.host in ("0.0.0.0", "::") else self.host)
+        return f"http://{bracket(host)}:{self.port}"
+
+    @property
+    def health_url(self) -> str | None:
+        """URL of the health check, or None."""
+        path = self.args.healthcheck_url
+        return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
+
+    def is_running(self) -> bool:
+        """True while requests are served; a server that died is not running."""
+        return self._serving is not None and not self._serving.done()
+
+    def bind(self) -> None:
+        """Bind the port and listen; connections queue until `start`. Does nothing when already bound.
+
+        Raises:
+            RuntimeError: the address cannot be bound; says host, port, reason and what to do.
+        """
+        if self._socket is None:
+            self._socket = listen(self.host, self._port or 0)
+            weakref.finalize(self, self._socket.close)
+            self._port = cast(int, self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Serve; returns when requests are accepted and, with a health path, it answered 200.
+
+        Raises:
+            RuntimeError: already running, the port is taken, or the server did not come up in time.
+        """
+        if self.is_running():
+            raise RuntimeError(f"The server at {self.endpoint} is already running; stop it first")
+        self.bind()
+        assert self._socket is not None
+        args = self.args
+        self._server = AsgiServer(
+            self.app,
+            patience=args.shutdown_timeout,
+            keep_alive=args.timeout_keep_alive,
+            log_level=args.log_level,
+            access_log=args.access_log,
+        )
+        self._serving = self._launch(self._server, self._socket)
+        await self._until_ready(self._server, self._serving)
+        await self._until_healthy()
+
+    async def stop(self) -> None:
+        """Stop serving and close the port. Does nothing when nothing runs.
+
+        Raises:
+            RuntimeError: the server did not end within `shutdown_timeout` plus `thread_join_timeout`.
+        """
+        server, serving, thread, listening = self._server, self._serving, self._thread, self._socket
+        self._server = self._serving = self._thread = self._socket = None
+        try:
+            if server is not None and serving is not None:
+                server.request_stop()
+                await _settle(serving, self.args.shutdown_timeout + self.args.thread_join_timeout)
+                if thread is not None and serving.done():
+                    thread.join()  # it has nothing left to do
+                elif not serving.done():
+                    raise RuntimeError(f"The server on port {self._port} did not end in time: its app blocks the loop")
+        finally:
+            if listening is not None:
+                listening.close()
+
+    async def reload(self) -> None:
+        """Stop if running, then start again on the same port."""
+        await self.stop()
+        await self.start()
+
+    async def run_forever(self) -> None:
+        """Start and wait until the server ends; when cancelled, stop it and raise on."""
+        await self.start()
+        assert self._serving is not None
+        try:
+            await asyncio.shield(_on_this_loop(self._serving))
+        finally:
+            await self.stop()
+
+    def _launch(self, server: AsgiServer, listening: socket.socket) -> _Serving:
+        if self.args.launch_mode == "asyncio":
+            return asyncio.create_task(self._serve(server, listening))
+        done: concurrent.futures.Future[Exception | None] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run_thread, args=(server, listening, done), name="agl-server", daemon=True
+        )
+        self._thread.start()
+        return done
+
+    async def _serve(self, server: AsgiServer, listening: socket.socket) -> Exception | None:
+        try:
+            async with self._serve_context():
+                await server.serve(sockets=[listening])
+        except Exception as error:  # boundary: whoever waits for the server gets what ended it
+            return error
+        return None
+
+    def _run_thread(
+        self, server: AsgiServer, listening: socket.socket, done: concurrent.futures.Future[Exception | None]
+    ) -> None:
+        failure: Exception | None = None
+        try:
+            failure = _run_on_new_loop(self._serve(server, listening))
+        finally:
+            done.set_result(failure)
+
+    async def _until_ready(self, server: AsgiServer, serving: _Serving) -> None:
+        ready = asyncio.wrap_future(server.ready)
+        either = [ready, _on_this_loop(serving)]
+        await asyncio.wait(either, timeout=self.args.startup_timeout, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            return
+        cause = _failure(serving)
+        reason = repr(cause) if cause else f"Server did not start up within {self.args.startup_timeout} seconds."
+        if cause:
+            self._serving = None  # said below, so `stop` need not log it
+        await self.stop()
+        raise RuntimeError(f"The server at {self.host}:{self._port} failed to start: {reason}") from cause
+
+    async def _until_healthy(self) -> None:
+        if self.args.healthcheck_url is None:
+            return
+        path, seconds = "/" + self.args.healthcheck_url.lstrip("/"), self.args.startup_timeout
+        try:
+            await asyncio.wait_for(_until_200(self.host, self.port, path), seconds)
+        except asyncio.TimeoutError:
+            fate = "it was stopped" if self.args.kill_unhealthy_server else "it was left running"
+            if self.args.kill_unhealthy_server:
+                await self.stop()
+            text = f"Server is not healthy at {self.endpoint}{path} after {seconds} seconds; {fate}"
+            raise RuntimeError(text) from None
+
+
+def _check_mode(mode: str) -> None:
+    if mode == "mp":
+        raise ValueError("launch_mode='mp' is not supported: use 'thread' (a loop of its own) or 'asyncio'")
+    if mode not in ("asyncio", "thread"):
+        raise ValueError(f"Unsupported launch mode: {mode}; use 'asyncio' or 'thread'")
+
+
+def _on_this_loop(serving: _Serving) -> asyncio.Future[Exception | None]:
+    return serving if isinstance(serving, asyncio.Task) else asyncio.wrap_future(serving)
+
+
+def _failure(serving: _Serving) -> Exception | None:
+    return serving.result() if serving.done() and not serving.cancelled() else None
+
+
+async def _settle(serving: _Serving, timeout: float) -> None:
+    """Wait for the end of serving; an error that had ended it is logged, since nobody asked for it."""
+    await asyncio.wait([_on_this_loop(serving)], timeout=timeout)
+    if error := _failure(serving):
+        logger.error("the server had ended with an error", exc_info=error)
+
+
+async def _until_200(host: str, port: int, path: str) -> None:
+    """Return once GET `path` answers 200; a plain socket, so that no proxy setting of the environment matters."""
+    while await _status_of(host, port, path) != 200:  # noqa: ASYNC110 -- the app has no event to offer
+        await asyncio.sleep(0.05)
+
+
+async def _status_of(host: str, port: int, path: str) -> int:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n".encode())
+        status = (await reader.readline()).split(b" ")
+        return int(status[1]) if len(status) > 1 else 0
+    finally:
+        writer.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _run_on_new_loop(work: Coroutine[Any, Any, T]) -> T:
+    loop = _new_loop()
+    try:
+        result = loop.run_until_complete(work)
+        loop.run_until_complete(_cancel_leftovers())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        return result
+    finally:
+        loop.close()
+
+
+async def _cancel_leftovers() -> None:
+    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in leftovers:
+        task.cancel()
+    await asyncio.gather(*leftovers, return_exceptions=True)

@@ -1,0 +1,10 @@
+"""The version of this package, and when two of them may talk to each other."""
+
+from __future__ import annotations
+
+VERSION = "0.4.0"
+
+
+def same_major(left: str, right: str) -> bool:
+    """True if both versions have the same first number, so that their wire formats agree."""
+    return left.split(".")[0] == right.split(".")[0]
