@@ -1,0 +1,38 @@
+"""Stores: where tasks, attempts, spans and resources live. Each is loaded on first use."""
+
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.utils.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore, LightningStoreCapabilities, LightningStoreStatistics
+    from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+    from agentlightning.store.memory import InMemoryLightningStore
+    from agentlightning.store.sqlite import SQLiteLightningStore
+    from agentlightning.store.threading import LightningStoreThreaded
+
+_HOMES: dict[str, str] = {
+    "InMemoryLightningStore": "agentlightning.store.memory",
+    "LightningStore": "agentlightning.store.base",
+    "LightningStoreCapabilities": "agentlightning.store.base",
+    "LightningStoreClient": "agentlightning.store.client_server",
+    "LightningStoreServer": "agentlightning.store.client_server",
+    "LightningStoreStatistics": "agentlightning.store.base",
+    "LightningStoreThreaded": "agentlightning.store.threading",
+    "SQLiteLightningStore": "agentlightning.store.sqlite",
+}
+
+__all__ = [
+    "InMemoryLightningStore",
+    "LightningStore",
+    "LightningStoreCapabilities",
+    "LightningStoreClient",
+    "LightningStoreServer",
+    "LightningStoreStatistics",
+    "LightningStoreThreaded",
+    "SQLiteLightningStore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return lazy_attributes(__name__, _HOMES, name)

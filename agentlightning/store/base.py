@@ -1,0 +1,459 @@
+"""LightningStore: the contract of every store, said once. Implementations add only what differs.
+
+Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
+`NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
+`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TypeVar
+
+from opentelemetry.sdk.trace import ReadableSpan
+from typing_extensions import TypedDict
+
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptError,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    TaskInput,
+    Worker,
+    WorkerStatus,
+)
+
+
+class Unset:
+    """Class of `UNSET`, the one value that means "argument not supplied"; None can then clear a field."""
+
+    _only: Unset | None = None
+
+    def __new__(cls) -> Unset:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"
+
+    def __copy__(self) -> Unset:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Unset:
+        return self
+
+
+UNSET: Final = Unset()
+
+QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
+RUNNING: Final[frozenset[RolloutStatus]] = frozenset(("preparing", "running"))
+FINISHED: Final[frozenset[RolloutStatus]] = frozenset(("failed", "succeeded", "cancelled"))
+
+
+def is_queuing(rollout: Rollout) -> bool:
+    """True if the rollout waits for a worker."""
+    return rollout.status in QUEUING
+
+
+def is_running(rollout: Rollout) -> bool:
+    """True if a worker has the rollout in hand."""
+    return rollout.status in RUNNING
+
+
+def is_finished(rollout: Rollout) -> bool:
+    """True if the rollout is at an end."""
+    return rollout.status in FINISHED
+
+
+request_token: ContextVar[str | None] = ContextVar("agentlightning_request_token", default=None)
+"""Idempotency token of the call under way. Ids of what the call creates are made from it, so a call that is
+repeated with the same token is answered again, not done again."""
+
+
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a store can do; an absent key means no."""
+
+    async_safe: bool
+    """May be called by concurrent coroutines."""
+    thread_safe: bool
+    """May be called from concurrent threads."""
+    zero_copy: bool
+    """All processes that hold it see the same data."""
+    otlp_traces: bool
+    """Offers an OTLP/HTTP end point."""
+    distributed: bool
+    """Data is shared across processes or machines."""
+    persistent: bool
+    """Data outlives the process."""
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """Counters of a store."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    uptime: float
+    """Seconds since the store was made."""
+    total_span_bytes: int
+    eviction_threshold_bytes: int
+    safe_threshold_bytes: int
+    memory_capacity_bytes: int
+
+
+FilterLogic = Literal["and", "or"]
+SortOrder = Literal["asc", "desc"]
+T = TypeVar("T")
+
+
+class LightningStore:
+    """Where tasks, attempts, spans, resources and workers meet."""
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        """What this store can do; nothing by default."""
+        return {"async_safe": False, "thread_safe": False, "zero_copy": False, "otlp_traces": False}
+
+    def otlp_traces_endpoint(self) -> str:
+        """Return the URL that accepts OTLP traces (ends in /v1/traces).
+
+        Raises:
+            NotImplementedError: the store has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no OTLP endpoint; serve it with LightningStoreServer")
+
+    async def close(self) -> None:
+        """Release connections, files and threads. May be called twice."""
+
+    async def statistics(self) -> LightningStoreStatistics:
+        """Return the counters."""
+        return {"name": type(self).__name__}
+
+    # --- work comes in ---------------------------------------------------------------------------------------------
+
+    async def start_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> AttemptedRollout:
+        """Create a rollout with its first attempt in hand (status `preparing`); it is never queued.
+
+        `resources_id=None` takes the latest resources of the run, pinned at their version.
+        """
+        raise NotImplementedError
+
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> Rollout:
+        """Create a rollout and put it at the end of the queue of its run.
+
+        Raises:
+            TypeError: `input` holds something that is no JSON value; names the place.
+        """
+        raise NotImplementedError
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        """Enqueue a batch, all or nothing, in order. An empty batch gives an empty list."""
+        raise NotImplementedError
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        """Claim the oldest queued rollout of the run, with a new attempt; None if there is none.
+
+        Waits up to `timeout` seconds for one to arrive. A claim is a lease: a worker that has sent heartbeats and then
+        falls silent loses it.
+        """
+        raise NotImplementedError
+
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+    ) -> list[AttemptedRollout]:
+        """Claim up to `limit` rollouts, oldest first; waits up to `timeout` seconds for the first of them."""
+        raise NotImplementedError
+
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+        """Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing.
+
+        Raises:
+            NotFoundError: no such rollout.
+        """
+        raise NotImplementedError
+
+    # --- evidence comes in -----------------------------------------------------------------------------------------
+
+    async def add_span(self, span: Span) -> Span | None:
+        """Store one span; None if its (rollout, attempt, span id) is there already.
+
+        A span is a sign of life: it starts a `preparing` attempt and revives an `unresponsive` one. One that arrives
+        for an attempt that is no longer the latest is kept and marked `agentlightning.stale`.
+
+        Raises:
+            NotFoundError: no such rollout or attempt.
+        """
+        raise NotImplementedError
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+        """Store spans in one step and return those that were new, in the order given.
+
+        A span with `sequence_id` below 0 is given the next number of its rollout.
+
+        Raises:
+            NotFoundError: a rollout or attempt is unknown; then nothing is stored.
+        """
+        raise NotImplementedError
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        """Convert an ended OpenTelemetry span and store it; numbered by the store when `sequence_id` is None."""
+        raise NotImplementedError
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """Return the next number of the rollout, 1 first. Numbers never repeat; attempts of a rollout share them.
+
+        Raises:
+            NotFoundError: no such rollout.
+        """
+        raise NotImplementedError
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+        """Return one number per (rollout, attempt) pair, in the order given."""
+        raise NotImplementedError
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: TaskInput | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        """Change the fields that are given. Values replace, they are not merged.
+
+        Raises:
+            NotFoundError: no such rollout.
+            ConflictError: the rollout is at an end and `status` is neither the same nor `queuing`/`requeuing`.
+        """
+        raise NotImplementedError
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset | None = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        *,
+        outcome: Outcome | Unset = UNSET,
+        outcome_reason: str | Unset | None = UNSET,
+        error: AttemptError | Unset | None = UNSET,
+    ) -> Attempt:
+        """Change the fields that are given; a change of the latest attempt's status moves the rollout.
+
+        Raises:
+            NotFoundError: no such rollout or attempt.
+            ConflictError: the attempt has `failed` or `succeeded` and `status` is another one.
+        """
+        raise NotImplementedError
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names."""
+        raise NotImplementedError
+
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        """Return the attempts of a rollout; none for an unknown one."""
+        raise NotImplementedError
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        """Return spans of a rollout, or of one attempt. Unknown ids give an empty page.
+
+        Raises:
+            GoneError: the spans of this rollout were evicted from memory.
+        """
+        raise NotImplementedError
+
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        """Return the newest version of each set of resources; API keys are null."""
+        raise NotImplementedError
+
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        """Return workers."""
+        raise NotImplementedError
+
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        """Return one rollout, with its latest attempt if it has one; None if unknown."""
+        raise NotImplementedError
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """Return the attempt with the highest number; None if there is none."""
+        raise NotImplementedError
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        """Return one worker; None if unknown."""
+        raise NotImplementedError
+
+    async def update_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
+    ) -> Worker:
+        """Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown."""
+        raise NotImplementedError
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
+
+        `timeout` is in seconds; None waits without limit. Unknown ids are left out and not waited for.
+        """
+        raise NotImplementedError
+
+    # --- resources -------------------------------------------------------------------------------------------------
+
+    async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
+        """Publish a new set of resources under a fresh id, version 1; it becomes the latest of its run."""
+        raise NotImplementedError
+
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
+    ) -> ResourcesUpdate:
+        """Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1."""
+        raise NotImplementedError
+
+    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
+        """Return one version of a set (the newest by default), API keys included; None if unknown."""
+        raise NotImplementedError
+
+    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
+        """Return what was published last for the run, else for no run; None if there is nothing."""
+        raise NotImplementedError
+
+    # --- short forms, the same for every store ---------------------------------------------------------------------
+
+    async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
+        """Wait for one rollout; None if it is not at an end in time."""
+        finished = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
+        return finished[0] if finished else None
+
+    async def finish_attempt(
+        self, rollout_id: str, attempt_id: str = "latest", *, status: AttemptStatus = "succeeded"
+    ) -> Attempt:
+        """End an attempt; the same as `update_attempt` with a status."""
+        return await self.update_attempt(rollout_id, attempt_id, status=status)
+
+    async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
+        """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""
+        metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}
+        await self.update_attempt(rollout_id, attempt_id, status="succeeded", metadata=metadata)
+        return await self._existing(rollout_id)
+
+    async def fail_rollout(self, rollout_id: str, attempt_id: str = "latest", *, reason: str | None = None) -> Rollout:
+        """End an attempt as failed, with a reason; the rollout follows (it may be queued again)."""
+        await self.update_attempt(
+            rollout_id, attempt_id, status="failed", outcome="infrastructure_fault", outcome_reason=reason
+        )
+        return await self._existing(rollout_id)
+
+    async def list_rollouts(self, **filters: Any) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """The same as `query_rollouts`."""
+        return await self.query_rollouts(**filters)
+
+    async def _existing(self, rollout_id: str) -> Rollout:
+        rollout = await self.get_rollout_by_id(rollout_id)
+        assert rollout is not None, rollout_id
+        return rollout

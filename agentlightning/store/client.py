@@ -1,0 +1,297 @@
+"""LightningStoreClient: a store that lives behind HTTP. Every operation is read from the table in `routes.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import random
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+from urllib.parse import quote
+
+import aiohttp
+from opentelemetry.sdk.trace import ReadableSpan
+from typing_extensions import override
+
+from agentlightning.errors import (
+    WIRE_ERRORS,
+    BadRequestError,
+    BusyError,
+    ConflictError,
+    StoreUnreachableError,
+)
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.forward import forward_operations
+from agentlightning.store.routes import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.values import to_json
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    Span,
+    TaskInput,
+)
+from agentlightning.utils.auth import auth_headers, server_token
+from agentlightning.utils.id import generate_id
+from agentlightning.utils.version import VERSION, same_major
+
+logger = logging.getLogger(__name__)
+_RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
+_PLAIN_ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "NotImplementedError": NotImplementedError,
+}
+
+
+class _Retry(Exception):
+    """This try failed in a way that another may mend."""
+
+    def __init__(self, reason: str, pause: float | None = None) -> None:
+        super().__init__(reason)
+        self.pause = pause
+
+
+@forward_operations
+class LightningStoreClient(LightningStore):
+    """A store server at an address such as `http://127.0.0.1:4747`. Usable from any thread and event loop.
+
+    A request that gets no answer is tried again, with growing, jittered pauses, until `deadline` seconds are over;
+    that is safe for every operation, because each is repeatable or carries a token. `retry_delays` instead gives the
+    pauses one by one. The token of the server is `token`, else `AGL_TOKEN`. Pickles to its settings.
+    """
+
+    def __init__(
+        self,
+        server_address: str | None = None,
+        *,
+        retry_delays: Sequence[float] | None = None,
+        request_timeout: float = 30.0,
+        connection_timeout: float = 5.0,
+        deadline: float = 30.0,
+        token: str | None = None,
+        endpoint: str | None = None,
+        base_url: str | None = None,
+    ) -> None:
+        given = [address for address in (server_address, endpoint, base_url) if address is not None]
+        if len(given) != 1:
+            raise TypeError("Give the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
+        if not given[0].startswith(("http://", "https://")):
+            raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
+        self.server_address_root = given[0].rstrip("/")
+        self.server_address = self.server_address_root + PREFIX
+        self._settings: dict[str, Any] = {
+            "retry_delays": retry_delays,
+            "request_timeout": request_timeout,
+            "connection_timeout": connection_timeout,
+            "deadline": deadline,
+            "token": token,
+        }
+        self._delays = None if retry_delays is None else tuple(retry_delays)
+        self._deadline = deadline
+        self._request_timeout = request_timeout
+        self._connection_timeout = connection_timeout
+        self._token = token or server_token()
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession]
+        self._sessions = weakref.WeakKeyDictionary()
+        self._met = False
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect, (self.server_address_root, self._settings)
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"async_safe": True, "thread_safe": True, "zero_copy": True, "otlp_traces": True, "distributed": True}
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.server_address_root + "/v1/traces"
+
+    @override
+    async def close(self) -> None:
+        """Close the connections of every loop, those of other loops on their own loop."""
+        sessions = dict(self._sessions)
+        self._sessions.clear()
+        here = asyncio.get_running_loop()
+        for loop, session in sessions.items():
+            if loop is here:
+                await session.close()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(session.close(), loop)
+            elif session.connector is not None:
+                session.connector._close()  # its loop is gone; only the sockets are left
+
+    # --- operations that take another form on the wire -------------------------------------------------------------
+
+    @override
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> Rollout:
+        request = EnqueueRolloutRequest(
+            input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata, run_id=run_id
+        )
+        return (await self.enqueue_many_rollouts([request]))[0]
+
+    @override
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        return claims[0] if claims else None
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        number = -1 if sequence_id is None else sequence_id
+        stored = await self.add_many_spans([Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)])
+        return stored[0] if stored else None
+
+    # --- every operation -------------------------------------------------------------------------------------------
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row = OPERATIONS[operation]
+        arguments = row.bind(args, kwargs)
+        if operation in LONG_POLLS:
+            return await self._poll(row, arguments)
+        return await self._request(row, arguments, self._request_timeout)
+
+    async def _poll(self, row: Operation, arguments: dict[str, Any]) -> Any:
+        """Ask in chunks that the server holds open, until there is something or time is up."""
+        waits = row.name == "wait_for_rollouts"
+        timeout: float | None = arguments.get("timeout", None if waits else 0.0)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
+            began = time.monotonic()
+            result = await self._request(row, {**arguments, "timeout": left}, left + self._request_timeout)
+            complete = time.monotonic() - began < left if waits else bool(result)
+            if complete or (end is not None and time.monotonic() >= end):
+                return result
+
+    async def _request(self, row: Operation, arguments: dict[str, Any], timeout: float) -> Any:
+        url, body = self._encode(row, dict(arguments))
+        headers = {"content-type": "application/json", **auth_headers(self._token)}
+        if row.row.retry == "token":
+            headers["idempotency-key"] = request_token.get() or generate_id(32)
+        tries, began = 0, time.monotonic()
+        while True:
+            tries += 1
+            try:
+                return row.read_answer(await self._try(row.row.method, url, body, headers, timeout))
+            except _Retry as failure:
+                pause = self._pause(tries, failure.pause)
+                spent = time.monotonic() - began
+                if pause is None or (self._delays is None and spent + pause > self._deadline):
+                    raise StoreUnreachableError(
+                        f"The store at {self.server_address_root} did not answer {row.name} "
+                        f"(tried {tries} times in {spent:.1f} s; last: {failure}). Is the server running there?"
+                    ) from failure.__cause__
+            await asyncio.sleep(pause)
+
+    def _pause(self, tries: int, asked: float | None) -> float | None:
+        """Return the seconds before the next try; None if there is to be none."""
+        if self._delays is not None:
+            return self._delays[tries - 1] if tries <= len(self._delays) else None
+        if asked is not None:
+            return asked
+        return min(2.0, 0.05 * 2 ** min(tries - 1, 10)) * random.uniform(0.7, 1.3)
+
+    def _encode(self, row: Operation, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
+        url = self.server_address + row.path_of(arguments)
+        body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
+        if row.row.method == "POST" and row.row.body is None:
+            return url, _to_json_bytes(arguments)
+        if arguments:
+            url += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in arguments.items())
+        return url, body
+
+    async def _try(self, method: str, url: str, body: bytes | None, headers: dict[str, str], timeout: float) -> bytes:
+        try:
+            limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connection_timeout)
+            async with self._session().request(
+                method, url, data=_payload(body), headers=headers, timeout=limits
+            ) as answer:
+                content = await answer.read()
+                self._meet(answer.headers.get("x-agl-version"))
+        except asyncio.TimeoutError as error:
+            raise _Retry(f"no answer within {timeout:.0f} s") from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _Retry(f"{type(error).__name__}: {error}") from error
+        if answer.status < 300:
+            return content
+        if answer.status in _RETRIED_STATUS:
+            after = answer.headers.get("retry-after", "")
+            raise _Retry(f"HTTP {answer.status}", float(after) if after.isdigit() else None)
+        raise _error_of(answer.status, content)
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
+            session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
+            self._sessions[loop] = session
+        return session
+
+    def _meet(self, version: str | None) -> None:
+        """Compare versions once, at the first answer that carries one."""
+        if version is None or self._met:
+            return
+        self._met = True
+        if not same_major(VERSION, version):
+            self._met = False
+            raise ConflictError(
+                f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is {version}; "
+                "install the same version on both sides"
+            )
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body is read in parts, so that sending it does not hold up the loop."""
+    return io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
+
+
+def _connect(address: str, settings: dict[str, Any]) -> LightningStoreClient:
+    return LightningStoreClient(address, **settings)
+
+
+def _to_json_bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        arguments: Any = {name: to_json(item, name) for name, item in named.items()}
+    else:
+        arguments = to_json(value)
+    return json.dumps(arguments, separators=(",", ":")).encode()
+
+
+def _error_of(status: int, content: bytes) -> Exception:
+    """Return the error that the server names, as the class that the store raised."""
+    try:
+        body: Any = json.loads(content)
+        detail, name = body["detail"], body.get("error_type", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        detail, name = content[:500].decode("utf-8", "replace"), ""
+    text = detail if isinstance(detail, str) else json.dumps(detail)
+    if name == "BusyError":
+        return BusyError(text)
+    if name in WIRE_ERRORS:
+        return WIRE_ERRORS[name](text)
+    if name in _PLAIN_ERRORS:
+        return _PLAIN_ERRORS[name](text)
+    return BadRequestError(text) if status < 500 else RuntimeError(f"The store failed ({status} {name}): {text}")

@@ -1,0 +1,672 @@
+"""Binds the scripts to a backend: one store class for every backend. Draws time and ids once per call, wakes waiters,
+and looks for lost workers and lapsed attempts, on a timer and (at most every `scan_debounce_seconds`) within calls."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import TypeAdapter
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store import scripts
+from agentlightning.store.backend import Backend, Notes, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.base import (
+    UNSET,
+    FilterLogic,
+    LightningStore,
+    LightningStoreCapabilities,
+    LightningStoreStatistics,
+    SortOrder,
+    Unset,
+    is_finished,
+    request_token,
+)
+from agentlightning.store.query import Plan, check_page, combine, page_of, text_filter
+from agentlightning.store.reaper import watch
+from agentlightning.store.values import evolve, public_attempt, public_attempted, public_rollout, to_json
+from agentlightning.store.waiters import Key, Waiters
+from agentlightning.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    AttemptError,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    TaskInput,
+    Worker,
+    WorkerStatus,
+)
+from agentlightning.utils.id import derive_id, generate_id
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+_OTHER_PROCESS_POLL = (0.05, 1.0)
+"""Seconds between looks at data that other processes change: first and largest."""
+
+
+class EngineStore(LightningStore):
+    """A store over a backend. Usable from any thread and any event loop at once."""
+
+    def __init__(self, backend: Backend, *, scan_debounce_seconds: float = 10.0, lease_seconds: float = 30.0) -> None:
+        if lease_seconds <= 0:
+            raise BadRequestError(f"lease_seconds must be positive; got {lease_seconds}")
+        self._backend = backend
+        self._waiters = Waiters()
+        self._scan_debounce_seconds = scan_debounce_seconds
+        self._lease_seconds = lease_seconds
+        self._started = time.monotonic()
+        self._last_scan = float("-inf")
+        self._scanning = threading.Lock()
+        self._clocks = (time.time(), time.monotonic())
+        self._leases_hold_until = time.time() + lease_seconds if backend.persistent else 0.0
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        shared = self._backend.shared
+        return {
+            "async_safe": True,
+            "thread_safe": True,
+            "zero_copy": False,
+            "otlp_traces": False,
+            "distributed": shared,
+            "persistent": self._backend.persistent,
+        }
+
+    @override
+    async def close(self) -> None:
+        self._backend.close()
+
+    @override
+    async def statistics(self) -> LightningStoreStatistics:
+        counts = self._backend.counts()
+        resources = len(await self._read(lambda tx: tx.scan("resources")))
+        workers = len(await self._read(lambda tx: tx.scan("worker")))
+        return {
+            "name": type(self).__name__,
+            "total_rollouts": counts.rollouts,
+            "total_attempts": counts.attempts,
+            "total_spans": counts.spans,
+            "total_span_bytes": counts.span_bytes,
+            "total_resources": resources,
+            "total_workers": workers,
+            "uptime": time.monotonic() - self._started,
+        }
+
+    # --- work comes in ---------------------------------------------------------------------------------------------
+
+    @override
+    async def start_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> AttemptedRollout:
+        request = _request(input, mode, resources_id, config, metadata, run_id)
+        await self._scan()
+        rollout_id, attempt_id = "ro-" + _ids(12)(0), "at-" + _ids(8)(0)
+        claim = await self._write(
+            lambda tx: scripts.start_rollout(tx, time.time(), rollout_id, attempt_id, request, worker_id)
+        )
+        return self._hand_out(claim)
+
+    @override
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> Rollout:
+        return (await self._enqueue([_request(input, mode, resources_id, config, metadata, run_id)]))[0]
+
+    @override
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        requests = [_request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id) for r in rollouts]
+        return await self._enqueue(requests) if requests else []
+
+    async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
+        await self._scan()
+        ids, now = _ids(12), time.time()
+        made = await self._write(lambda tx: scripts.enqueue(tx, now, ids, requests))
+        return [public_rollout(rollout) for rollout in made]
+
+    @override
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        return claims[0] if claims else None
+
+    @override
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+    ) -> list[AttemptedRollout]:
+        limit = scripts.check_limit(limit)
+        if limit <= 0:
+            return []
+        await self._scan()
+        token, ids = request_token.get(), _ids(8)
+
+        async def attempt() -> list[AttemptedRollout]:
+            claims = await self._write(lambda tx: scripts.claim(tx, time.time(), ids, token, run_id, worker_id, limit))
+            return [self._hand_out(claim) for claim in claims]
+
+        if timeout <= 0:
+            return await attempt()
+        work: set[Key] = {("work", run_id)}
+        return await self._until(attempt, lambda claims: set() if claims else work, work, timeout)
+
+    @override
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+        await self._scan()
+        attempt_id, now = "at-" + _ids(8)(0), time.time()
+        return self._hand_out(
+            await self._write(lambda tx: scripts.start_attempt(tx, now, rollout_id, attempt_id, worker_id))
+        )
+
+    def _hand_out(self, claim: scripts.Claim) -> AttemptedRollout:
+        rollout, attempt = claim
+        if rollout.config.timeout_seconds is not None or rollout.config.unresponsive_seconds is not None:
+            watch(self)
+        return public_attempted(rollout, attempt)
+
+    # --- evidence comes in -----------------------------------------------------------------------------------------
+
+    @override
+    async def add_span(self, span: Span) -> Span | None:
+        return (await self._add([span]))[0]
+
+    @override
+    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in await self._add(spans) if span is not None] if spans else []
+
+    async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
+        now = time.time()
+        stored = await self._write(lambda tx: scripts.add_spans(tx, now, spans))
+        for span, answer in zip(spans, stored, strict=True):
+            if answer is None:
+                logger.error(
+                    "Duplicated span added: %s of attempt %s, rollout %s",
+                    span.span_id,
+                    span.attempt_id,
+                    span.rollout_id,
+                )
+        return stored
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        number = -1 if sequence_id is None else sequence_id
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
+    @override
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+
+    @override
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+        return await self._write(lambda tx: scripts.next_sequence_ids(tx, rollout_attempt_ids))
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    @override
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: TaskInput | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        changes = scripts.given(mode=mode, resources_id=resources_id, status=status)
+        if not isinstance(input, Unset):
+            changes["input"] = to_json(input)
+        if not isinstance(metadata, Unset):
+            changes["metadata"] = to_json(metadata, "metadata")
+        if not isinstance(config, Unset):
+            changes["config"] = RolloutConfig.model_validate(config)
+        await self._scan()
+        now = time.time()
+        return public_rollout(await self._write(lambda tx: scripts.update_rollout(tx, now, rollout_id, dict(changes))))
+
+    @override
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset | None = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        *,
+        outcome: Outcome | Unset = UNSET,
+        outcome_reason: str | Unset | None = UNSET,
+        error: AttemptError | Unset | None = UNSET,
+    ) -> Attempt:
+        changes = scripts.given(
+            status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time,
+            outcome=outcome, outcome_reason=outcome_reason, error=error,
+        )  # fmt: skip
+        if not isinstance(metadata, Unset):
+            changes["metadata"] = to_json(metadata, "metadata")
+        await self._scan()
+        now = time.time()
+        return public_attempt(
+            await self._write(lambda tx: scripts.update_attempt(tx, now, rollout_id, attempt_id, dict(changes)))
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    @override
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        _warn_old_name("status", status, "status_in")
+        _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
+        combine([], filter_logic)
+        plan = Plan(
+            status_in=status_in if status_in is not None else status,
+            ids=rollout_id_in if rollout_id_in is not None else rollout_ids,
+            id_contains=rollout_id_contains,
+            any_of=filter_logic == "or",
+            run_id=None if isinstance(run_id, Unset) else (run_id,),
+            sort_by=sort_by,
+            descending=_descending(sort_order),
+            limit=limit,
+            offset=offset,
+        )
+        await self._scan()
+        records, total = await self._read(lambda tx: tx.find(plan))
+        items = [_public(record.rollout, record.latest) for record in records]
+        return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
+
+    @override
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        check_page(Attempt, sort_by, limit, offset)
+        await self._scan()
+        record = await self._read(lambda tx: tx.load(rollout_id))
+        attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
+        return _page(attempts, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        check_page(Span, sort_by, limit, offset)
+
+        def keep(span: Span) -> bool:
+            results = text_filter(trace_id, trace_id_contains, span.trace_id)
+            results += text_filter(span_id, span_id_contains, span.span_id)
+            results += text_filter(parent_id, parent_id_contains, span.parent_id)
+            results += text_filter(name, name_contains, span.name)
+            return combine(results, filter_logic)
+
+        def script(tx: Tx) -> list[Span]:
+            wanted = attempt_id
+            if wanted == "latest":
+                record = tx.load(rollout_id)
+                if record is None or record.latest is None:
+                    return []
+                wanted = record.latest.attempt_id
+            return tx.spans(rollout_id, wanted)
+
+        spans = [span for span in await self._read(script) if keep(span)]
+        return _page(spans, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        check_page(ResourcesUpdate, sort_by, limit, offset)
+        rows = await self._read(lambda tx: tx.scan("resources"))
+        updates = [
+            _without_keys(cast("ResourcesRow", row).update)
+            for key, row in rows
+            if combine(text_filter(resources_id, resources_id_contains, key), "and")
+        ]
+        return _page(updates, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        check_page(Worker, sort_by, limit, offset)
+        await self._scan()
+
+        def keep(worker: Worker) -> bool:
+            results = text_filter(None, worker_id_contains, worker.worker_id)
+            if status_in is not None:
+                results.append(worker.status in status_in)
+            return combine(results, filter_logic)
+
+        rows = await self._read(lambda tx: tx.scan("worker"))
+        workers = [evolve(cast("WorkerRow", row).worker) for _, row in rows]
+        return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
+
+    @override
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        await self._scan()
+        record = await self._read(lambda tx: tx.load(rollout_id))
+        return None if record is None else _public(record.rollout, record.latest)
+
+    @override
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        await self._scan()
+        record = await self._read(lambda tx: tx.load(rollout_id))
+        return public_attempt(record.latest) if record and record.latest else None
+
+    @override
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        row = await self._read(lambda tx: tx.get("worker", worker_id))
+        return evolve(cast("WorkerRow", row).worker) if row else None
+
+    @override
+    async def update_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
+    ) -> Worker:
+        if heartbeat_stats is None:
+            raise TypeError("heartbeat_stats is invalid; it cannot be a null value.")
+        stats = heartbeat_stats if isinstance(heartbeat_stats, Unset) else to_json(heartbeat_stats, "heartbeat_stats")
+        watch(self)
+        now = time.time()
+        return evolve(await self._write(lambda tx: scripts.heartbeat(tx, now, worker_id, stats, run_id)))
+
+    @override
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        await self._scan()
+
+        def look(tx: Tx) -> tuple[list[Rollout], list[str]]:
+            records = [tx.load(rollout_id) for rollout_id in rollout_ids]
+            known = [record.rollout for record in records if record is not None]
+            return [r for r in known if is_finished(r)], [r.rollout_id for r in known if not is_finished(r)]
+
+        async def attempt() -> tuple[list[Rollout], list[str]]:
+            return await self._read(look)
+
+        if timeout is not None and timeout <= 0:
+            finished, _ = await attempt()
+        else:
+            keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
+            finished, _ = await self._until(attempt, lambda seen: {("end", i) for i in seen[1]}, keys, timeout)
+        return [public_rollout(rollout) for rollout in finished]
+
+    # --- resources -------------------------------------------------------------------------------------------------
+
+    @override
+    async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
+        return await self.update_resources("rs-" + _ids(12)(0), resources, run_id=run_id)
+
+    @override
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
+    ) -> ResourcesUpdate:
+        if resources_id in ("", "latest"):
+            raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
+        checked = _NAMED_RESOURCES.validate_python({k: v.model_copy(deep=True) for k, v in resources.items()})
+        token, now = request_token.get(), time.time()
+        update = await self._write(lambda tx: scripts.publish(tx, now, resources_id, token, checked, run_id))
+        return update.model_copy(deep=True)
+
+    @override
+    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
+        update = await self._read(lambda tx: scripts.resources_by_id(tx, resources_id, version))
+        return update.model_copy(deep=True) if update else None
+
+    @override
+    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
+        update = await self._read(lambda tx: scripts.latest_resources(tx, run_id))
+        return update.model_copy(deep=True) if update else None
+
+    # --- running scripts, waiting, watching ------------------------------------------------------------------------
+
+    async def _read(self, script: Callable[[Tx], R]) -> R:
+        return (await self._backend.run(script, write=False))[0]
+
+    async def _write(self, script: Callable[[Tx], R]) -> R:
+        result, notes = await self._backend.run(script)
+        self._tell(notes)
+        return result
+
+    def _tell(self, notes: Notes) -> None:
+        if notes.queued or notes.finished:
+            self._waiters.wake(notes)
+
+    async def _until(
+        self,
+        look: Callable[[], Awaitable[R]],
+        missing: Callable[[R], set[Key]],
+        keys: Collection[Key],
+        timeout: float | None,
+    ) -> R:
+        """Repeat `look` until nothing is `missing` in its result, or time is up; returns the last result."""
+        end = None if timeout is None else time.monotonic() + timeout
+        first, largest = _OTHER_PROCESS_POLL
+        pause = first
+        while True:
+            with self._waiters.for_keys(keys) as waiter:
+                result = await look()
+                left = None if end is None else end - time.monotonic()
+                still = missing(result)
+                if not still or (left is not None and left <= 0):
+                    return result
+                waiter.arm(still)
+                if self._backend.shared:
+                    left = pause if left is None else min(pause, left)
+                    pause = min(pause * 1.5, largest)
+                await waiter.wait(left)
+
+    async def _scan(self) -> None:
+        """Look for lapsed attempts within a call, unless somebody did lately. Never fails the call."""
+        now = time.monotonic()
+        if now - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
+            return
+        try:
+            self._last_scan = now
+            for rollout_id, attempt_id, to, reason in await self._read(self._lapsed_script()):
+                script = partial(
+                    scripts.expire, now=time.time(), rollout_id=rollout_id, attempt_id=attempt_id, to=to, reason=reason
+                )
+                await self._write(script)
+        except Exception:  # the call that happens to carry the scan must not suffer from it
+            logger.exception("looking for lapsed attempts failed; the next scan tries again")
+        finally:
+            self._scanning.release()
+
+    def scan_now(self) -> None:
+        """Look for lapsed attempts at once; blocks. Called by the timer."""
+        self._last_scan = time.monotonic()
+        (lapsed, _) = self._backend.execute(self._lapsed_script(), write=False)
+        for rollout_id, attempt_id, to, reason in lapsed:
+            script = partial(
+                scripts.expire, now=time.time(), rollout_id=rollout_id, attempt_id=attempt_id, to=to, reason=reason
+            )
+            _, notes = self._backend.execute(script)
+            logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
+            self._tell(notes)
+
+    @property
+    def scan_interval(self) -> float:
+        """Seconds between two looks of the timer."""
+        return min(1.0, self._lease_seconds / 4)
+
+    def _lapsed_script(self) -> Callable[[Tx], list[tuple[str, str, AttemptStatus, str]]]:
+        now = time.time()
+        leases = self._leases_count(now)
+
+        def script(tx: Tx) -> list[tuple[str, str, AttemptStatus, str]]:
+            lapsed: list[tuple[str, str, AttemptStatus, str]] = []
+            for record in tx.due(now, 256):
+                attempt = record.latest
+                status = scripts.lifecycle.health(attempt, record.rollout.config, now) if attempt else None
+                if attempt is not None and status is not None:
+                    lapsed.append((record.rollout.rollout_id, attempt.attempt_id, status, status))
+            if leases:
+                for rollout_id, attempt_id in scripts.lost_claims(tx, now, self._lease_seconds):
+                    lapsed.append((rollout_id, attempt_id, "unresponsive", scripts.LEASE_EXPIRED))
+            return lapsed
+
+        return script
+
+    def _leases_count(self, now: float) -> bool:
+        """False for one lease after a start on durable data, and after the wall clock jumped or this process slept."""
+        wall, mono = self._clocks
+        self._clocks = (now, time.monotonic())
+        jump = (now - wall) - (self._clocks[1] - mono)
+        if jump > max(1.0, self._lease_seconds / 10):
+            self._leases_hold_until = now + self._lease_seconds
+        elif jump < -1.0:
+            self._leases_hold_until = min(self._leases_hold_until, now + self._lease_seconds)
+        return now >= self._leases_hold_until
+
+
+def _request(
+    input: Any,
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+    run_id: str | None,
+) -> EnqueueRolloutRequest:
+    """Return the request with values of its own."""
+    return EnqueueRolloutRequest(
+        input=to_json(input),
+        mode=mode,
+        resources_id=resources_id,
+        config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
+        metadata=to_json(metadata, "metadata"),
+        run_id=run_id,
+    )
+
+
+def _ids(length: int) -> scripts.Ids:
+    """Return the identifiers of the call under way: made from its token if it has one, else random."""
+    token = request_token.get()
+    if token is None:
+        return _RandomIds(length)
+    return lambda index: derive_id(token, index, length)
+
+
+class _RandomIds:
+    """Random identifiers, the same one for the same index, so that a script may be run again."""
+
+    __slots__ = ("_length", "_made")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._made: list[str] = []
+
+    def __call__(self, index: int) -> str:
+        while len(self._made) <= index:
+            self._made.append(generate_id(self._length))
+        return self._made[index]
+
+
+def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:
+    return public_rollout(rollout) if latest is None else public_attempted(rollout, latest)
+
+
+def _page(items: list[Any], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[Any]:
+    page, total = page_of(items, sort_by, _descending(sort_order), limit, offset)
+    return PaginatedResult[Any].model_construct(items=page, limit=limit, offset=offset, total=total)
+
+
+def _descending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
+    return order == "desc"
+
+
+def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
+    """Return the update with every API key null."""
+    hidden = {
+        name: evolve(resource, api_key=None) if isinstance(resource, LLM) else resource
+        for name, resource in update.resources.items()
+    }
+    return evolve(update, resources=hidden)
+
+
+def _warn_old_name(old: str, value: object, new: str) -> None:
+    if value is not None:
+        import warnings
+
+        warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)

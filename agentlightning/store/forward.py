@@ -1,0 +1,45 @@
+"""A class decorator that sends every operation which a wrapper does not define itself through one `_call`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, cast
+
+from agentlightning.store.base import LightningStore
+
+COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
+"""Short forms that `base.py` builds out of other operations."""
+
+FORWARDED: tuple[str, ...] = tuple(
+    name
+    for name, member in vars(LightningStore).items()
+    if inspect.iscoroutinefunction(member) and not name.startswith("_") and name not in COMPOSED and name != "close"
+)
+"""Every operation of the contract."""
+
+
+class Forwarding(Protocol):
+    """What the decorated class offers."""
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+C = TypeVar("C", bound=type[Any])
+
+
+def forward_operations(cls: C) -> C:
+    """Fill in each operation that `cls` does not define: it becomes `self._call(name, args, kwargs)`."""
+    for name in FORWARDED:
+        if name not in vars(cls):
+            setattr(cls, name, _forwarder(name))
+    return cls
+
+
+def _forwarder(name: str) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(cast("Callable[..., Awaitable[Any]]", getattr(LightningStore, name)))
+    async def forwarded(self: Forwarding, *args: Any, **kwargs: Any) -> Any:
+        return await self._call(name, args, kwargs)
+
+    return forwarded

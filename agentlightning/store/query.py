@@ -1,0 +1,124 @@
+"""Filter, sort and page: on Python values, and as the plan that a backend turns into its own query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Rollout, Span
+
+M = TypeVar("M", bound=BaseModel)
+_UNSORTABLE = frozenset(
+    (
+        *("input", "config", "metadata", "attempt", "error", "heartbeat_stats", "resources"),
+        *("attributes", "events", "links", "context", "parent", "resource", "scope"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which rollouts are asked for, in what order, which page."""
+
+    status_in: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    id_contains: str | None = None
+    any_of: bool = False
+    """Combine the three filters above with `or`."""
+    run_id: tuple[str | None] | None = None
+    """A tuple of one: the run; None: every run."""
+    sort_by: str | None = None
+    descending: bool = False
+    limit: int = -1
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_page(Rollout, self.sort_by, self.limit, self.offset)
+
+    def matches(self, rollout: Rollout) -> bool:
+        """True if the rollout passes the filters."""
+        if self.run_id is not None and rollout.run_id != self.run_id[0]:
+            return False
+        tests = self.tests(rollout)
+        if not tests:
+            return True
+        return any(tests) if self.any_of else all(tests)
+
+    def tests(self, rollout: Rollout) -> list[bool]:
+        """Return the result of every filter that was given."""
+        results: list[bool] = []
+        if self.status_in is not None:
+            results.append(rollout.status in self.status_in)
+        if self.ids is not None:
+            results.append(rollout.rollout_id in self.ids)
+        if self.id_contains is not None:
+            results.append(self.id_contains in rollout.rollout_id)
+        return results
+
+
+def sortable_fields(model: type[BaseModel]) -> list[str]:
+    """Return the fields by which a list of `model` may be sorted, in declaration order."""
+    unsortable = _UNSORTABLE | {"status"} if model is Span else _UNSORTABLE
+    return [name for name in model.model_fields if name not in unsortable]
+
+
+def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> None:
+    """Check the arguments of a list.
+
+    Raises:
+        BadRequestError: an unknown or unsortable field, a limit below -1, a negative offset.
+    """
+    allowed = sortable_fields(model)
+    if sort_by is not None and sort_by not in allowed:
+        known = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
+        raise BadRequestError(
+            f"Failed to sort items by {sort_by!r}: {known} on {model.__name__}. "
+            f"Invalid sort_by: {sort_by}, allowed fields are: {', '.join(allowed)}"
+        )
+    if limit < -1:
+        raise BadRequestError(f"Limit must be greater than 0 or -1 for no limit; got {limit}")
+    if offset < 0:
+        raise BadRequestError(f"Offset must be greater than or equal to 0; got {offset}")
+
+
+def sort_key(field: str) -> Callable[[Any], Any]:
+    """Return the key that orders values by a field: a null time is last, other nulls are first."""
+    if field.endswith("_time"):
+        return lambda item: (getattr(item, field) is None, getattr(item, field) or 0.0)
+    return lambda item: (getattr(item, field) is not None, getattr(item, field) or 0)
+
+
+def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
+    """Sort and cut; returns the page and the number of items before the cut. Ties keep their order."""
+    found = list(items)
+    if sort_by is not None:
+        found.sort(key=sort_key(sort_by), reverse=descending)
+    end = None if limit == -1 else offset + limit
+    return found[offset:end], len(found)
+
+
+def text_filter(exact: str | None, contains: str | None, value: str | None) -> list[bool]:
+    """Return the results of the two text filters that were given, `contains` being case-sensitive."""
+    results: list[bool] = []
+    if exact is not None:
+        results.append(value == exact)
+    if contains is not None:
+        results.append(value is not None and contains in value)
+    return results
+
+
+def combine(results: list[bool], logic: str) -> bool:
+    """Combine filter results; without any filter everything matches.
+
+    Raises:
+        BadRequestError: `logic` is neither "and" nor "or".
+    """
+    if logic not in ("and", "or"):
+        raise BadRequestError(f"Unsupported filter aggregate {logic!r}; expected 'and' or 'or'")
+    if not results:
+        return True
+    return all(results) if logic == "and" else any(results)

@@ -1,0 +1,41 @@
+"""LightningStoreScoped: a store as one run sees it. Whoever holds it works for that run without knowing."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.forward import forward_operations
+from agentlightning.types import EnqueueRolloutRequest
+
+
+@forward_operations
+class LightningStoreScoped(LightningStore):
+    """Fills in `run_id` wherever an operation takes one and the caller gives none. Does not own the store."""
+
+    def __init__(self, store: LightningStore, run_id: str | None) -> None:
+        self.store = store
+        self.run_id = run_id
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self.store.capabilities
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        method = getattr(self.store, operation)
+        if operation == "enqueue_many_rollouts":
+            return await method([self._mine(request) for request in (args[0] if args else kwargs["rollouts"])])
+        if self.run_id is not None and "run_id" in inspect.signature(method).parameters:
+            kwargs.setdefault("run_id", self.run_id)
+        return await method(*args, **kwargs)
+
+    def _mine(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
+        return request if request.run_id is not None else request.model_copy(update={"run_id": self.run_id})

@@ -1,0 +1,461 @@
+"""What each operation does: one synchronous function per operation over a `Tx`, read it as the specification.
+
+Time, ids and tokens are arguments (see `backend.py`). `ids(n)` gives the n-th identifier of the call: random for a
+plain call, made from the token for one that carries a token, so that a repeated call finds what it made the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.semconv import STALE
+from agentlightning.store import lifecycle
+from agentlightning.store.backend import (
+    ClaimRow,
+    Record,
+    ResourcesRow,
+    TextRow,
+    Tx,
+    WorkerRow,
+    note_change,
+)
+from agentlightning.store.base import FINISHED, QUEUING, RUNNING, UNSET, Unset
+from agentlightning.store.lifecycle import LEASE_EXPIRED
+from agentlightning.store.values import evolve
+from agentlightning.types import (
+    Attempt,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Span,
+    Worker,
+)
+
+Ids = Callable[[int], str]
+Claim = tuple[Rollout, Attempt]
+
+
+# --- work comes in ---------------------------------------------------------------------------------------------------
+
+
+def enqueue(tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    """Create rollouts and queue them, in order."""
+    made: list[Rollout] = []
+    pins: dict[str | None, tuple[str, int] | None] = {}
+    for index, request in enumerate(requests):
+        rollout_id = "ro-" + ids(index)
+        known = tx.load(rollout_id)
+        if known is None:
+            rollout = _new_rollout(tx, now, rollout_id, request, pins)
+            note_change(tx, Record(rollout, queued_at=now), None)
+            made.append(rollout)
+        else:
+            made.append(known.rollout)
+    return made
+
+
+def start_rollout(
+    tx: Tx, now: float, rollout_id: str, attempt_id: str, request: EnqueueRolloutRequest, worker_id: str | None
+) -> Claim:
+    """Create a rollout with its first attempt in hand; it is never queued."""
+    known = tx.load(rollout_id)
+    if known is not None:
+        attempt = known.find_attempt(attempt_id)
+        assert attempt is not None, (rollout_id, attempt_id)
+        return known.rollout, attempt
+    record = Record(_new_rollout(tx, now, rollout_id, request, {}))
+    return _begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
+
+
+def claim(
+    tx: Tx, now: float, ids: Ids, token: str | None, run_id: str | None, worker_id: str | None, limit: int
+) -> list[Claim]:
+    """Take the oldest queued rollouts of the run, each with a new attempt."""
+    if token is not None:
+        row = cast("ClaimRow | None", tx.get("claim", token))
+        if row is not None:
+            return [_claimed(tx, *pair) for pair in row.claims]
+    taken: list[Claim] = []
+    while len(taken) < limit:
+        record = tx.claim(run_id)
+        if record is None:
+            break
+        taken.append(_begin_attempt(tx, record, now, "at-" + ids(len(taken)), worker_id, claimed=True))
+    if not taken and worker_id:
+        _mark_idle(tx, worker_id, now, run_id)
+    if taken and token is not None:
+        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in taken]
+        tx.put("claim", token, ClaimRow(pairs, now))
+    return taken
+
+
+def start_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, worker_id: str | None) -> Claim:
+    """Begin a further attempt, whatever the rollout's status."""
+    record = _existing(tx, rollout_id)
+    known = record.find_attempt(attempt_id)
+    if known is not None:
+        return record.rollout, known
+    return _begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
+
+
+def _new_rollout(
+    tx: Tx,
+    now: float,
+    rollout_id: str,
+    request: EnqueueRolloutRequest,
+    pins: dict[str | None, tuple[str, int] | None],
+) -> Rollout:
+    resources_id, version = request.resources_id, None
+    if resources_id is None:
+        if request.run_id not in pins:
+            latest = latest_resources(tx, request.run_id)
+            pins[request.run_id] = None if latest is None else (latest.resources_id, latest.version)
+        pin = pins[request.run_id]
+        if pin is not None:
+            resources_id, version = pin
+    else:
+        named = resources_by_id(tx, resources_id, None)
+        version = None if named is None else named.version
+    return Rollout(
+        rollout_id=rollout_id,
+        input=request.input,
+        start_time=now,
+        mode=request.mode,
+        resources_id=resources_id,
+        resources_version=version,
+        status="queuing",
+        config=request.config or RolloutConfig(),
+        metadata={} if request.metadata is None else request.metadata,
+        run_id=request.run_id,
+    )
+
+
+def _begin_attempt(
+    tx: Tx, record: Record, now: float, attempt_id: str, worker_id: str | None, *, claimed: bool
+) -> Claim:
+    before = record.rollout.status if record.attempts or claimed else None
+    attempt = Attempt(
+        rollout_id=record.rollout.rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=len(record.attempts) + 1,
+        start_time=now,
+        worker_id=worker_id,
+    )
+    record.attempts.append(attempt)
+    _set_status(record, "preparing", now)
+    record.deadline = lifecycle.deadline(attempt, record.rollout.config)
+    note_change(tx, record, before)
+    _sync_worker(tx, attempt, now, record.rollout.run_id, claimed=claimed)
+    return record.rollout, attempt
+
+
+def _claimed(tx: Tx, rollout_id: str, attempt_id: str) -> Claim:
+    record = _existing(tx, rollout_id)
+    return record.rollout, _attempt_of(record, attempt_id)
+
+
+# --- evidence comes in -----------------------------------------------------------------------------------------------
+
+
+def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
+    """Store spans; each answer is the span as stored, or None if it was there already."""
+    records: dict[str, Record] = {}
+    ready: list[Span] = []
+    for span in spans:
+        record = records.get(span.rollout_id) or records.setdefault(span.rollout_id, _existing(tx, span.rollout_id))
+        ready.append(_numbered(record, span))
+    new = tx.add_spans(ready)
+    fresh = [span for span, is_new in zip(ready, new, strict=True) if is_new]
+    for rollout_id, record in records.items():
+        seen = {span.attempt_id for span in fresh if span.rollout_id == rollout_id}
+        _sign_of_life(tx, record, seen, now)
+    return [span if is_new else None for span, is_new in zip(ready, new, strict=True)]
+
+
+def _numbered(record: Record, span: Span) -> Span:
+    """Return the span with its number, marked stale if its attempt is no longer the latest."""
+    attempt = _attempt_of(record, span.attempt_id)
+    if span.sequence_id < 0:
+        record.spans_issued += 1
+        span = evolve(span, sequence_id=record.spans_issued)
+    else:
+        record.spans_issued = max(record.spans_issued, span.sequence_id)
+    if attempt is not record.latest:
+        span = evolve(span, attributes={**span.attributes, STALE: True})
+    return span
+
+
+def _sign_of_life(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> None:
+    """A span is a heartbeat of its attempt: it starts a preparing one, and revives an unresponsive latest one."""
+    before = record.rollout.status
+    for attempt_id in attempt_ids:
+        attempt = _attempt_of(record, attempt_id)
+        latest = attempt is record.latest
+        alive = attempt.status in ("preparing", "running") or (attempt.status == "unresponsive" and latest)
+        changes: dict[str, Any] = {"last_heartbeat_time": now}
+        if alive:
+            changes["status"] = "running"
+        if attempt.status == "unresponsive" and latest:
+            changes.update(end_time=None, outcome=None, outcome_reason=None)
+        changed = evolve(attempt, **changes)
+        record.put_attempt(changed)
+        if alive and latest:
+            if before not in FINISHED:
+                _set_status(record, "running", now)
+            record.deadline = lifecycle.deadline(changed, record.rollout.config)
+            if attempt.status == "unresponsive":
+                _sync_worker(tx, changed, now, record.rollout.run_id)
+    note_change(tx, record, before)
+
+
+def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
+    """Give out one number per pair; attempts of a rollout share the counter."""
+    records: dict[str, Record] = {}
+    numbers: list[int] = []
+    for rollout_id, _attempt_id in pairs:
+        record = records.get(rollout_id) or records.setdefault(rollout_id, _existing(tx, rollout_id))
+        record.spans_issued += 1
+        numbers.append(record.spans_issued)
+    for record in records.values():
+        tx.save(record)
+    return numbers
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any]) -> Rollout:
+    """Change the given fields of a rollout; a status goes through the table of `lifecycle`."""
+    record = _existing(tx, rollout_id)
+    before = record.rollout.status
+    to = changes.pop("status", before)
+    if changes:
+        if "resources_id" in changes:
+            named = resources_by_id(tx, changes["resources_id"], None) if changes["resources_id"] else None
+            changes["resources_version"] = None if named is None else named.version
+        record.rollout = evolve(record.rollout, **changes)
+        if "config" in changes and record.latest is not None and record.rollout.status in RUNNING:
+            record.deadline = lifecycle.deadline(record.latest, record.rollout.config)
+    if lifecycle.check_rollout_change(rollout_id, before, to):
+        _set_status(record, to, now)
+    note_change(tx, record, before)
+    return record.rollout
+
+
+def update_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, changes: dict[str, Any]) -> Attempt:
+    """Change the given fields of an attempt; the latest attempt moves its rollout unless that is at an end."""
+    record = _existing(tx, rollout_id)
+    attempt = _attempt_of(record, attempt_id)
+    before = record.rollout.status
+    to: AttemptStatus = changes.pop("status", attempt.status)
+    changed = lifecycle.check_attempt_change(attempt, to)
+    if changed:
+        changes = {**_end_of_attempt(attempt, to, now), **changes, "status": to}
+    new = evolve(attempt, **changes)
+    latest = attempt is record.latest
+    record.put_attempt(new)
+    if latest:
+        _follow(record, new, now, moved=changed)
+    note_change(tx, record, before)
+    if changed or changes.get("worker_id"):
+        _sync_worker(tx, new, now, record.rollout.run_id)
+    return new
+
+
+def expire(tx: Tx, now: float, rollout_id: str, attempt_id: str, to: AttemptStatus, reason: str) -> bool:
+    """End the latest attempt because it is past a limit or its worker is lost; False if it is no longer running."""
+    record = tx.load(rollout_id)
+    attempt = record.latest if record is not None else None
+    if record is None or attempt is None or attempt.attempt_id != attempt_id or record.rollout.status not in RUNNING:
+        return False
+    changes = {"outcome": "infrastructure_fault", "outcome_reason": reason}
+    if not lifecycle.check_attempt_change(attempt, to):
+        changes = {}
+    before = record.rollout.status
+    new = evolve(attempt, **{**_end_of_attempt(attempt, to, now), **changes, "status": to})
+    record.put_attempt(new)
+    _follow(record, new, now, moved=True)
+    note_change(tx, record, before)
+    _sync_worker(tx, new, now, record.rollout.run_id)
+    return True
+
+
+def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str, Any]:
+    """Return what goes with a change of an attempt's status."""
+    if to not in lifecycle.ENDED:
+        return {"end_time": None, "outcome": None, "outcome_reason": None}
+    outcome, reason = lifecycle.default_outcome(to)
+    return {"end_time": now, "outcome": outcome, "outcome_reason": reason}
+
+
+def _follow(record: Record, attempt: Attempt, now: float, *, moved: bool) -> None:
+    """Move the rollout after its latest attempt."""
+    record.deadline = lifecycle.deadline(attempt, record.rollout.config)
+    status = record.rollout.status
+    if not moved or status in FINISHED:
+        return
+    to = lifecycle.rollout_after(attempt, record.rollout.config, record.infrastructure_retries)
+    if to == "requeuing" and attempt.outcome_reason == LEASE_EXPIRED:
+        record.infrastructure_retries += 1
+    if to != status:
+        _set_status(record, to, now)
+
+
+def _set_status(record: Record, to: Any, now: float) -> None:
+    """Set the rollout's status, and with it `end_time`, the place in the queue and the deadline."""
+    was = record.rollout.status
+    end_time = now if to in FINISHED else None
+    record.rollout = evolve(record.rollout, status=to, end_time=end_time)
+    if to in QUEUING:
+        record.queued_at = now if record.queued_at is None or was not in QUEUING else record.queued_at
+    else:
+        record.queued_at = None
+    if to not in RUNNING:
+        record.deadline = None
+
+
+def _existing(tx: Tx, rollout_id: str) -> Record:
+    record = tx.load(rollout_id)
+    if record is None:
+        raise NotFoundError(f"Rollout {rollout_id} not found (Item {rollout_id!r} does not exist)")
+    return record
+
+
+def _attempt_of(record: Record, attempt_id: str) -> Attempt:
+    attempt = record.find_attempt(attempt_id)
+    if attempt is None:
+        rollout_id = record.rollout.rollout_id
+        if not record.attempts:
+            raise NotFoundError(f"No attempts found for rollout {rollout_id} (Attempt {attempt_id} not found)")
+        raise NotFoundError(f"Attempt {attempt_id} not found for rollout {rollout_id}")
+    return attempt
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+def heartbeat(tx: Tx, now: float, worker_id: str, stats: dict[str, Any] | Unset, run_id: str | None) -> Worker:
+    """Record a sign of life of a worker."""
+    changes: dict[str, Any] = {"last_heartbeat_time": now}
+    if not isinstance(stats, Unset):
+        changes["heartbeat_stats"] = stats
+    worker = evolve(_worker(tx, worker_id, run_id), **changes)
+    tx.put("worker", worker_id, WorkerRow(worker))
+    return worker
+
+
+def lost_claims(tx: Tx, now: float, lease_seconds: float) -> list[tuple[str, str]]:
+    """Return what the workers hold that have sent heartbeats and have been silent for longer than their lease."""
+    lost: list[tuple[str, str]] = []
+    for worker_id, row in tx.scan("worker"):
+        worker = cast("WorkerRow", row).worker
+        if worker.last_heartbeat_time is None:
+            continue
+        alive = max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0)
+        if now - alive > lease_seconds:
+            lost.extend(tx.held(worker_id, 1000))
+    return lost
+
+
+def _worker(tx: Tx, worker_id: str, run_id: str | None) -> Worker:
+    row = cast("WorkerRow | None", tx.get("worker", worker_id))
+    return row.worker if row is not None else Worker(worker_id=worker_id, run_id=run_id)
+
+
+def _mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
+    """An empty claim: the worker asks for work, so it is idle unless it has other work in hand."""
+    worker = _worker(tx, worker_id, run_id)
+    changes: dict[str, Any] = {"last_dequeue_time": now}
+    if worker.status != "idle" and not tx.held(worker_id, 1):
+        changes.update(status="idle", last_idle_time=now, current_rollout_id=None, current_attempt_id=None)
+    tx.put("worker", worker_id, WorkerRow(evolve(worker, **changes)))
+
+
+def _sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, claimed: bool = False) -> None:
+    """Bring the worker's row in line with one of its attempts (saved before); its other claims are kept."""
+    if not attempt.worker_id:
+        return
+    worker = _worker(tx, attempt.worker_id, run_id)
+    status = lifecycle.worker_after(attempt.status)
+    changes: dict[str, Any] = {"last_dequeue_time": now} if claimed else {}
+    if status == "busy":
+        changes.update(status="busy", last_busy_time=now)
+        changes.update(current_rollout_id=attempt.rollout_id, current_attempt_id=attempt.attempt_id)
+    else:
+        changes["last_idle_time"] = now
+        if worker.current_attempt_id in (attempt.attempt_id, None):
+            held = tx.held(attempt.worker_id, 1)
+            rollout_id, attempt_id = held[0] if held else (None, None)
+            changes.update(status="busy" if held else status)
+            changes.update(current_rollout_id=rollout_id, current_attempt_id=attempt_id)
+    tx.put("worker", attempt.worker_id, WorkerRow(evolve(worker, **changes)))
+
+
+# --- resources -------------------------------------------------------------------------------------------------------
+
+
+def publish(
+    tx: Tx, now: float, resources_id: str, token: str | None, resources: NamedResources, run_id: str | None
+) -> ResourcesUpdate:
+    """Add the next version of a set of resources, which becomes the latest of its run."""
+    newest = cast("ResourcesRow | None", tx.get("resources", resources_id))
+    if newest is not None and token is not None and newest.token == token:
+        return newest.update
+    update = ResourcesUpdate(
+        resources_id=resources_id,
+        create_time=newest.update.create_time if newest else now,
+        update_time=now,
+        version=newest.update.version + 1 if newest else 1,
+        resources=resources,
+        run_id=run_id if run_id is not None or newest is None else newest.update.run_id,
+    )
+    row = ResourcesRow(update, token)
+    tx.put("resources", resources_id, row)
+    tx.put("resources_version", f"{resources_id}\n{update.version}", row)
+    tx.put("latest_resources", _run_key(update.run_id), TextRow(resources_id))
+    return update
+
+
+def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> ResourcesUpdate | None:
+    """Return one version of a set of resources, the newest by default."""
+    if version is None:
+        row = tx.get("resources", resources_id)
+    else:
+        row = tx.get("resources_version", f"{resources_id}\n{version}")
+    return cast("ResourcesRow", row).update if row is not None else None
+
+
+def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
+    """Return what was published last for the run, else what was published last for no run."""
+    pointer = tx.get("latest_resources", _run_key(run_id))
+    if pointer is None and run_id is not None:
+        pointer = tx.get("latest_resources", _run_key(None))
+    return resources_by_id(tx, cast("TextRow", pointer).value, None) if pointer is not None else None
+
+
+def _run_key(run_id: str | None) -> str:
+    return "" if run_id is None else f"run {run_id}"
+
+
+# --- argument checks -------------------------------------------------------------------------------------------------
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that were supplied."""
+    return {name: value for name, value in arguments.items() if value is not UNSET}
+
+
+def check_limit(limit: int) -> int:
+    """Return a claim's limit, at most 1000.
+
+    Raises:
+        BadRequestError: `limit` is no integer.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise BadRequestError(f"limit must be an integer; got {limit!r}")
+    return min(limit, 1000)

@@ -1,0 +1,61 @@
+"""LightningStoreThreaded: any store, usable from every thread and event loop of one process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.forward import forward_operations
+from agentlightning.utils.background import BackgroundLoop
+
+_WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts"))
+
+
+@forward_operations
+class LightningStoreThreaded(LightningStore):
+    """Hands a thread-safe store through; runs any other on one loop of its own, one call at a time.
+
+    Waits and long polls run beside the other calls, or nothing could end them. No lock is held by a thread that waits.
+    The owner calls `close`.
+    """
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+        self._direct = bool(store.capabilities.get("thread_safe"))
+        self._owner = BackgroundLoop("agl-store-owner")
+        self._turn: asyncio.Lock | None = None
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {**self.store.capabilities, "async_safe": True, "thread_safe": True}
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    @override
+    async def close(self) -> None:
+        """End the loop of the wrapper; the wrapped store stays open and belongs to whoever made it."""
+        self._owner.stop()
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._direct or self._owner.is_current():
+            return await getattr(self.store, operation)(*args, **kwargs)
+        waits = operation in _WAITS and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
+        call = self._on_owner_loop(operation, args, kwargs, request_token.get(), alone=not waits)
+        return await asyncio.wrap_future(self._owner.submit(call))
+
+    async def _on_owner_loop(
+        self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], token: str | None, *, alone: bool
+    ) -> Any:
+        request_token.set(token)
+        if not alone:
+            return await getattr(self.store, operation)(*args, **kwargs)
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        async with self._turn:
+            return await getattr(self.store, operation)(*args, **kwargs)

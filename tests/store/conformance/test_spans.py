@@ -1,0 +1,147 @@
+"""Evidence comes in: spans, their numbers, and what they say of an attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from agentlightning.errors import NotFoundError
+from agentlightning.semconv import STALE
+from agentlightning.store.base import LightningStore
+from agentlightning.types import RolloutConfig, Span
+
+MakeSpan = Callable[..., Span]
+
+
+async def test_numbers_run_per_rollout_and_never_repeat(store: LightningStore) -> None:
+    a, b = await store.start_rollout("a"), await store.start_rollout("b")
+    pairs = [(r.rollout_id, r.attempt.attempt_id) for r in (a, b, a, a)]
+    assert await store.get_many_span_sequence_ids(pairs) == [1, 1, 2, 3]
+    assert await store.get_next_span_sequence_id(*pairs[1]) == 2
+    assert await store.get_many_span_sequence_ids([]) == []
+    with pytest.raises(NotFoundError):
+        await store.get_next_span_sequence_id("nope", "nope")
+
+
+async def test_spans_are_numbered_by_the_store_or_by_the_caller(store: LightningStore, span: MakeSpan) -> None:
+    rollout = await store.start_rollout("x")
+    stored = await store.add_many_spans([span(rollout), span(rollout, sequence_id=7), span(rollout)])
+    assert [s.sequence_id for s in stored] == [1, 7, 8]
+    page = await store.query_spans(rollout.rollout_id)
+    assert [s.sequence_id for s in page] == [1, 7, 8]
+
+
+async def test_a_span_is_stored_once(store: LightningStore, span: MakeSpan, caplog: pytest.LogCaptureFixture) -> None:
+    rollout = await store.start_rollout("x")
+    first, new = span(rollout, "first"), span(rollout, "new")
+    assert await store.add_span(first) is not None
+    with caplog.at_level(logging.ERROR):
+        assert await store.add_span(first) is None
+    assert "Duplicated span added" in caplog.text
+    stored = await store.add_many_spans([span(rollout, "before"), first, new, new])
+    assert [s.name for s in stored] == ["before", "new"]
+    assert (await store.query_spans(rollout.rollout_id)).total == 3
+
+
+async def test_a_span_of_nobody_is_refused_and_nothing_of_its_batch_is_kept(
+    store: LightningStore, span: MakeSpan
+) -> None:
+    rollout = await store.start_rollout("x")
+    stranger = span(rollout)
+    stranger.attempt_id = "at-nobody"
+    with pytest.raises(NotFoundError, match="Attempt at-nobody not found"):
+        await store.add_many_spans([span(rollout), stranger])
+    assert (await store.query_spans(rollout.rollout_id)).total == 0
+    assert await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id) == 1
+
+
+async def test_a_span_starts_its_attempt_and_rollout(store: LightningStore, span: MakeSpan) -> None:
+    rollout = await store.start_rollout("x")
+    await store.add_span(span(rollout))
+    found = await store.get_rollout_by_id(rollout.rollout_id)
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert found is not None
+    assert attempt is not None
+    assert (found.status, attempt.status) == ("running", "running")
+    assert attempt.last_heartbeat_time is not None
+
+
+async def test_a_late_span_of_an_older_attempt_is_kept_and_marked_stale(store: LightningStore, span: MakeSpan) -> None:
+    rollout = await store.start_rollout("x")
+    await store.start_attempt(rollout.rollout_id)
+    stored = await store.add_span(span(rollout))
+    assert stored is not None
+    assert stored.attributes[STALE] is True
+    [kept] = await store.query_spans(rollout.rollout_id)
+    assert kept.attributes == {"k": "v", STALE: True}
+    found = await store.get_rollout_by_id(rollout.rollout_id)
+    assert found is not None
+    assert found.status == "preparing"
+
+
+async def test_a_span_revives_an_unresponsive_attempt_but_no_timed_out_one(
+    store: LightningStore, span: MakeSpan
+) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive", "timeout"])
+    rollout = await store.start_rollout("x", config=config)
+    await store.update_attempt(rollout.rollout_id, "latest", status="unresponsive")
+    assert (await _statuses(store, rollout.rollout_id)) == ("requeuing", "unresponsive")
+    await store.add_span(span(rollout))
+    assert (await _statuses(store, rollout.rollout_id)) == ("running", "running")
+    assert await store.dequeue_rollout() is None
+    await store.update_attempt(rollout.rollout_id, "latest", status="timeout")
+    await store.add_span(span(rollout))
+    assert (await _statuses(store, rollout.rollout_id)) == ("requeuing", "timeout")
+
+
+async def test_everything_on_a_span_survives(store: LightningStore) -> None:
+    rollout = await store.start_rollout("x")
+    sent = Span.model_validate(
+        {
+            "rollout_id": rollout.rollout_id,
+            "attempt_id": rollout.attempt.attempt_id,
+            "sequence_id": 3,
+            "trace_id": "a" * 32,
+            "span_id": "b" * 16,
+            "parent_id": "c" * 16,
+            "name": "näme/☃",
+            "status": {"status_code": "ERROR", "description": "boom"},
+            "attributes": {"s": "x", "b": True, "i": 1, "f": 0.5, "ints": [1, 2], "strs": ["a"], "none": []},
+            "events": [{"name": "e", "attributes": {"k": 1}, "timestamp": 1.5}],
+            "links": [],
+            "start_time": 1.0,
+            "end_time": 2.0,
+            "context": {"trace_id": "a" * 32, "span_id": "b" * 16, "is_remote": False, "trace_state": {"k": "v"}},
+            "parent": None,
+            "resource": {"attributes": {"service.name": "x"}, "schema_url": "u"},
+            "kind": "CLIENT",
+            "scope": {"name": "lib", "version": "1"},
+            "extra_field": {"deep": [1, None]},
+        }
+    )
+    await store.add_span(sent)
+    [found] = await store.query_spans(rollout.rollout_id)
+    assert found.model_dump() == sent.model_dump()
+
+
+async def test_spans_are_filtered_sorted_and_paged(store: LightningStore, span: MakeSpan) -> None:
+    rollout = await store.start_rollout("x")
+    for number, name in enumerate(["alpha", "beta", "alphabet"], start=1):
+        await store.add_span(span(rollout, name, number, trace_id=str(number) * 32))
+    rid = rollout.rollout_id
+    assert [s.name for s in await store.query_spans(rid, "latest", name_contains="alpha")] == ["alpha", "alphabet"]
+    either = await store.query_spans(rid, name="beta", trace_id="1" * 32, filter_logic="or")
+    assert [s.name for s in either] == ["alpha", "beta"]
+    page = await store.query_spans(rid, limit=1, offset=1, sort_order="desc")
+    assert ([s.name for s in page], page.total) == (["beta"], 3)
+    assert (await store.query_spans("unknown")).total == 0
+    assert (await store.query_spans(rid, "at-unknown")).total == 0
+
+
+async def _statuses(store: LightningStore, rollout_id: str) -> tuple[str, str]:
+    rollout, attempt = await store.get_rollout_by_id(rollout_id), await store.get_latest_attempt(rollout_id)
+    assert rollout is not None
+    assert attempt is not None
+    return rollout.status, attempt.status

@@ -1,0 +1,184 @@
+"""Work comes in: creating, queueing, claiming, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from agentlightning.errors import NotFoundError
+from agentlightning.store.base import LightningStore, request_token
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, RolloutConfig
+
+
+async def test_an_enqueued_rollout_waits_without_an_attempt(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout({"q": 1}, mode="train", metadata={"a": 1})
+    assert rollout.status == "queuing"
+    assert rollout.input == {"q": 1}
+    assert rollout.metadata == {"a": 1}
+    assert rollout.rollout_id.startswith("ro-")
+    assert rollout.id == rollout.rollout_id
+    found = await store.get_rollout_by_id(rollout.rollout_id)
+    assert type(found) is Rollout
+    assert found == rollout
+
+
+async def test_claims_come_oldest_first_and_each_once(store: LightningStore) -> None:
+    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(5)])
+    claims = [await store.dequeue_rollout(worker_id="w") for _ in range(6)]
+    assert [c.rollout_id if c else None for c in claims] == [r.rollout_id for r in made] + [None]
+    first = claims[0]
+    assert first is not None
+    assert (first.status, first.attempt.status, first.attempt.sequence_id) == ("preparing", "preparing", 1)
+    assert first.attempt.worker_id == "w"
+    assert first.rollout.rollout_id == first.rollout_id
+
+
+async def test_many_claims_at_once_take_up_to_the_limit(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(3)])
+    assert [c.input for c in await store.dequeue_many_rollouts(limit=2)] == [0, 1]
+    assert [c.input for c in await store.dequeue_many_rollouts(limit=5)] == [2]
+    assert await store.dequeue_many_rollouts(limit=0) == []
+
+
+async def test_concurrent_claims_never_get_the_same_rollout(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(20)])
+    claims = await asyncio.gather(*[store.dequeue_rollout(worker_id=f"w{i}") for i in range(30)])
+    ids = [c.rollout_id for c in claims if c is not None]
+    assert len(ids) == len(set(ids)) == 20
+    assert claims.count(None) == 10
+
+
+async def test_a_waiting_claim_is_answered_when_work_arrives(store: LightningStore) -> None:
+    waiting = asyncio.create_task(store.dequeue_rollout(worker_id="w", timeout=20))
+    await asyncio.sleep(0.05)
+    made = await store.enqueue_rollout("late")
+    claim = await asyncio.wait_for(waiting, 10)
+    assert claim is not None
+    assert claim.rollout_id == made.rollout_id
+
+
+async def test_a_waiting_claim_ends_empty_when_time_is_up(store: LightningStore) -> None:
+    assert await store.dequeue_rollout(worker_id="w", timeout=0.05) is None
+
+
+async def test_started_work_is_in_hand_at_once_and_never_queued(store: LightningStore) -> None:
+    started = await store.start_rollout({"q": 1}, worker_id="w")
+    assert isinstance(started, AttemptedRollout)
+    assert started.status == "preparing"
+    assert await store.dequeue_rollout() is None
+
+
+async def test_runs_on_one_store_do_not_see_each_others_work(store: LightningStore) -> None:
+    mine = await store.enqueue_rollout("mine", run_id="a")
+    other = await store.enqueue_rollout("none")
+    assert await store.dequeue_rollout(run_id="b") is None
+    claim = await store.dequeue_rollout(run_id="a")
+    assert claim is not None
+    assert claim.rollout_id == mine.rollout_id
+    claim = await store.dequeue_rollout()
+    assert claim is not None
+    assert claim.rollout_id == other.rollout_id
+    assert [r.rollout_id for r in await store.query_rollouts(run_id="a")] == [mine.rollout_id]
+
+
+async def test_a_call_repeated_with_its_token_is_answered_again_not_done_again(store: LightningStore) -> None:
+    token = request_token.set("one call")
+    try:
+        first = await store.enqueue_rollout("x")
+        again = await store.enqueue_rollout("x")
+        assert again.rollout_id == first.rollout_id
+        assert (await store.query_rollouts()).total == 1
+        claim, repeated = await store.dequeue_rollout(worker_id="w"), await store.dequeue_rollout(worker_id="w")
+        assert claim is not None
+        assert repeated is not None
+        assert repeated.attempt.attempt_id == claim.attempt.attempt_id
+        assert (await store.query_attempts(first.rollout_id)).total == 1
+        prompt = {"p": PromptTemplate(template="a", engine="f-string")}
+        assert (await store.update_resources("r", prompt)).version == 1
+        assert (await store.update_resources("r", prompt)).version == 1
+    finally:
+        request_token.reset(token)
+    assert (await store.update_resources("r", prompt)).version == 2
+
+
+async def test_a_new_attempt_revives_a_finished_rollout(store: LightningStore) -> None:
+    started = await store.start_rollout("x")
+    await store.update_attempt(started.rollout_id, "latest", status="succeeded")
+    again = await store.start_attempt(started.rollout_id, worker_id="w2")
+    assert again.attempt.sequence_id == 2
+    assert (again.status, again.end_time) == ("preparing", None)
+    with pytest.raises(NotFoundError, match="Rollout nope not found"):
+        await store.start_attempt("nope")
+
+
+class _Model(BaseModel):
+    a: int
+
+
+@dataclasses.dataclass
+class _Data:
+    b: str
+
+
+async def test_input_is_json_on_every_store(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout({"model": _Model(a=1), "data": _Data(b="x"), "pair": (1, 2)})
+    assert rollout.input == {"model": {"a": 1}, "data": {"b": "x"}, "pair": [1, 2]}
+    with pytest.raises(TypeError, match=r"input\.deep\[1\] is a object"):
+        await store.enqueue_rollout({"deep": [1, object()]})
+    with pytest.raises(TypeError, match="string keys"):
+        await store.enqueue_rollout({1: "x"})
+
+
+async def test_what_a_caller_holds_is_not_what_the_store_holds(store: LightningStore) -> None:
+    task: dict[str, Any] = {"q": [1]}
+    made = await store.enqueue_rollout(task)
+    task["q"].append(2)
+    made.input["q"].append(3)
+    made.status = "failed"
+    found = await store.get_rollout_by_id(made.rollout_id)
+    assert found is not None
+    assert found.input == {"q": [1]}
+    assert found.status == "queuing"
+
+
+async def test_waiting_returns_the_finished_in_the_order_asked(store: LightningStore) -> None:
+    a, b, c = [await store.start_rollout(i) for i in range(3)]
+
+    async def finish() -> None:
+        for rollout in (c, a):
+            await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+
+    waiting = asyncio.create_task(
+        store.wait_for_rollouts(rollout_ids=[a.rollout_id, "unknown", c.rollout_id], timeout=20)
+    )
+    await asyncio.sleep(0.05)
+    await finish()
+    assert [r.rollout_id for r in await asyncio.wait_for(waiting, 10)] == [a.rollout_id, c.rollout_id]
+    assert await store.wait_for_rollouts(rollout_ids=[b.rollout_id], timeout=0.05) == []
+    assert await store.wait_for_rollouts(rollout_ids=[b.rollout_id], timeout=0) == []
+    assert [type(r) for r in await store.wait_for_rollouts(rollout_ids=[a.rollout_id], timeout=0)] == [Rollout]
+    assert await store.wait_for_rollout(b.rollout_id, timeout=0) is None
+
+
+async def test_waiting_on_a_restarted_rollout_waits_for_its_new_end(store: LightningStore) -> None:
+    started = await store.start_rollout("x")
+    await store.update_attempt(started.rollout_id, "latest", status="succeeded")
+    await store.start_attempt(started.rollout_id)
+    waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[started.rollout_id], timeout=20))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await store.update_attempt(started.rollout_id, "latest", status="failed")
+    assert [r.status for r in await asyncio.wait_for(waiting, 10)] == ["failed"]
+
+
+async def test_times_are_wall_clock_seconds(store: LightningStore) -> None:
+    before = time.time()
+    started = await store.start_rollout("x", config=RolloutConfig(max_attempts=2))
+    assert before - 1 <= started.start_time <= time.time() + 1
+    assert started.attempt.start_time == started.start_time
+    assert started.config.max_attempts == 2

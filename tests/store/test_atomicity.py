@@ -1,0 +1,239 @@
+"""What a script does is there whole or not at all; a claim is one worker's; what was acknowledged survives a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import BadRequestError, ConflictError
+from agentlightning.store import scripts
+from agentlightning.store.backend import Backend, Tx
+from agentlightning.store.memory import InMemoryLightningStore, MemoryBackend
+from agentlightning.store.spec import store_from_spec
+from agentlightning.store.sqlite import SQLiteBackend, SQLiteLightningStore
+from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, Span
+
+
+class Stop(Exception):
+    """Raised by a primitive."""
+
+
+class FailingTx:
+    """A `Tx` whose k-th primitive raises."""
+
+    def __init__(self, tx: Tx, k: int) -> None:
+        self._tx, self._left = tx, k
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._tx, name)
+        if not callable(member):
+            return member
+
+        def primitive(*args: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise Stop
+            return member(*args)
+
+        return primitive
+
+
+def span(rollout_id: str, attempt_id: str) -> Span:
+    return Span.from_attributes(attributes={}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1)
+
+
+def story(do: Callable[[Callable[[Tx], Any]], Any]) -> None:
+    """A life of two rollouts, script by script."""
+    requests = [EnqueueRolloutRequest(input=1), EnqueueRolloutRequest(input=2)]
+    do(lambda tx: scripts.publish(tx, 0.0, "r", None, {"p": PromptTemplate(template="", engine="jinja")}, None))
+    do(lambda tx: scripts.enqueue(tx, 1.0, lambda n: f"{n}", requests))
+    do(lambda tx: scripts.heartbeat(tx, 1.0, "w", {}, None))
+    do(lambda tx: scripts.claim(tx, 2.0, lambda n: f"{n}", "token", None, "w", 2))
+    do(lambda tx: scripts.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-1", "at-1"), span("ro-0", "at-0")]))
+    do(lambda tx: scripts.next_sequence_ids(tx, [("ro-0", "at-0")]))
+    do(lambda tx: scripts.update_attempt(tx, 4.0, "ro-0", "latest", {"status": "succeeded"}))
+    do(lambda tx: scripts.expire(tx, 5.0, "ro-1", "at-1", "unresponsive", scripts.LEASE_EXPIRED))
+    do(lambda tx: scripts.start_attempt(tx, 6.0, "ro-1", "at-9", "w"))
+
+
+def contents(backend: Backend) -> Any:
+    def read(tx: Tx) -> Any:
+        records = [tx.load(f"ro-{n}") for n in range(2)]
+        spans = [len(tx.spans(f"ro-{n}", None)) for n in range(2)]
+        kinds = ("worker", "resources", "resources_version", "latest_resources", "claim")
+        return records, spans, [tx.scan(kind) for kind in kinds]  # type: ignore[arg-type]
+
+    return repr(backend.execute(read, write=False)[0])
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made = MemoryBackend() if request.param == "memory" else SQLiteBackend(str(tmp_path / "x.db"), "NORMAL")
+    yield made
+    made.close()
+
+
+def test_a_script_that_fails_at_any_primitive_leaves_no_trace(backend: Backend) -> None:
+    failures = 0
+
+    def attempt(script: Callable[[Tx], Any]) -> None:
+        nonlocal failures
+        for k in range(100):
+            before = contents(backend)
+            try:
+                backend.execute(lambda tx, k=k: script(FailingTx(tx, k)))  # type: ignore[arg-type, misc]
+                return
+            except Stop:
+                failures += 1
+                assert contents(backend) == before
+        raise AssertionError("the script never ended")
+
+    story(attempt)
+    assert failures > 30
+
+
+def test_threads_and_processes_claim_each_rollout_once(tmp_path: Path) -> None:
+    path = tmp_path / "race.db"
+    count = 400
+    store = SQLiteLightningStore(path, synchronous="NORMAL")
+    asyncio.run(_fill(store, count))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        elsewhere = pool.map_async(_claim_all, [str(path)] * 2)
+        taken: list[str] = []
+        threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for ids in elsewhere.get(60):
+            taken.extend(ids)
+    asyncio.run(store.close())
+    assert len(taken) == len(set(taken)) == count
+
+
+async def _fill(store: SQLiteLightningStore | InMemoryLightningStore, count: int) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(count)])
+
+
+async def _drain(store: Any) -> list[str]:
+    taken: list[str] = []
+    while (claim := await store.dequeue_rollout(worker_id="w")) is not None:
+        taken.append(claim.rollout_id)
+    return taken
+
+
+def _claim_all(path: str) -> list[str]:
+    async def work() -> list[str]:
+        store = SQLiteLightningStore(path, synchronous="NORMAL")
+        taken = await _drain(store)
+        await store.close()
+        return taken
+
+    return asyncio.run(work())
+
+
+def test_threads_claim_from_memory_each_once() -> None:
+    store = InMemoryLightningStore()
+    asyncio.run(_fill(store, 2000))
+    taken: list[str] = []
+    threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(set(taken)) == 2000
+
+
+_WRITER = """
+import asyncio, sys
+from agentlightning.store.sqlite import SQLiteLightningStore
+
+async def work():
+    store = SQLiteLightningStore(sys.argv[1])
+    while True:
+        made = await asyncio.gather(*[store.enqueue_rollout(i) for i in range(4)])
+        print(*[r.rollout_id for r in made], flush=True)
+
+asyncio.run(work())
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 3, 9])
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "kill.db"
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    acknowledged = [writer.stdout.readline() for _ in range(lines)]
+    os.kill(writer.pid, signal.SIGKILL)
+    acknowledged.append(writer.stdout.read())
+    writer.wait()
+    writer.stdout.close()
+    known = {name for line in acknowledged[:lines] for name in line.split()}
+    store = SQLiteLightningStore(path)
+    found = {rollout.rollout_id for rollout in asyncio.run(store.query_rollouts())}
+    assert known <= found
+    assert len(asyncio.run(_drain(store))) == len(found)
+    asyncio.run(store.close())
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    db.close()
+
+
+async def test_a_claim_outlives_the_server_and_keeps_its_lease_for_a_while(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "x.db", scan_debounce_seconds=0)
+    await store.update_worker("w")
+    claimed = await store.start_rollout("x", worker_id="w")
+    await store.close()
+    again = SQLiteLightningStore(tmp_path / "x.db", scan_debounce_seconds=0)
+    found = await again.get_rollout_by_id(claimed.rollout_id)
+    assert found == claimed
+    await again.close()
+    with pytest.raises(ConflictError, match="closed"):
+        await again.enqueue_rollout("x")
+
+
+async def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    await SQLiteLightningStore(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(ConflictError, match="schema version 99"):
+        SQLiteLightningStore(path)
+
+
+def test_a_file_that_cannot_be_is_refused_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError, match="no/such/folder"):
+        SQLiteLightningStore(tmp_path / "no/such/folder/x.db")
+    (tmp_path / "text.db").write_text("this is no database, but a text that is long enough to be read as a header")
+    with pytest.raises(BadRequestError, match="not a database"):
+        SQLiteLightningStore(tmp_path / "text.db")
+
+
+async def test_a_store_spec_names_each_store_and_a_bad_one_lists_the_right_ones(tmp_path: Path) -> None:
+    assert isinstance(store_from_spec("memory"), InMemoryLightningStore)
+    store = store_from_spec(f"sqlite:///{tmp_path}/x.db")
+    assert isinstance(store, SQLiteLightningStore)
+    assert store_from_spec(store) is store
+    await store.close()
+    with pytest.raises(BadRequestError, match=r"memory, sqlite:///run\.db"):
+        store_from_spec("redis://x")
+
+
+def test_a_memory_store_says_that_it_cannot_travel() -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="LightningStoreServer"):
+        pickle.dumps(InMemoryLightningStore())
