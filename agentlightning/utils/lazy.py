@@ -12,12 +12,16 @@ from typing import Any
 def lazy_attributes(package: str, homes: Mapping[str, str], name: str, removed: Mapping[str, str] | None = None) -> Any:
     """Import the module that holds `name`, remember the value in the package and return it.
 
+    A home is a module, or `module:other_name` where it has another name there; `module:` is the module itself.
+
     Raises:
         AttributeError: the package has no such name; the text names what replaced it, or the nearest right one.
     """
     home = homes.get(name)
     if home is not None:
-        value = getattr(importlib.import_module(home), name)
+        path, renamed, other = home.partition(":")
+        module = importlib.import_module(path)
+        value = module if renamed and not other else getattr(module, other or name)
         setattr(sys.modules[package], name, value)
         return value
     if removed and name in removed:

@@ -119,7 +119,7 @@ class PythonServerLauncher:
         Raises:
             RuntimeError: the address cannot be bound; says host, port, reason and what to do.
         """
-        if self._socket is None:
+        if self._socket is None or self._socket.fileno() < 0:  # below 0: let go of by a fork
             self._socket = listen(self.host, self._port or 0)
             weakref.finalize(self, self._socket.close)
             self._port = cast(int, self._socket.getsockname()[1])

@@ -1,0 +1,62 @@
+"""Whose call is it: the rollout and the attempt, read out of the URL."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote_to_bytes
+
+from agentlightning.llm_proxy.replies import refuse
+
+Route = Literal["chat/completions", "models"]
+ROUTES: dict[Route, str] = {"chat/completions": "POST", "models": "GET"}
+"""What is served below an attempt's URL, with or without `v1/` before it, and by which method."""
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_RIGHT_FORM = (
+    "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
+    "(or the same with /v1 at the end); LLM.get_base_url() and LLMProxy.as_resource() give it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallAddress:
+    """One route of one attempt."""
+
+    rollout_id: str
+    attempt_id: str
+    route: Route
+
+
+def parse_address(raw_path: bytes, method: str) -> CallAddress:
+    """Read `/rollout/R/attempt/A[/v1]/<route>`; each segment is percent-decoded by itself.
+
+    Raises:
+        CallFailed: 404 that shows the right form, 405 with the right method.
+    """
+    segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/")[1:]]
+    if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
+        raise refuse(404, f"{_shown(raw_path)} names no attempt. {_RIGHT_FORM}", code="unknown_url")
+    rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
+    route = "/".join(segments[5:] if segments[4:5] == ["v1"] else segments[4:])
+    if route not in ROUTES:
+        served = ", ".join(f"{verb} {known}" for known, verb in ROUTES.items())
+        raise refuse(
+            404, f"The gateway does not serve {route!r} for an attempt; it serves {served}", code="unknown_url"
+        )
+    wanted = ROUTES[route]
+    if method != wanted:
+        raise refuse(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
+    return CallAddress(rollout_id, attempt_id, route)
+
+
+def _id(segment: str, noun: str) -> str:
+    if _ID.fullmatch(segment):
+        return segment
+    text = f"{segment[:80]!r} is no {noun} id: ids are 1 to 128 letters, digits, '-' and '_'. {_RIGHT_FORM}"
+    raise refuse(404, text, code="unknown_url")
+
+
+def _shown(raw_path: bytes) -> str:
+    return repr(raw_path[:200].decode("latin-1"))

@@ -1,0 +1,63 @@
+"""One model call on its way through the gateway: the value that every part of it fills in and the recorder writes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentlightning.llm_proxy.replies import CallFailed, CallState
+from agentlightning.utils.id import generate_id
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """What the model server consumed and produced, in its own token ids."""
+
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    logprobs: list[float] | None
+    """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """Begins when the attempt has been checked, with its number from the store; ends in exactly one state."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    call_id: str = field(default_factory=lambda: f"call-{generate_id(24)}")
+    arrived_at: float = field(default_factory=time.time)
+    """Wall clock, seconds."""
+    began: float = field(default_factory=time.monotonic)
+    request: dict[str, Any] | None = None
+    """As the agent sent it; None if it could not be read."""
+    reply: dict[str, Any] | None = None
+    """As the model server gave it."""
+    tokens: CallTokens | None = None
+    weight_version: int | None = None
+    """The weights that served it; None if it did not come that far."""
+    upstream_tries: int = 0
+    state: CallState = "upstream_error"
+    http_status: int = 500
+    """What the agent got; 499 if it had left."""
+    error: str | None = None
+
+    def answered(self, reply: dict[str, Any], tokens: CallTokens | None) -> None:
+        """The model server answered."""
+        self.reply, self.tokens = reply, tokens
+        self.state, self.http_status = "ok" if tokens else "no_tokens", 200
+
+    def failed(self, failure: CallFailed) -> None:
+        """There is no answer."""
+        self.state, self.http_status, self.error = failure.state, failure.reply.status, failure.summary
+
+    def left(self) -> None:
+        """The agent closed its connection."""
+        self.state, self.http_status, self.error = "client_left", 499, "the agent closed its connection"
+
+    @property
+    def seconds(self) -> float:
+        """Time since the arrival."""
+        return time.monotonic() - self.began

@@ -1,0 +1,214 @@
+"""The gateway as an ASGI app: whose call is it, may it be made, make it, keep it, answer it.
+
+A call that passed the checks of address, key and attempt has a number from the store and ends as two spans of its
+attempt, whatever becomes of it; only then is it answered. What the checks refuse is no call of an attempt and leaves no
+span.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from agentlightning.llm_proxy import dialects
+from agentlightning.llm_proxy.addresses import CallAddress, parse_address
+from agentlightning.llm_proxy.admission import AttemptBook, Slots
+from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.keys import check_key
+from agentlightning.llm_proxy.limits import GatewayLimits
+from agentlightning.llm_proxy.models import ModelTable
+from agentlightning.llm_proxy.recorder import ask_store, keep
+from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, error_reply, json_reply, refuse
+from agentlightning.llm_proxy.upstream import Upstream
+from agentlightning.llm_proxy.weights import WeightGate
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.auth import Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Serves the model calls of attempts. Owned by the serving loop; `store` and `models` are read for each call."""
+
+    def __init__(
+        self,
+        *,
+        store: Callable[[], LightningStore],
+        models: Callable[[], ModelTable],
+        token: str | None,
+        limits: GatewayLimits,
+        gate: WeightGate,
+        upstream: Upstream,
+    ) -> None:
+        self._store, self._models = store, models
+        self._token, self._limits = token, limits
+        self._gate, self._upstream = gate, upstream
+        self._attempts = AttemptBook()
+        self._slots = Slots(limits.calls, limits.calls_per_attempt)
+        self._warned: set[str] = set()
+        self.ended: Counter[str] = Counter()
+        """Recorded calls by state, and `lost` and `rejected` ones (without a span)."""
+
+    @property
+    def in_hand(self) -> int:
+        """Calls that have arrived and are not answered."""
+        return self._slots.taken
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reply = await self._answer(scope, receive)
+        except CallFailed as failure:
+            self.ended["rejected"] += 1
+            reply = failure.reply
+        if reply is not None:
+            await reply.send(send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Reply | None:
+        """Return what to send; None when nobody is there to read it."""
+        if scope["path"] == "/health":
+            return json_reply({"status": "ok"})
+        address = parse_address(scope["raw_path"], scope["method"])
+        check_key(scope, address, self._token)
+        store, seconds = self._store(), self._limits.store_seconds
+        await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
+        if address.route == "models":
+            return self._list_models()
+        call = await self._arrival(store, address)
+        reply = await self._outcome(store, call, receive)
+        return await self._conclude(store, call, reply)
+
+    def _list_models(self) -> Reply:
+        entries = [
+            {"id": n, "object": "model", "created": 0, "owned_by": "agentlightning"} for n in self._models().names
+        ]
+        return json_reply({"object": "list", "data": entries})
+
+    async def _arrival(self, store: LightningStore, address: CallAddress) -> ModelCall:
+        number = store.get_next_span_sequence_id(address.rollout_id, address.attempt_id)
+        sequence_id = await ask_store(number, self._limits.store_seconds)
+        return ModelCall(address.rollout_id, address.attempt_id, sequence_id)
+
+    async def _outcome(self, store: LightningStore, call: ModelCall, receive: Receive) -> Reply | None:
+        """Make the call and return the reply for the agent; how it ended is in `call`."""
+        try:
+            with self._slots.take(call.rollout_id, call.attempt_id):
+                return await self._while_connected(call, receive)
+        except CallFailed as failure:
+            call.failed(failure)
+            return failure.reply
+        except ClientLeft:
+            call.left()
+            return None
+        except asyncio.CancelledError:  # the gateway stops: a last word, then go
+            call.failed(refuse(503, "The gateway stopped during the call", state="upstream_error"))
+            await self._conclude(store, call, None, seconds=0.5)
+            raise
+        except Exception:  # boundary: a fault of ours must not look like the agent's
+            logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
+            failure = refuse(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
+            call.failed(failure)
+            return failure.reply
+
+    async def _while_connected(self, call: ModelCall, receive: Receive) -> Reply:
+        """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
+        has_body = asyncio.Event()
+        work = asyncio.ensure_future(self._serve(call, receive, has_body))
+        gone = asyncio.ensure_future(_disconnected(receive, has_body))
+        tasks: set[asyncio.Future[Any]] = {work, gone}
+        try:
+            await asyncio.wait(tasks, timeout=self._limits.call_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished = [task for task in tasks if task.done()]
+            await _cancel(tasks)
+        if work in finished:
+            return work.result()
+        if finished:
+            raise ClientLeft
+        text = f"The call took longer than {self._limits.call_seconds} seconds"
+        raise refuse(504, text, code="timeout", state="upstream_error")
+
+    async def _serve(self, call: ModelCall, receive: Receive, has_body: asyncio.Event) -> Reply:
+        raw = await _body(receive, self._limits.body_bytes)
+        has_body.set()
+        call.request = dialects.read_request(raw)
+        endpoints = self._models().endpoints(call.request["model"], call.rollout_id)
+        call.weight_version = await self._gate.enter()
+        try:
+            answer = await self._upstream.send(call, endpoints, call.began + self._limits.call_seconds)
+        finally:
+            self._gate.leave()
+        reply = dialects.read_reply(answer)
+        if reply is None:
+            text = "The model server's reply is no chat completion (JSON with a list of choices)"
+            raise refuse(502, text, code="upstream_unusable", state="upstream_error")
+        call.answered(reply, dialects.tokens_of(reply))
+        visible = dialects.visible_reply(reply, call.request)
+        return Reply(200, answer) if visible == reply else json_reply(visible)
+
+    async def _conclude(
+        self, store: LightningStore, call: ModelCall, reply: Reply | None, seconds: float | None = None
+    ) -> Reply | None:
+        """Keep the spans, then let the reply go; without the spans there is no reply."""
+        lost = await keep(store, call, seconds or self._limits.store_seconds)
+        if lost is not None:
+            self.ended["lost"] += 1
+            text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
+            logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
+            message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
+            return error_reply(503, message, code="record_lost", retry_after=1.0)
+        self.ended[call.state] += 1
+        if call.state == "no_tokens":
+            self._warn_about_tokens(call)
+        return reply
+
+    def _warn_about_tokens(self, call: ModelCall) -> None:
+        model = str((call.request or {}).get("model"))
+        if model not in self._warned:
+            self._warned.add(model)
+            logger.warning(
+                "The model server of %r gives no token ids: its calls are recorded as no_tokens and cannot be trained. "
+                "vLLM gives them from 0.10.2 on when asked with 'return_token_ids', which the gateway does; "
+                "serve the model with such an engine",
+                model,
+            )
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    """Return the request's body.
+
+    Raises:
+        CallFailed: 413, it is larger than `limit` bytes.
+        ClientLeft: the connection closed before its end.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise refuse(413, f"The body is larger than the gateway's limit of {limit} bytes", code="body_too_large")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _disconnected(receive: Receive, has_body: asyncio.Event) -> None:
+    """Return when the client closes its connection; reads nothing before the body is there."""
+    await has_body.wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
+    """Cancel what still runs and wait for its end, so that the connection to the model server is closed too."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in running:
+        if not task.cancelled():
+            task.exception()  # seen: what the call came to no longer matters

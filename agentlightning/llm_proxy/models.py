@@ -1,0 +1,141 @@
+"""The table of models: which endpoints serve which name, and in which order one rollout tries them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from typing_extensions import TypedDict
+
+from agentlightning.llm_proxy.replies import refuse
+
+_PROVIDERS = ("hosted_vllm/", "openai/")
+_ENVIRONMENT = "os.environ/"
+_PARAMETERS = ("model", "api_base", "api_key")
+
+
+class ModelConfig(TypedDict):
+    """One endpoint of one model."""
+
+    model_name: str
+    """What agents ask for. Several entries with the same name share its rollouts."""
+    litellm_params: dict[str, Any]
+    """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
+    one (`os.environ/NAME` reads it from the environment)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model is served."""
+
+    model: str
+    """The name that the model server knows."""
+    api_base: str
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """Host and port, for logs; never user info or a key."""
+        parts = urlsplit(self.api_base)
+        return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+
+
+class ModelTable:
+    """Read-only routing table; a change of models is a new table.
+
+    Raises:
+        ValueError: an entry is malformed; names the entry, the field and what was expected.
+    """
+
+    def __init__(self, model_list: Sequence[ModelConfig]) -> None:
+        self._endpoints: dict[str, list[Endpoint]] = {}
+        for index, entry in enumerate(model_list):
+            name, endpoint = _read_entry(f"model_list[{index}]", entry)
+            self._endpoints.setdefault(name, []).append(endpoint)
+
+    @property
+    def names(self) -> list[str]:
+        """The model names, in the order of the list."""
+        return list(self._endpoints)
+
+    def endpoints(self, model: str, rollout_id: str) -> list[Endpoint]:
+        """Return the endpoints of a model, the rollout's own first: the same rollout always gets the same order.
+
+        Rendezvous hashing: when an endpoint comes or goes, only the rollouts that it serves move.
+
+        Raises:
+            CallFailed: 404 that lists the models.
+        """
+        endpoints = self._endpoints.get(model)
+        if endpoints is None:
+            known = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
+            text = f"There is no model {model!r}. Models of this gateway: {known}"
+            raise refuse(404, text, code="model_not_found", param="model")
+        if len(endpoints) == 1:
+            return endpoints
+        return sorted(endpoints, key=lambda endpoint: _weight(rollout_id, endpoint))
+
+
+def _weight(rollout_id: str, endpoint: Endpoint) -> bytes:
+    return hashlib.sha256(f"{rollout_id}\n{endpoint.api_base}\n{endpoint.model}".encode()).digest()
+
+
+def _read_entry(place: str, entry: Any) -> tuple[str, Endpoint]:
+    fields = _mapping(place, entry)
+    _refuse_unknown(place, fields, ("model_name", "litellm_params"))
+    name = _text(f"{place}.model_name", fields.get("model_name"))
+    place = f"{place}.litellm_params"
+    parameters = _mapping(place, fields.get("litellm_params"))
+    _refuse_unknown(place, parameters, _PARAMETERS)
+    model = _text(f"{place}.model", parameters.get("model"))
+    api_base = _text(f"{place}.api_base", parameters.get("api_base"))
+    if urlsplit(api_base).scheme not in ("http", "https") or not urlsplit(api_base).hostname:
+        raise ValueError(f"{place}.api_base must be a URL such as http://127.0.0.1:8000/v1")
+    api_key = _key(f"{place}.api_key", parameters.get("api_key"))
+    return name, Endpoint(_without_provider(model), api_base.rstrip("/"), api_key)
+
+
+def _mapping(place: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{place} must be a dict; got {type(value).__name__}")
+    return cast(Mapping[str, Any], value)
+
+
+def _text(place: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        problem = "is missing" if value is None else f"must be a non-empty string; got {type(value).__name__}"
+        raise ValueError(f"{place} {problem}")
+    return value
+
+
+def _key(place: str, value: Any) -> str | None:
+    """Return the provider's key; `os.environ/NAME` reads it from the environment. Errors never show it."""
+    if value is None:
+        return None
+    key = _text(place, value)
+    if not key.startswith(_ENVIRONMENT):
+        return key
+    variable = key.removeprefix(_ENVIRONMENT)
+    if not os.environ.get(variable):
+        raise ValueError(f"{place} names the environment variable {variable}, which is not set")
+    return os.environ[variable]
+
+
+def _refuse_unknown(place: str, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+            raise ValueError(f"{place}.{name} is not supported{hint}")
+
+
+def _without_provider(model: str) -> str:
+    for provider in _PROVIDERS:
+        if model.startswith(provider):
+            return model.removeprefix(provider)
+    return model

@@ -1,0 +1,272 @@
+"""LLMProxy: the gateway as its owner sees it. Start, stop, models, addresses for agents, weight changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has_no_effect
+from agentlightning.llm_proxy.gateway import Gateway
+from agentlightning.llm_proxy.limits import GatewayLimits
+from agentlightning.llm_proxy.models import ModelConfig, ModelTable
+from agentlightning.llm_proxy.upstream import Upstream
+from agentlightning.llm_proxy.weights import WeightGate
+from agentlightning.store.base import LightningStore
+from agentlightning.types import LLM, ProxyLLM
+from agentlightning.types.attempt_key import attempt_key
+from agentlightning.utils.auth import Receive, Scope, Send, check_bind, server_token
+from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class LLMProxy:
+    """An OpenAI-compatible server between agents and model servers, which records each call with its tokens.
+
+    Owned by one process; `start` serves from a thread of its own (`launch_mode="thread"`) or from the running loop
+    (`"asyncio"`). The other methods may be awaited from any loop. The store is called in this process, on the serving
+    loop.
+
+    Args:
+        port: None takes a free one, which then stays the same.
+        model_list: one entry per endpoint; see `ModelConfig`. May be empty and given later.
+        store: where calls are recorded; may be given later, by `set_store`.
+        host: None is 127.0.0.1. Another address needs `AGL_TOKEN` (or `AGL_INSECURE=1`).
+        num_retries: further tries after a 500 of a model server. Servers that cannot be reached and 429, 502, 503 and
+            504 are tried again `max(num_retries, 3)` times in any case.
+        launcher_args: in place of port, host and launch_mode.
+        limits: every bound of the gateway.
+
+    Raises:
+        ValueError: an argument has no effect here, or contradicts another; names it.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        model_list: Sequence[ModelConfig] | None = None,
+        store: LightningStore | None = None,
+        host: str | None = None,
+        litellm_config: dict[str, Any] | None = None,
+        num_retries: int = 0,
+        num_workers: int = 1,
+        launch_mode: LaunchMode = "thread",
+        launcher_args: PythonServerLauncherArgs | None = None,
+        middlewares: Sequence[Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        limits: GatewayLimits | None = None,
+    ) -> None:
+        refuse_what_has_no_effect(litellm_config, middlewares, callbacks, num_workers)
+        if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
+            raise ValueError("port, host, launch_mode, and num_workers cannot be set when launcher_args is provided.")
+        if num_retries < 0:
+            raise ValueError(f"num_retries must be 0 or more; got {num_retries}")
+        self.store = store
+        self.limits = limits or GatewayLimits()
+        self.server_launcher_args = launcher_args or PythonServerLauncherArgs(
+            port=port, host=host, launch_mode=launch_mode, healthcheck_url="/health"
+        )
+        self.server_launcher = PythonServerLauncher(self._serve, self.server_launcher_args, self._on_serving_loop)
+        self._model_list: list[ModelConfig] = []
+        self._table = ModelTable([])
+        self._gate = WeightGate(self.limits.waiting_calls)
+        self._num_retries = num_retries
+        self._gateway: Gateway | None = None
+        self._upstream: Upstream | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.update_model_list(model_list or [])
+
+    # --- what it serves, and for whom ------------------------------------------------------------------------------
+
+    @property
+    def model_list(self) -> list[ModelConfig]:
+        """The entries that are served; `update_model_list` changes them."""
+        return list(self._model_list)
+
+    def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
+        """Serve these models from the next call on, also while running; calls in progress end where they are.
+
+        Raises:
+            ValueError: an entry is malformed; then nothing changes.
+        """
+        table = ModelTable(model_list)
+        self._table, self._model_list = table, list(model_list)
+
+    def get_store(self) -> LightningStore | None:
+        """Return the store that calls are recorded in."""
+        return self.store
+
+    def set_store(self, store: LightningStore) -> None:
+        """Record in this store from the next call on.
+
+        Raises:
+            RuntimeError: the gateway runs and the store cannot be called from its loop; then nothing changes.
+        """
+        if self.is_running():
+            check_capability(store, self.server_launcher_args.launch_mode)
+        self.store = store
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: dict[str, Any] | None = None,
+    ) -> LLM:
+        """Return the LLM of one attempt, or without ids a `ProxyLLM` that each attempt makes its own.
+
+        May be called before `start`: the port is bound then. With `AGL_TOKEN` set, the LLM of an attempt has its key.
+
+        Raises:
+            ValueError: only one of the ids is given, or the model is not and there is not exactly one name.
+        """
+        if (rollout_id is None) != (attempt_id is None):
+            raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
+        model = model or self._only_model()
+        endpoint, sampling = self.server_launcher.access_endpoint, dict(sampling_parameters or {})
+        if rollout_id is None or attempt_id is None:
+            return ProxyLLM(endpoint=endpoint, model=model, sampling_parameters=sampling)
+        url = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
+        token = server_token()
+        key = attempt_key(rollout_id, attempt_id, token) if token else None
+        return LLM(endpoint=url, model=model, api_key=key, sampling_parameters=sampling)
+
+    def _only_model(self) -> str:
+        names = self._table.names
+        if not names:
+            raise ValueError("No models found in model_list. Please specify the model.")
+        if len(names) > 1:
+            raise ValueError(f"Multiple models found in model_list: {', '.join(names)}. Please specify the model.")
+        return names[0]
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serve; returns when calls are accepted.
+
+        Raises:
+            ValueError: there is no store.
+            RuntimeError: already running, the store cannot be called from the serving loop, the port is taken, or the
+                address is not loopback and there is no token.
+        """
+        if self.store is None:
+            raise ValueError("Store is not set. Please set the store before starting the LLMProxy.")
+        check_capability(self.store, self.server_launcher_args.launch_mode)
+        token = server_token()
+        check_bind(self.server_launcher.host, token)
+        if self.is_running():
+            raise RuntimeError(f"The gateway at {self.server_launcher.endpoint} is already running; stop it first")
+        upstream = Upstream(num_retries=self._num_retries, body_bytes=self.limits.body_bytes, calls=self.limits.calls)
+        self._upstream = upstream
+        self._gateway = Gateway(
+            store=self._bound_store,
+            models=lambda: self._table,
+            token=token,
+            limits=self.limits,
+            gate=self._gate,
+            upstream=upstream,
+        )
+        await self.server_launcher.start()
+
+    async def stop(self) -> None:
+        """Stop serving. Calls in progress have the launcher's `shutdown_timeout`; a warning if nothing runs."""
+        if not self.is_running():
+            logger.warning("LLMProxy.stop: the gateway is not running")
+        await self.server_launcher.stop()
+
+    async def restart(self) -> None:
+        """Stop if running, then start again on the same port."""
+        if self.is_running():
+            await self.stop()
+        await self.start()
+
+    def is_running(self) -> bool:
+        """True while calls are served; a server that died is not running."""
+        return self.server_launcher.is_running()
+
+    # --- weight changes --------------------------------------------------------------------------------------------
+
+    @property
+    def weight_version(self) -> int:
+        """The version with which calls are stamped; 0 before the first change."""
+        return self._gate.version
+
+    async def pause(self) -> None:
+        """Hold back calls that arrive from here on, in a bounded queue; those in progress go on."""
+        await self._there(self._gate.pause)
+
+    async def drain(self, timeout: float = 60.0) -> None:
+        """Wait until no model server has a call in hand.
+
+        Raises:
+            TimeoutError: calls still run after `timeout` seconds; says how many.
+        """
+        await self._there(lambda: self._gate.drain(timeout))
+
+    async def resume(self) -> None:
+        """Let the waiting calls pass."""
+        await self._there(self._gate.resume)
+
+    @asynccontextmanager
+    async def weight_change(self, version: int, *, drain_timeout: float = 60.0) -> AsyncGenerator[None, None]:
+        """Run the block while no model server has a call in hand; calls after it are stamped with `version`.
+
+        If the block or the draining fails, the version stays and the calls go on.
+
+        Raises:
+            TimeoutError: calls still ran after `drain_timeout` seconds; the block was not run.
+        """
+        await self.pause()
+        changed: int | None = None
+        try:
+            await self.drain(drain_timeout)
+            yield
+            changed = version
+        finally:
+            await self._there(lambda: self._gate.resume(changed))
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since the last start: `calls` by state, calls `lost` and `rejected` (without spans), calls
+        `in_flight` at model servers, `waiting` for a weight change and `in_hand` in all, and the `weight_version`."""
+        ended = dict(self._gateway.ended) if self._gateway else {}
+        return {
+            "lost": ended.pop("lost", 0),
+            "rejected": ended.pop("rejected", 0),
+            "calls": ended,
+            "in_flight": self._gate.in_flight,
+            "waiting": self._gate.waiting,
+            "in_hand": self._gateway.in_hand if self._gateway else 0,
+            "weight_version": self._gate.version,
+        }
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._gateway is not None
+        await self._gateway(scope, receive, send)
+
+    @asynccontextmanager
+    async def _on_serving_loop(self) -> AsyncGenerator[None, None]:
+        assert self._upstream is not None
+        async with self._upstream.opened():
+            self._loop = asyncio.get_running_loop()
+            try:
+                yield
+            finally:
+                self._loop = None
+
+    async def _there(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` on the loop that owns the gate; right here while nothing serves."""
+        loop = self._loop
+        if loop is None or loop is asyncio.get_running_loop():
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
+
+    def _bound_store(self) -> LightningStore:
+        assert self.store is not None
+        return self.store

@@ -1,0 +1,203 @@
+"""One model call as two spans: `litellm_request`, what was said, and below it `raw_gen_ai_request`, with the tokens.
+
+The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
+beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
+enter no span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.semconv import LightningCallAttributes, LightningResourceAttributes
+from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
+
+REQUEST_SPAN = "litellm_request"
+RAW_SPAN = "raw_gen_ai_request"
+KEPT_BYTES = 16 * 1024 * 1024
+"""Text kept of one call, well below the body bound of a store server (32 MiB); the rest is kept as SHA-256 and size."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+_PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
+_Pairs = Iterator[tuple[str, AttributeValue]]
+
+
+def spans_of(call: ModelCall) -> list[Span]:
+    """Return the two spans of a call that has ended, parent first; both have the call's number."""
+    trace_id, parent_id, child_id, ended = (
+        secrets.token_hex(16),
+        secrets.token_hex(8),
+        secrets.token_hex(8),
+        time.time(),
+    )
+    keep = _Budget(KEPT_BYTES)
+    request_attributes: Attributes = dict(_request_attributes(call, keep))
+    raw_attributes: Attributes = dict(_raw_attributes(call, keep))
+    return [
+        _span(call, REQUEST_SPAN, trace_id, parent_id, None, ended, request_attributes),
+        _span(call, RAW_SPAN, trace_id, child_id, parent_id, ended, raw_attributes),
+    ]
+
+
+def _span(
+    call: ModelCall,
+    name: str,
+    trace_id: str,
+    span_id: str,
+    parent_id: str | None,
+    ended: float,
+    attributes: Attributes,
+) -> Span:
+    context = _context(trace_id, span_id)
+    return Span.model_construct(  # every value here has its type already; checking them again costs a third of a call
+        rollout_id=call.rollout_id,
+        attempt_id=call.attempt_id,
+        sequence_id=call.sequence_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        status=TraceStatus(status_code="ERROR" if call.error else "OK", description=call.error),
+        attributes=attributes,
+        events=[],
+        links=[],
+        start_time=call.arrived_at,
+        end_time=ended,
+        context=context,
+        parent=_context(trace_id, parent_id) if parent_id else None,
+        resource=_resource(call),
+        kind="CLIENT" if parent_id else "SERVER",
+        scope={"name": "agentlightning.llm_proxy", "version": None},
+    )
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
+
+
+def _resource(call: ModelCall) -> OtelResource:
+    keys = LightningResourceAttributes
+    attributes: Attributes = {
+        keys.ROLLOUT_ID.value: call.rollout_id,
+        keys.ATTEMPT_ID.value: call.attempt_id,
+        keys.SPAN_SEQUENCE_ID.value: call.sequence_id,
+    }
+    return OtelResource(attributes=attributes)
+
+
+class _Budget:
+    """Keeps texts while there is room, and their SHA-256 and size after that."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def __call__(self, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        raw = text.encode("utf-8", "replace")  # JSON can hold half a surrogate pair, which no store can
+        if len(raw) <= self._left:
+            self._left -= len(raw)
+            return raw.decode()
+        return f"[not kept: {len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
+
+
+def _request_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
+    request, reply = call.request or {}, call.reply or {}
+    yield "gen_ai.system", "hosted_vllm"
+    yield "llm.request.type", "chat"
+    yield "llm.is_streaming", "False"
+    for name in _PARAMETERS:
+        if isinstance(value := request.get(name), (str, int, float, bool)):
+            yield f"gen_ai.request.{name}", keep(value) if isinstance(value, str) else value
+    for index, message in enumerate(_dicts(request.get("messages"))):
+        yield from _message(f"gen_ai.prompt.{index}", message, keep)
+    for index, tool in enumerate(_dicts(request.get("tools"))):
+        yield from _function(f"llm.request.functions.{index}", tool.get("function"), keep)
+    for index, choice in enumerate(_dicts(reply.get("choices"))):
+        yield from _message(f"gen_ai.completion.{index}", choice.get("message"), keep)
+        if isinstance(reason := choice.get("finish_reason"), str):
+            yield f"gen_ai.completion.{index}.finish_reason", keep(reason)
+    for name in ("id", "model"):
+        if isinstance(value := reply.get(name), str):
+            yield f"gen_ai.response.{name}", keep(value)
+    yield from _usage(reply.get("usage"))
+    if call.error:
+        yield "error.type", call.state
+        yield "error.message", keep(call.error)
+
+
+def _message(key: str, message: Any, keep: _Budget) -> _Pairs:
+    if not isinstance(message, dict):
+        return
+    fields = cast(dict[str, Any], message)
+    for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "refusal"):
+        if (value := fields.get(name)) is not None:
+            yield f"{key}.{name}", keep(value)
+    for index, tool_call in enumerate(_dicts(fields.get("tool_calls"))):
+        function = tool_call.get("function")
+        named = {"id": tool_call.get("id"), **(cast(dict[str, Any], function) if isinstance(function, dict) else {})}
+        for name in ("id", "name", "arguments"):
+            if (value := named.get(name)) is not None:
+                yield f"{key}.tool_calls.{index}.{name}", keep(value)
+
+
+def _function(key: str, function: Any, keep: _Budget) -> _Pairs:
+    if isinstance(function, dict):
+        for name in ("name", "description", "parameters"):
+            if (value := cast(dict[str, Any], function).get(name)) is not None:
+                yield f"{key}.{name}", keep(value)
+
+
+def _usage(usage: Any) -> _Pairs:
+    names = {
+        "prompt_tokens": "gen_ai.usage.prompt_tokens",
+        "completion_tokens": "gen_ai.usage.completion_tokens",
+        "total_tokens": "llm.usage.total_tokens",
+    }
+    if isinstance(usage, dict):
+        for name, key in names.items():
+            if isinstance(value := cast(dict[str, Any], usage).get(name), int):
+                yield key, value
+
+
+def _raw_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
+    keys = LightningCallAttributes
+    yield keys.CALL_ID.value, call.call_id
+    yield keys.STATE.value, call.state
+    yield keys.HTTP_STATUS.value, call.http_status
+    yield keys.UPSTREAM_TRIES.value, call.upstream_tries
+    yield keys.LATENCY_SECONDS.value, call.seconds
+    if call.weight_version is not None:
+        yield keys.WEIGHT_VERSION.value, call.weight_version
+    if call.reply is not None:
+        yield from _reply_text(call.reply, keep)
+    if call.tokens is not None:
+        yield keys.PROMPT_TOKEN_IDS.value, call.tokens.prompt_token_ids
+        yield keys.COMPLETION_TOKEN_IDS.value, call.tokens.completion_token_ids
+        if call.tokens.logprobs is not None:
+            yield keys.COMPLETION_LOGPROBS.value, call.tokens.logprobs
+
+
+def _reply_text(reply: dict[str, Any], keep: _Budget) -> _Pairs:
+    """The text form: Python literals, without what the typed attributes and the parent say already."""
+    for name in ("id", "model"):
+        if isinstance(value := reply.get(name), str):
+            yield f"llm.hosted_vllm.{name}", keep(value)
+    if reply.get("prompt_token_ids"):
+        yield "llm.hosted_vllm.prompt_token_ids", keep(repr(reply["prompt_token_ids"]))
+    shown = ("index", "token_ids", "finish_reason")
+    choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
+    yield "llm.hosted_vllm.choices", keep(repr(choices))
+    if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
+        yield LightningCallAttributes.FINISH_REASON.value, keep(reason)
+
+
+def _dicts(value: Any) -> Iterable[dict[str, Any]]:
+    """The entries of a list that are objects; nothing if it is no list. Agents send what they like."""
+    entries = cast(list[Any], value) if isinstance(value, list) else []
+    return (cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict))

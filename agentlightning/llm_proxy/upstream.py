@@ -1,0 +1,217 @@
+"""Calls to model servers: one session, failover, and retries of what may be done twice.
+
+Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
+`max(num_retries, 3)` times; 500 only when `num_retries` says so; a connection that is cut after the request went out
+once (it may have been a stale one). Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
+jittered, honour `Retry-After`, and never outlast the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import io
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+
+from agentlightning.llm_proxy import dialects
+from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.models import Endpoint
+from agentlightning.llm_proxy.replies import CallFailed, Reply, error_reply
+
+logger = logging.getLogger(__name__)
+
+_TRANSIENT = (429, 502, 503, 504)
+_CONNECT_SECONDS = 10.0
+_IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
+_LONGEST_PAUSE = 30.0
+_SHOWN_BYTES = 2000
+_LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one try gave."""
+
+    status: int = 0
+    """0 if there is no reply."""
+    body: bytes = b""
+    retry_after: float | None = None
+    """Seconds."""
+    trouble: Literal["", "unreachable", "cut", "garbage"] = ""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300 and not self.trouble
+
+
+class Upstream:
+    """The connections to the model servers. Owned by the serving loop, between entering and leaving `opened`."""
+
+    def __init__(self, *, num_retries: int, body_bytes: int, calls: int) -> None:
+        self._num_retries = num_retries
+        self._body_bytes = body_bytes
+        self._calls = calls
+        self._session: aiohttp.ClientSession | None = None
+        self._unsupported: dict[Endpoint, frozenset[str]] = {}
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None, None]:
+        """Hold the session open; it ignores proxy variables of the environment and keeps no cookies."""
+        connector = aiohttp.TCPConnector(limit=self._calls, keepalive_timeout=_IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+        ) as self._session:
+            yield
+        self._session = None
+
+    async def send(self, call: ModelCall, endpoints: list[Endpoint], deadline: float) -> bytes:
+        """Return the body of the first good reply. `deadline` is on the monotonic clock.
+
+        Raises:
+            CallFailed: no good reply; the server's own reply where it gave one, else 502.
+        """
+        moved = 0
+        while True:
+            endpoint = endpoints[moved % len(endpoints)]
+            answer = await self._ask(call, endpoint)
+            if answer.ok:
+                return answer.body
+            if not self._may_retry(answer, call.upstream_tries, len(endpoints)):
+                raise _failure(answer, call, endpoint)
+            moved += answer.trouble == "unreachable"
+            fresh = answer.trouble == "unreachable" and moved < len(endpoints)
+            pause = 0.0 if fresh else _pause(answer, call.upstream_tries)
+            if time.monotonic() + pause >= deadline or pause > _LONGEST_PAUSE:
+                raise _failure(answer, call, endpoint)
+            logger.debug("%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, _said(answer), pause)
+            await asyncio.sleep(pause)
+
+    def _may_retry(self, answer: Answer, tries: int, endpoints: int) -> bool:
+        patience = max(self._num_retries, 3)
+        if answer.trouble == "unreachable":
+            return tries <= max(patience, endpoints - 1)
+        if answer.trouble == "cut":
+            return tries <= 1
+        if answer.status == 500:
+            return tries <= self._num_retries
+        return answer.status in _TRANSIENT and tries <= patience
+
+    async def _ask(self, call: ModelCall, endpoint: Endpoint) -> Answer:
+        """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
+        assert call.request is not None
+        unsupported = self._unsupported.get(endpoint, frozenset())
+        answer = await self._post(call, endpoint, unsupported)
+        while culprit := _refused_extra(answer, dialects.added_extras(call.request, unsupported)):
+            unsupported |= {culprit}
+            answer = await self._post(call, endpoint, unsupported)
+            if answer.ok:
+                self._unsupported[endpoint] = unsupported
+                logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, culprit)
+        return answer
+
+    async def _post(self, call: ModelCall, endpoint: Endpoint, unsupported: frozenset[str]) -> Answer:
+        assert self._session is not None
+        assert call.request is not None
+        call.upstream_tries += 1
+        body = dialects.upstream_request(call.request, endpoint.model, unsupported)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if endpoint.api_key:
+            headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        try:
+            reply = await self._session.post(
+                f"{endpoint.api_base}/chat/completions",
+                data=io.BytesIO(body) if len(body) > _LARGE_BYTES else body,
+                headers=headers,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+            return Answer(trouble="unreachable", detail=type(error).__name__)
+        except aiohttp.ClientConnectionError as error:
+            return Answer(trouble="cut", detail=type(error).__name__)
+        except aiohttp.ClientError as error:
+            return Answer(trouble="garbage", detail=type(error).__name__)
+        async with reply:
+            return await self._read(reply, endpoint)
+
+    async def _read(self, reply: aiohttp.ClientResponse, endpoint: Endpoint) -> Answer:
+        body = bytearray()
+        try:
+            async for chunk in reply.content.iter_any():
+                body += chunk
+                if len(body) > self._body_bytes:
+                    return Answer(reply.status, trouble="garbage", detail=f"a reply above {self._body_bytes} bytes")
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
+            return Answer(reply.status, trouble="garbage", detail=detail)
+        text = _without_secret(bytes(body), endpoint.api_key)
+        return Answer(reply.status, text, retry_after_seconds(reply.headers.get("Retry-After")))
+
+
+def retry_after_seconds(value: str | None) -> float | None:
+    """Read a `Retry-After` header, in seconds or as a date; None if there is none that can be read."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _pause(answer: Answer, tries: int) -> float:
+    backoff = min(8.0, 0.25 * 2 ** (tries - 1)) * random.uniform(0.75, 1.25)
+    return max(backoff, answer.retry_after or 0.0)
+
+
+def _refused_extra(answer: Answer, added: list[str]) -> str | None:
+    if answer.status not in (400, 422):
+        return None
+    return next((name for name in added if name.encode() in answer.body), None)
+
+
+def _without_secret(body: bytes, api_key: str | None) -> bytes:
+    """A server that repeats its key must not hand it to the agent."""
+    return body.replace(api_key.encode(), b"[redacted]") if api_key else body
+
+
+def _said(answer: Answer) -> str:
+    return f"{answer.trouble} ({answer.detail})" if answer.trouble else f"status {answer.status}"
+
+
+def _failure(answer: Answer, call: ModelCall, endpoint: Endpoint) -> CallFailed:
+    assert call.request is not None
+    model, tries = call.request["model"], call.upstream_tries
+    if answer.trouble or not 400 <= answer.status < 600:
+        what = {"unreachable": "cannot be reached", "cut": "closed the connection"}.get(answer.trouble)
+        text = f"The model server of {model!r} {what or 'gave no usable reply'}: {_said(answer)}; tries: {tries}"
+        logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
+        return CallFailed(error_reply(502, text, code="upstream_unusable"), text, "upstream_error")
+    shown = answer.body[:_SHOWN_BYTES].decode("utf-8", "replace")
+    summary = f"The model server of {model!r} answered {answer.status} (tries: {tries}): {shown}"
+    if answer.status in (401, 403):
+        logger.error("%s: the model server %s refuses the gateway's key for %r", call.call_id, endpoint.label, model)
+    return CallFailed(_passed_on(answer, summary), summary, "upstream_error")
+
+
+def _passed_on(answer: Answer, summary: str) -> Reply:
+    """The server's own words if they are JSON, else the same status in OpenAI's form."""
+    try:
+        is_object = isinstance(json.loads(answer.body), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    wrapped = error_reply(answer.status, summary, code="upstream_error", retry_after=answer.retry_after)
+    return Reply(answer.status, answer.body, wrapped.headers) if is_object else wrapped

@@ -1,0 +1,184 @@
+"""Span attributes: nested values to flat dotted keys and back, and values that a span may hold.
+
+A span holds strings, booleans, integers, floats and lists of one of these. Everything else is either made to fit
+(`sanitize_*`) or refused (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
+nest when they are read back; whoever needs a value back exactly stores it as JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+logger = logging.getLogger(__name__)
+
+_PRIMITIVES = (bool, int, float, str)
+
+
+def flatten_attributes(data: Any, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
+    """Return the leaves of nested dictionaries and lists under dotted keys: `{"a": {"b": 1}}` gives `{"a.b": 1}`.
+
+    A list of one primitive type is a leaf and stays whole, unless `expand_leaf_lists` is true or it is the root. Other
+    lists are numbered (`a.0`, `a.1`). A scalar root has the key "".
+
+    Raises:
+        ValueError: a dictionary has a key that is no string.
+    """
+    return dict(_leaves(data, "", expand_leaf_lists))
+
+
+def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in cast(Mapping[Any, Any], value).items():
+            if not isinstance(key, str):
+                raise ValueError(
+                    f"Only string keys can be flattened; got {key!r} of type {type(key).__name__} "
+                    f"at {path or 'the root'!r}. Turn it into a string first."
+                )
+            yield from _leaves(item, f"{path}.{key}" if path else key, expand)
+    elif isinstance(value, list) and (expand or not path or not _is_leaf_list(cast(list[Any], value), path)):
+        for index, item in enumerate(cast(list[Any], value)):
+            yield from _leaves(item, f"{path}.{index}" if path else str(index), expand)
+    else:
+        yield path, value
+
+
+def _is_leaf_list(values: list[Any], path: str) -> bool:
+    """True if the list can be one attribute: not empty, and all of exactly one primitive type."""
+    kinds: set[type[Any]] = {type(value) for value in values}
+    if len(kinds) > 1 and all(kind in _PRIMITIVES for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        logger.warning("List at %r mixes %s; its elements become attributes of their own", path, names)
+    return len(kinds) == 1 and kinds <= set(_PRIMITIVES)
+
+
+class _Node(dict[str, Any]):
+    """A branch while the tree is rebuilt; a dictionary that is a leaf is no `_Node`."""
+
+
+def unflatten_attributes(flat_data: Mapping[str, Any]) -> Any:
+    """Return the nested value whose leaves these are. A branch whose keys are exactly 0..n-1 becomes a list.
+
+    Where two keys claim one place the later wins, but a scalar makes room for a path that continues it.
+    """
+    root = _Node()
+    for key, value in flat_data.items():
+        node = root
+        *parents, last = key.split(".")
+        for part in parents:
+            child = node.get(part)
+            if not isinstance(child, _Node):
+                child = node[part] = _Node()
+            node = child
+        node[last] = value
+    return _rebuilt(root) if root else {}
+
+
+def _rebuilt(node: Any) -> Any:
+    if not isinstance(node, _Node):
+        return node
+    if node and all(str(index) in node for index in range(len(node))):
+        return [_rebuilt(node[str(index)]) for index in range(len(node))]
+    return {key: _rebuilt(value) for key, value in node.items()}
+
+
+def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the entries whose key is `prefix` or continues it after a dot."""
+    return {key: value for key, value in attributes.items() if key == prefix or key.startswith(prefix + ".")}
+
+
+def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """Return the nested value below `prefix`, `{}` if there is nothing.
+
+    Raises:
+        ValueError: there is a value at `prefix` itself, where a branch was expected.
+    """
+    found = filter_attributes(attributes, prefix)
+    if prefix in found:
+        raise ValueError(f"Attribute {prefix!r} holds a value itself; expected only keys below it, such as {prefix}.0")
+    return unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items()})
+
+
+def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
+    """Return a value that a span may hold: primitives as they are, lists made of one type, the rest as JSON text.
+
+    `force` turns what JSON cannot hold into `str(object)`.
+
+    Raises:
+        ValueError: JSON cannot hold it and `force` is false.
+    """
+    if isinstance(object, _PRIMITIVES):
+        return cast(Any, object)
+    if isinstance(object, list):
+        try:
+            return sanitize_list_attribute_sanity(cast(list[Any], object))
+        except ValueError as error:
+            logger.warning("%s It becomes JSON text.", error)
+    return _json_text(object, force)
+
+
+def _json_text(value: Any, force: bool) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        if force:
+            return str(value)
+        raise ValueError(f"Object must be JSON serializable, got: {type(value).__name__} ({error})") from error
+
+
+def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
+    """Return a list of one primitive type; booleans and integers are widened to integers, numbers to floats.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    kinds = {_kind(value) for value in maybe_list}
+    if kinds <= {str} or kinds <= {bool}:
+        return list(maybe_list)
+    if kinds <= {int, bool}:
+        return [int(value) for value in maybe_list]
+    if kinds <= {float, int, bool}:
+        return [float(value) for value in maybe_list]
+    names = ", ".join(sorted({type(value).__name__ for value in maybe_list}))
+    raise ValueError(f"List must contain only one type of primitive values, got: {names}.")
+
+
+def _kind(value: Any) -> type[Any]:
+    for kind in _PRIMITIVES:
+        if isinstance(value, kind):
+            return kind
+    return cast(Any, type(value))
+
+
+def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
+    """Return the attributes with every value sanitised; see `sanitize_attribute_value`."""
+    result: dict[str, Any] = {}
+    for key, value in attributes.items():
+        try:
+            result[key] = sanitize_attribute_value(value, force)
+        except ValueError as error:
+            raise ValueError(f"Failed to sanitize attribute '{key}': {error}") from error
+    return result
+
+
+def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
+    """Return if a span may hold the attributes as they are.
+
+    Raises:
+        ValueError: names the key that it may not hold.
+    """
+    for key, value in attributes.items():
+        if not isinstance(key, str):
+            raise ValueError(f"Attribute key must be a string, got: {key!r} of type {type(key).__name__}")
+        if isinstance(value, list):
+            try:
+                sanitize_list_attribute_sanity(cast(list[Any], value))
+            except ValueError as error:
+                raise ValueError(f"Failed to sanitize list attribute '{key}': {error}") from error
+        elif not isinstance(value, _PRIMITIVES):
+            raise ValueError(
+                "Attribute value must be a string, int, float, bool, or list of these; "
+                f"got {type(value).__name__} for key '{key}'"
+            )

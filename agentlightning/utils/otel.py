@@ -1,0 +1,226 @@
+"""OpenTelemetry helpers: the provider in use, and the attributes of tags, links and exceptions.
+
+The encoding of attributes lives in `utils/attributes.py` and is offered here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from opentelemetry import trace as trace_api
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Tracer as SdkTracer
+
+from agentlightning.semconv import LightningSpanAttributes, LinkAttributes, LinkPydanticModel
+from agentlightning.utils.attributes import (
+    check_attributes_sanity,
+    filter_and_unflatten_attributes,
+    filter_attributes,
+    flatten_attributes,
+    sanitize_attribute_value,
+    sanitize_attributes,
+    sanitize_list_attribute_sanity,
+    unflatten_attributes,
+)
+from agentlightning.utils.env import resolve_bool_env_var
+
+logger = logging.getLogger(__name__)
+
+INSTRUMENTATION_NAME = "agentlightning"
+_TAG = LightningSpanAttributes.TAG.value
+_LINK = LightningSpanAttributes.LINK.value
+_KEY = LinkAttributes.KEY_MATCH.value
+_VALUE = LinkAttributes.VALUE_MATCH.value
+
+P = TypeVar("P", bound=SpanProcessor)
+
+
+S = TypeVar("S")
+
+
+def full_qualified_name(cls: type[Any]) -> str:
+    """Return `module.qualname`, without the module for builtins."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+# --- the provider in use -----------------------------------------------------------------------------------------
+
+
+def get_tracer_provider(inspect: bool = True) -> trace_api.TracerProvider:
+    """Return the global tracer provider; `inspect` logs what is attached to it at DEBUG (see `AGL_EMITTER_DEBUG`).
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    provider = trace_api.get_tracer_provider()
+    if isinstance(provider, trace_api.ProxyTracerProvider):
+        raise RuntimeError(
+            "Tracer is not initialized. Cannot emit a meaningful span. "
+            "Call tracer.init_worker(...), or set a provider with opentelemetry.trace.set_tracer_provider."
+        )
+    if not isinstance(provider, TracerProvider):
+        logger.error("The tracer provider is no SDK provider: %s", full_qualified_name(type(provider)))
+    elif inspect and emitter_debug():
+        for processor in _processors(provider):
+            exporter = getattr(processor, "span_exporter", None)
+            logger.debug("Tracer provider has %s, exporter %s", type(processor).__name__, type(exporter).__name__)
+    return provider
+
+
+def emitter_debug() -> bool:
+    """Return whether emitted spans and the provider are logged: `AGL_EMITTER_DEBUG`, else if this logger is at DEBUG.
+
+    Raises:
+        ValueError: the variable is neither true nor false.
+    """
+    at_debug = logger.isEnabledFor(logging.DEBUG)
+    wanted = resolve_bool_env_var("AGL_EMITTER_DEBUG", fallback=at_debug)
+    if wanted and not at_debug:
+        logger.warning("AGL_EMITTER_DEBUG is set, but the logger %s is above DEBUG: nothing will be seen", __name__)
+    return wanted
+
+
+def _processors(provider: TracerProvider) -> tuple[SpanProcessor, ...]:
+    chain = getattr(provider, "_active_span_processor", None)
+    return tuple(getattr(chain, "_span_processors", ()))
+
+
+def get_span_processors(provider: trace_api.TracerProvider, processor_type: type[P]) -> list[P]:
+    """Return the processors of this type that are attached to the provider."""
+    if not isinstance(provider, TracerProvider):
+        return []
+    return [processor for processor in _processors(provider) if isinstance(processor, processor_type)]
+
+
+def get_tracer(use_active_span_processor: bool = True) -> trace_api.Tracer:
+    """Return the tracer `agentlightning` of the global provider.
+
+    `use_active_span_processor=False` gives one with the same sampler, resource and ids whose spans go nowhere.
+    """
+    provider = get_tracer_provider()
+    if use_active_span_processor or not isinstance(provider, TracerProvider):
+        return provider.get_tracer(INSTRUMENTATION_NAME)
+    silent = TracerProvider(
+        sampler=provider.sampler,
+        resource=provider.resource,
+        id_generator=provider.id_generator,
+        shutdown_on_exit=False,
+    )
+    return cast(SdkTracer, silent.get_tracer(INSTRUMENTATION_NAME))
+
+
+# --- tags and links ----------------------------------------------------------------------------------------------
+
+
+def make_tag_attributes(tags: Sequence[str]) -> dict[str, Any]:
+    """Return the attributes that put these tags on a span."""
+    return {f"{_TAG}.{index}": tag for index, tag in enumerate(tags)}
+
+
+def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
+    """Return the tags, none if there are none.
+
+    Raises:
+        ValueError: a tag is no string, or the keys are not numbered from 0.
+    """
+    tags = filter_and_unflatten_attributes(attributes, _TAG)
+    if not tags:
+        return []
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in cast(list[Any], tags)):
+        raise ValueError(f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {tags!r}")
+    return cast(list[str], tags)
+
+
+def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
+    """Return the attributes that link a span to all spans whose attribute `key` equals `value`, for each pair.
+
+    The keys `trace_id` and `span_id` compare the span's own ids (hexadecimal).
+
+    Raises:
+        ValueError: a value is no string.
+    """
+    attributes: dict[str, Any] = {}
+    for index, (key, value) in enumerate(links.items()):
+        if not isinstance(value, str):
+            raise ValueError(f"Link value must be a string, got: {type(value).__name__} for key '{key}'")
+        attributes[f"{_LINK}.{index}.{_KEY}"] = key
+        attributes[f"{_LINK}.{index}.{_VALUE}"] = value
+    return attributes
+
+
+def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
+    """Return the links, none if there are none.
+
+    Raises:
+        ValueError: a link lacks its key or value, or the keys are not numbered from 0.
+    """
+    links = filter_and_unflatten_attributes(attributes, _LINK)
+    if not links:
+        return []
+    if not isinstance(links, list):
+        raise ValueError(f"Links must stand under {_LINK}.0, {_LINK}.1, ...; got: {links!r}")
+    return [LinkPydanticModel.model_validate(link) for link in cast(list[Any], links)]
+
+
+def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -> list[S]:
+    """Return the spans that match all of the links; every span if there are none."""
+    return [span for span in spans if all(_matches(span, link) for link in links)]
+
+
+def _matches(span: Any, link: LinkPydanticModel) -> bool:
+    if link.key_match in ("trace_id", "span_id"):
+        return _hex_id(span, link.key_match) == link.value_match
+    attributes: Mapping[str, Any] = span.attributes or {}
+    return attributes.get(link.key_match) == link.value_match
+
+
+def _hex_id(span: Any, name: str) -> str | None:
+    own = getattr(span, name, None)
+    if isinstance(own, str):
+        return own
+    context = span.get_span_context() if hasattr(span, "get_span_context") else None
+    if context is None:
+        return None
+    return format(getattr(context, name), "032x" if name == "trace_id" else "016x")
+
+
+# --- exceptions --------------------------------------------------------------------------------------------------
+
+
+def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
+    """Return type, message, `escaped` and, if there is one, the stack trace of an exception as span attributes."""
+    attributes: dict[str, Any] = {
+        "exception.type": type(exception).__name__,
+        "exception.message": str(exception),
+        "exception.escaped": True,
+    }
+    stack = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
+    if stack.strip():
+        attributes["exception.stacktrace"] = stack
+    return attributes
+
+
+__all__ = [
+    "check_attributes_sanity",
+    "emitter_debug",
+    "extract_links_from_attributes",
+    "extract_tags_from_attributes",
+    "filter_and_unflatten_attributes",
+    "filter_attributes",
+    "flatten_attributes",
+    "format_exception_attributes",
+    "full_qualified_name",
+    "get_span_processors",
+    "get_tracer",
+    "get_tracer_provider",
+    "make_link_attributes",
+    "make_tag_attributes",
+    "query_linked_spans",
+    "sanitize_attribute_value",
+    "sanitize_attributes",
+    "sanitize_list_attribute_sanity",
+    "unflatten_attributes",
+]

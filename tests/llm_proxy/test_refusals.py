@@ -1,0 +1,269 @@
+"""What the gateway refuses, in OpenAI's error form, and which refusals the attempt can see in its spans."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.llm_proxy import GatewayLimits, admission
+from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.desk import Answer, Desk, arrived
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def error_of(answer: Answer) -> dict[str, Any]:
+    """Return the error of a refusal, after checking OpenAI's form."""
+    error = answer[1]["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return error
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/chat/completions", "/", "/rollout/R", "/v1/rollout/R/attempt/A/x"]
+)
+async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(desk: Desk, path: str) -> None:
+    answer = await desk.post(desk.proxy.server_launcher.endpoint + path, {"model": "policy", "messages": MESSAGES})
+    assert answer[0] == 404
+    assert "/rollout/<rollout_id>/attempt/<attempt_id>" in error_of(answer)["message"]
+    assert desk.model.calls == []
+
+
+@pytest.mark.parametrize("tail", ["/chat/completions", "/v1/chat/completions", "/v1/chat%2Fcompletions"])
+async def test_both_forms_of_the_url_are_served(desk: Desk, tail: str) -> None:
+    attempt = await desk.attempt()
+    status, _ = await desk.post(desk.url(attempt, tail), {"model": "policy", "messages": MESSAGES})
+    assert status == 200
+    assert await desk.states(attempt) == ["ok"]
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v2/chat/completions", "/completions", "/v1/embeddings"])
+async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(desk: Desk, tail: str) -> None:
+    answer = await desk.post(desk.url(await desk.attempt(), tail), {"model": "policy", "messages": MESSAGES})
+    assert answer[0] == 404
+    assert "POST chat/completions, GET models" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("rollout_id", ["a%2Fb", "..", "%2e%2e", "a%20b", "r%C3%B6", "a.b", "%00", "%", "x" * 129])
+async def test_an_id_outside_the_grammar_is_404(desk: Desk, rollout_id: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", desk.proxy.server_launcher.port)
+    path = f"/rollout/{rollout_id}/attempt/A/chat/completions"  # clients would tidy it up
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    assert b" 404 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_the_wrong_method_is_405(desk: Desk) -> None:
+    url = desk.url(await desk.attempt())
+    async with desk.session.get(url) as reply:
+        assert reply.status == 405
+        assert "POST" in (await reply.json())["error"]["message"]
+
+
+async def test_health_is_open_and_asks_no_model(desk: Desk) -> None:
+    async with desk.session.get(desk.proxy.server_launcher.endpoint + "/health") as reply:
+        assert reply.status == 200
+    assert desk.model.calls == []
+
+
+# --- attempts ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_rollout_or_attempt_is_404_before_any_inference(desk: Desk) -> None:
+    attempt = await desk.attempt()
+    right = desk.url(attempt)
+    for wrong, word in (
+        (right.replace(attempt.rollout_id, "ro-none"), "ro-none"),
+        (right.replace(attempt.attempt.attempt_id, "at-none"), "at-none"),
+    ):
+        answer = await desk.post(wrong, {"model": "policy", "messages": MESSAGES})
+        assert answer[0] == 404
+        assert word in error_of(answer)["message"]
+    assert desk.model.calls == []
+    assert desk.proxy.stats()["rejected"] == 2
+
+
+@pytest.mark.parametrize("status", ["failed", "succeeded"])
+async def test_an_attempt_that_has_ended_is_403_with_the_reason(desk: Desk, status: Any) -> None:
+    attempt = await desk.attempt()
+    await desk.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status=status)
+    answer = await desk.ask(attempt)
+    assert answer[0] == 403
+    assert f"it has ended ({status})" in error_of(answer)["message"]
+    assert desk.model.calls == []
+
+
+async def test_the_end_of_an_attempt_is_noticed_although_answers_of_the_store_are_remembered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert admission.LOOKUP_SECONDS <= 1.0
+    monkeypatch.setattr(admission, "LOOKUP_SECONDS", 0.05)
+    attempt = await desk.attempt()
+    assert (await desk.ask(attempt))[0] == 200
+    await desk.store.update_rollout(attempt.rollout_id, status="cancelled")
+    while (answer := await desk.ask(attempt))[0] == 200:
+        pass
+    assert answer[0] == 403
+    assert "its rollout has ended (cancelled)" in error_of(answer)["message"]
+
+
+async def test_an_attempt_whose_place_was_taken_is_refused(desk: Desk) -> None:
+    first = await desk.attempt()
+    second = await desk.store.start_attempt(first.rollout_id)
+    assert (await desk.ask(first))[0] == 403
+    assert (await desk.ask(second))[0] == 200
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+BAD_REQUESTS: dict[str, tuple[Any, int, str | None]] = {
+    "not JSON": (b"{", 400, None),
+    "not an object": ([1], 400, None),
+    "endless": (b"[" * 100_000, 400, None),
+    "not UTF-8": (b'{"model": "\xff"}', 400, None),
+    "no model": ({"messages": MESSAGES}, 400, "model"),
+    "model is a number": ({"model": 3, "messages": MESSAGES}, 400, "model"),
+    "no messages": ({"model": "policy"}, 400, "messages"),
+    "streamed": ({"model": "policy", "messages": MESSAGES, "stream": True}, 400, "stream"),
+    "unknown model": ({"model": "gpt", "messages": MESSAGES}, 404, "model"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+async def test_a_bad_request_names_the_field_and_is_recorded_as_refused(desk: Desk, case: str) -> None:
+    body, status, param = BAD_REQUESTS[case]
+    attempt = await desk.attempt()
+    answer = await desk.post(desk.url(attempt), body)
+    assert answer[0] == status
+    assert error_of(answer)["param"] == param
+    [call] = await desk.raw(attempt)
+    assert (call["state"], call["http_status"], call["upstream_tries"]) == ("refused", status, 0)
+    assert desk.model.calls == []
+
+
+async def test_a_stream_is_refused_in_words_that_say_so(desk: Desk) -> None:
+    answer = await desk.ask(await desk.attempt(), stream=True)
+    assert "'stream' is not supported yet" in error_of(answer)["message"]
+
+
+async def test_an_unknown_model_is_answered_with_the_known_ones(desk: Desk) -> None:
+    answer = await desk.ask(await desk.attempt(), model="gpt")
+    error = error_of(answer)
+    assert error["code"] == "model_not_found"
+    assert "'gpt'" in error["message"]
+    assert "policy" in error["message"]
+
+
+# --- bounds ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_beyond_the_bound_is_413() -> None:
+    async with Desk(limits=GatewayLimits(body_bytes=5000)) as desk:
+        attempt = await desk.attempt()
+        answer = await desk.ask(attempt, "x" * 5000)
+        assert answer[0] == 413
+        assert "5000 bytes" in error_of(answer)["message"]
+        assert (await desk.ask(attempt, "short"))[0] == 200
+        assert await desk.states(attempt) == ["refused", "ok"]
+
+
+async def test_a_reply_beyond_the_bound_is_502() -> None:
+    async with Desk(limits=GatewayLimits(body_bytes=1000)) as desk:
+        desk.model.answer = lambda _: "y" * 1000
+        attempt = await desk.attempt()
+        assert (await desk.ask(attempt))[0] == 502
+        assert await desk.states(attempt) == ["upstream_error"]
+
+
+@pytest.mark.parametrize("limits", [GatewayLimits(calls=2), GatewayLimits(calls_per_attempt=2)])
+async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limits: GatewayLimits) -> None:
+    async with Desk(limits=limits) as desk:
+        attempt = await desk.attempt()
+        desk.model.hold()
+        running = [asyncio.create_task(desk.ask(attempt)) for _ in range(2)]
+        await desk.model.until(arrived(2))
+        body = {"model": "policy", "messages": MESSAGES}
+        async with desk.session.post(desk.url(attempt), json=body) as reply:
+            assert reply.status == 429
+            assert reply.headers["Retry-After"] == "1"
+            error_of((reply.status, await reply.json()))
+        desk.model.release()
+        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+        assert sorted(await desk.states(attempt)) == ["ok", "ok", "refused"]
+        assert (await desk.ask(attempt))[0] == 200  # the slots are free again
+
+
+async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:
+    async with Desk(limits=GatewayLimits(calls_per_attempt=1)) as desk:
+        first, second = await desk.attempt(), await desk.attempt()
+        desk.model.hold()
+        running = asyncio.create_task(desk.ask(first))
+        await desk.model.until(arrived(1))
+        other = asyncio.create_task(desk.ask(second))
+        await desk.model.until(arrived(2))
+        desk.model.release()
+        assert (await running)[0] == (await other)[0] == 200
+
+
+def test_a_bound_that_is_not_positive_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"GatewayLimits\.calls must be positive; got 0"):
+        GatewayLimits(calls=0)
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+
+async def ask_with(desk: Desk, attempt: AttemptedRollout, headers: dict[str, str]) -> Answer:
+    return await desk.post(desk.url(attempt), {"model": "policy", "messages": MESSAGES}, **headers)
+
+
+def keys_for(own: str, other: str) -> dict[str, tuple[dict[str, str], int, int]]:
+    """Headers, status without a token on the server, status with one."""
+    return {
+        "own key": ({"Authorization": f"Bearer {own}"}, 200, 200),
+        "own key, the other header": ({"x-api-key": own}, 200, 200),
+        "key of another attempt": ({"Authorization": f"Bearer {other}"}, 403, 403),
+        "forged signature": ({"Authorization": f"Bearer {own[:-1]}{'0' if own[-1] != '0' else '1'}"}, 403, 403),
+        "no key": ({}, 200, 401),
+        "a placeholder": ({"Authorization": "Bearer dummy"}, 200, 401),
+        "a provider's key": ({"Authorization": "Bearer sk-123"}, 200, 401),
+        "the server's token": ({"Authorization": "Bearer s3cret"}, 200, 200),
+        "basic auth": ({"Authorization": "Basic czNjcmV0"}, 200, 401),
+    }
+
+
+@pytest.mark.parametrize("case", keys_for("agl-x.y.z", ""))
+@pytest.mark.parametrize("token", [None, "s3cret"])
+async def test_the_matrix_of_keys(monkeypatch: pytest.MonkeyPatch, token: str | None, case: str) -> None:
+    from agentlightning.types.attempt_key import attempt_key
+
+    if token:
+        monkeypatch.setenv("AGL_TOKEN", token)
+    async with Desk() as desk:
+        mine, theirs = await desk.attempt(), await desk.attempt()
+        own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
+        headers, without, with_token = keys_for(own, other)[case]
+        answer = await ask_with(desk, mine, headers)
+        assert answer[0] == (with_token if token else without)
+        if answer[0] != 200:
+            error_of(answer)
+            assert desk.model.calls == []
+            assert await desk.spans(mine) == []
+
+
+async def test_the_list_of_models_needs_a_key_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_TOKEN", "s3cret")
+    async with Desk() as desk:
+        attempt = await desk.attempt()
+        async with desk.session.get(desk.url(attempt, "/v1/models")) as reply:
+            assert reply.status == 401
+        key = desk.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id).api_key
+        async with desk.session.get(desk.url(attempt, "/models"), headers={"Authorization": f"Bearer {key}"}) as reply:
+            assert [model["id"] for model in (await reply.json())["data"]] == ["policy"]

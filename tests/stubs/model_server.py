@@ -1,0 +1,234 @@
+"""An OpenAI-shaped model server with deterministic tokens, on a real socket, that can be told to misbehave.
+
+    with ModelServer(answer=lambda request: "42") as model:
+        proxy.update_model_list([model.entry("policy")])
+        ...
+        assert model.calls[0].reply["choices"][0]["token_ids"] == encode("42")
+
+It runs on a thread of its own, so it serves sync and async tests alike. Token ids are those of a toy tokenizer (one per
+word); log-probabilities depend on the position only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from typing_extensions import Self
+
+from agentlightning.utils.background import BackgroundLoop
+
+Json = dict[str, Any]
+
+
+def encode(text: str) -> list[int]:
+    """Return the toy token ids of a text, one per word."""
+    return [zlib.crc32(word.encode("utf-8", "replace")) % 30000 + 1 for word in text.split()]
+
+
+def logprobs_of(token_ids: list[int]) -> list[float]:
+    """Return the log-probabilities that the server reports, one per token."""
+    return [-(index % 7 + 1) / 10 for index in range(len(token_ids))]
+
+
+@dataclass
+class Fault:
+    """What to do instead of answering well, for one request."""
+
+    status: int = 200
+    body: bytes | None = None
+    """Sent as it is; None is an error body, or the good reply if `status` is 200."""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: Literal["", "before", "middle"] = ""
+    """Close the connection before the reply, or after half of its body."""
+
+
+@dataclass
+class Exchange:
+    """One request and what became of it."""
+
+    request: Json
+    headers: dict[str, str]
+    status: int = 0
+    reply: Json | None = None
+    """The good reply, as sent; None for a fault."""
+    client_left: bool = False
+
+
+def echo(request: Json) -> str:
+    """Answer with the last message's text."""
+    return f"you said {request['messages'][-1].get('content')}"
+
+
+class ModelServer:
+    """Serves `/v1/chat/completions` and `/v1/models` between entering and leaving the context.
+
+    `answer` gives the content, or a whole message, for a request. `faults` are used up one per request, oldest first.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Json], str | Json] = echo,
+        *,
+        tokens: bool = True,
+        refused_fields: tuple[str, ...] = (),
+        delay: float = 0.0,
+    ) -> None:
+        self.answer: Callable[[Json], str | Json] = answer
+        self.tokens, self.refused_fields, self.delay = tokens, refused_fields, delay
+        self.calls: list[Exchange] = []
+        self.faults: list[Fault] = []
+        self.port = 0
+        self._loop = BackgroundLoop("stub-model-server")
+        self._server: asyncio.Server | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._news = threading.Condition()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def entry(self, model_name: str, **parameters: Any) -> Any:
+        """Return the `model_list` entry that points here."""
+        parameters = {"model": f"hosted_vllm/{model_name}", "api_base": self.base_url, **parameters}
+        return {"model_name": model_name, "litellm_params": parameters}
+
+    def hold(self) -> None:
+        """Keep requests without an answer until `release`."""
+        self._loop.loop().call_soon_threadsafe(self._open.clear)
+
+    def release(self) -> None:
+        self._loop.loop().call_soon_threadsafe(self._open.set)
+
+    def wait_until(self, condition: Callable[[list[Exchange]], bool], timeout: float = 10.0) -> None:
+        """Block until the exchanges so far satisfy `condition`."""
+        with self._news:
+            assert self._news.wait_for(lambda: condition(self.calls), timeout), f"not in {timeout} s: {self.calls}"
+
+    async def until(self, condition: Callable[[list[Exchange]], bool], timeout: float = 10.0) -> None:
+        """The same without blocking the loop."""
+        await asyncio.to_thread(self.wait_until, condition, timeout)
+
+    def start(self) -> None:
+        """Listen; a second start takes the same port again."""
+        self._loop.submit(self._listen()).result()
+
+    def stop(self) -> None:
+        """Close the port and every connection."""
+        self._loop.submit(self._close()).result()
+        self._loop.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**26)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._one_request(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Serve one request; False when the connection is to be closed."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        if head[0].startswith("GET"):
+            return await _send(writer, 200, b'{"object": "list", "data": []}', {})
+        exchange = Exchange(json.loads(body), headers)
+        with self._news:
+            self.calls.append(exchange)
+            self._news.notify_all()
+        exchange.client_left = not await self._wait_to_answer(reader)
+        alive = not exchange.client_left and await self._reply(exchange, writer)
+        with self._news:
+            self._news.notify_all()
+        return alive
+
+    async def _wait_to_answer(self, reader: asyncio.StreamReader) -> bool:
+        """Wait as long as an answer takes; False if the client leaves in the meantime."""
+        if not self.delay and self._open.is_set():
+            return True
+        ready, left = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
+        await asyncio.wait({ready, left}, return_when=asyncio.FIRST_COMPLETED)
+        stayed = not left.done()
+        ready.cancel()
+        left.cancel()
+        await asyncio.wait({ready, left})
+        return stayed
+
+    async def _ready(self) -> None:
+        await asyncio.sleep(self.delay)
+        await self._open.wait()
+
+    async def _reply(self, exchange: Exchange, writer: asyncio.StreamWriter) -> bool:
+        request = exchange.request
+        fault = self.faults.pop(0) if self.faults else Fault()
+        refused = next((name for name in self.refused_fields if request.get(name) is not None), None)
+        if refused:
+            error = {"error": {"message": f"Unrecognized request argument: {refused}", "param": refused}}
+            fault = Fault(400, json.dumps(error).encode())
+        exchange.status = fault.status
+        body = fault.body
+        if body is None and fault.status == 200 and not fault.cut:
+            exchange.reply = self._completion(request, len(self.calls))
+            body = json.dumps(exchange.reply).encode()
+        if body is None:
+            body = json.dumps({"error": {"message": f"told to answer {fault.status}", "type": "stub"}}).encode()
+        return fault.cut != "before" and await _send(writer, fault.status, body, fault.headers, fault.cut == "middle")
+
+    def _completion(self, request: Json, number: int) -> Json:
+        answer = self.answer(request)
+        message: Json = {"role": "assistant", **(answer if isinstance(answer, dict) else {"content": answer})}
+        prompt_ids = encode(" ".join(f"{m.get('role')} {m.get('content')}" for m in request["messages"]) + " assistant")
+        token_ids = encode(str(message.get("content") or json.dumps(message.get("tool_calls"))))
+        choice: Json = {"index": 0, "message": message, "logprobs": None}
+        choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
+        reply: Json = {"id": f"chatcmpl-{self.port}-{number}", "object": "chat.completion", "created": 1_700_000_000}
+        reply |= {"model": request["model"], "choices": [choice], "usage": _usage(len(prompt_ids), len(token_ids))}
+        if self.tokens and request.get("return_token_ids"):
+            reply["prompt_token_ids"], choice["token_ids"] = prompt_ids, token_ids
+        if self.tokens and request.get("logprobs"):
+            pairs = zip(token_ids, logprobs_of(token_ids), strict=True)
+            choice["logprobs"] = {"content": [{"token": str(t), "logprob": p, "top_logprobs": []} for t, p in pairs]}
+        return reply
+
+
+def _usage(prompt: int, completion: int) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def _send(
+    writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str], half: bool = False
+) -> bool:
+    lines = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    head = f"HTTP/1.1 {status} Stub\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    writer.write(head.encode() + (body[: len(body) // 2] if half else body))
+    await writer.drain()
+    return not half
