@@ -1,0 +1,33 @@
+"""Emitters: what an agent says about its own rollout, and how it is read back."""
+
+from agentlightning.emitter.annotation import OperationContext, emit_annotation, operation
+from agentlightning.emitter.exception import emit_exception
+from agentlightning.emitter.message import emit_message, get_message_value
+from agentlightning.emitter.object import emit_object, get_object_value
+from agentlightning.emitter.reward import (
+    emit_reward,
+    find_final_reward,
+    find_reward_spans,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+    reward,
+)
+
+__all__ = [
+    "OperationContext",
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_message_value",
+    "get_object_value",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+    "operation",
+    "reward",
+]

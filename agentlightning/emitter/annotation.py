@@ -1,0 +1,178 @@
+"""Annotations: spans that say something about a rollout, and `operation`, which makes a span of a function or block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar, cast, overload
+
+from typing_extensions import ParamSpec
+
+from agentlightning.emitter.wrapping import bound_arguments, lenient_attributes, signature_of, traced
+from agentlightning.semconv import AGL_ANNOTATION, AGL_OPERATION, LightningSpanAttributes
+from agentlightning.tracer.base import Tracer, get_active_tracer
+from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.types import SpanCoreFields, SpanRecordingContext, TraceStatus
+from agentlightning.utils.otel import (
+    check_attributes_sanity,
+    emitter_debug,
+    flatten_attributes,
+    sanitize_attributes,
+)
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NAME = LightningSpanAttributes.OPERATION_NAME.value
+INPUT = LightningSpanAttributes.OPERATION_INPUT.value
+OUTPUT = LightningSpanAttributes.OPERATION_OUTPUT.value
+OK = TraceStatus(status_code="OK")
+_DUMMY = DummyTracer()
+
+
+def emitting_tracer(active: Tracer | None, what: str, propagate: bool) -> Tracer:
+    """Return the tracer that shall take a span: the active one, or one that sends nothing.
+
+    Raises:
+        RuntimeError: the span shall be sent and no tracer is active.
+    """
+    if not propagate:
+        return _DUMMY
+    if active is None:
+        raise RuntimeError(
+            f"No active tracer found. Cannot emit {what} span. Emit inside a rollout, or inside "
+            "`async with tracer.trace_context(...)`. In a thread of your own, run the function with "
+            "contextvars.copy_context().run(...). To make the span without storing it, pass propagate=False."
+        )
+    return active
+
+
+def send(tracer: Tracer, name: str, attributes: dict[str, Any], status: TraceStatus | None) -> SpanCoreFields:
+    """Create the span; logs it if `AGL_EMITTER_DEBUG` asks for that."""
+    if emitter_debug():
+        logger.debug("Emitting span %s: %s", name, attributes)
+    return tracer.create_span(name, attributes=attributes, status=status)
+
+
+def emit_annotation(annotation: dict[str, Any], propagate: bool = True) -> SpanCoreFields:
+    """Attach attributes to the rollout, as a span of its own. Nested values are flattened.
+
+    Raises:
+        ValueError: a leaf is no string, number, boolean or list of one of these.
+        RuntimeError: no tracer is active and `propagate` is true.
+    """
+    attributes = flatten_attributes(annotation)
+    check_attributes_sanity(attributes)
+    tracer = emitting_tracer(get_active_tracer() if propagate else None, "annotation", propagate)
+    return send(tracer, AGL_ANNOTATION, attributes, OK)
+
+
+class OperationContext:
+    """A block (`with operation(...) as op`) or, by calling it with a function, a decorator. May be used again.
+
+    The tracer is looked up when the block or function starts; without one it runs untraced.
+    """
+
+    def __init__(self, name: str | None, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+        self._attributes = sanitize_attributes(flatten_attributes(attributes or {}))
+        if name is not None:
+            if NAME in self._attributes:
+                raise ValueError(f"Cannot specify both name= and the attribute {NAME}; give one of them")
+            self._attributes[NAME] = name
+        self._propagate = propagate
+        self._manager: AbstractContextManager[SpanRecordingContext] | None = None
+        self._recording: SpanRecordingContext | None = None
+        self._ended: SpanRecordingContext | None = None
+
+    def __enter__(self) -> OperationContext:
+        tracer = get_active_tracer() if self._propagate else None
+        self._manager = (tracer or _DUMMY).operation_context(AGL_OPERATION, attributes=dict(self._attributes))
+        self._recording, self._ended = self._manager.__enter__(), None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._manager is not None
+        assert self._recording is not None
+        try:
+            self._manager.__exit__(kind, error, trace)
+        finally:
+            self._ended = self._recording
+            self._manager = self._recording = None
+
+    def set_input(self, *args: Any, **kwargs: Any) -> None:
+        """Record what the operation was given.
+
+        Raises:
+            RuntimeError: outside of the block.
+        """
+        self._record({f"{INPUT}.args": list(args), **{f"{INPUT}.{key}": value for key, value in kwargs.items()}})
+
+    def set_output(self, output: Any) -> None:
+        """Record what the operation gave.
+
+        Raises:
+            RuntimeError: outside of the block.
+        """
+        self._record({OUTPUT: output})
+
+    def span(self) -> SpanCoreFields:
+        """Return the span after the block has ended.
+
+        Raises:
+            RuntimeError: before that.
+            ValueError: the sampler of the program dropped it.
+        """
+        if self._ended is None:
+            raise RuntimeError("Span is not ready yet. Call span() after the operation has ended.")
+        return self._ended.get_recorded_span()
+
+    def _record(self, values: dict[str, Any]) -> None:
+        if self._recording is None:
+            raise RuntimeError("The operation is not open; set inputs and outputs inside its `with` block")
+        self._recording.record_attributes(lenient_attributes(values))
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """Return `fn` such that each call is one span, with its arguments and result."""
+        attributes = {NAME: getattr(fn, "__name__", type(fn).__name__), **self._attributes}
+        signature = signature_of(fn)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperationContext | None:
+            if self._propagate and get_active_tracer() is None:
+                return None
+            call = OperationContext(None, None, self._propagate)
+            call._attributes = {**attributes, **lenient_attributes({INPUT: bound_arguments(signature, args, kwargs)})}
+            return call
+
+        return cast(Callable[P, R], traced(fn, begin))
+
+
+@overload
+def operation(fn: Callable[P, R], *, propagate: bool = True, name: str | None = None) -> Callable[P, R]: ...
+@overload
+def operation(
+    fn: None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
+) -> OperationContext: ...
+def operation(
+    fn: Callable[..., Any] | None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
+) -> Any:
+    """Trace a function or a block: `@operation`, `@operation(name=...)`, `with operation(...) as op`.
+
+    All spans are called `agentlightning.operation`; `name` (by default the function's) is an attribute. Without an
+    active tracer the function just runs. `propagate=False` makes the span without storing it.
+
+    Raises:
+        ValueError: a positional argument that is no function, or the name twice.
+    """
+    if fn is not None and not callable(fn):
+        raise ValueError(
+            "Custom span names are intentionally not supported. Use operation(name=...) to name the operation; "
+            f"got {fn!r} as positional argument"
+        )
+    context = OperationContext(name, attributes, propagate)
+    return context if fn is None else context(fn)

@@ -1,0 +1,39 @@
+"""Messages: text that an agent leaves on its trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentlightning.emitter.annotation import emitting_tracer, send
+from agentlightning.semconv import AGL_MESSAGE, LightningSpanAttributes
+from agentlightning.tracer.base import get_active_tracer
+from agentlightning.types import SpanLike
+from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
+
+BODY = LightningSpanAttributes.MESSAGE_BODY.value
+
+
+def emit_message(message: str, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+    """Leave a text on the trace.
+
+    Raises:
+        TypeError: it is no string.
+        RuntimeError: no tracer is active and `propagate` is true.
+    """
+    if not isinstance(message, str):
+        raise TypeError(f"Message must be a string, got: {type(message).__name__}. Use emit_object for other values.")
+    payload = {BODY: message, **sanitize_attributes(flatten_attributes(attributes or {}))}
+    tracer = emitting_tracer(get_active_tracer() if propagate else None, "message", propagate)
+    send(tracer, AGL_MESSAGE, payload, None)
+
+
+def get_message_value(span: SpanLike) -> str | None:
+    """Return the text of a message span; None if it has none.
+
+    Raises:
+        TypeError: the body is no string.
+    """
+    body = (span.attributes or {}).get(BODY)
+    if body is not None and not isinstance(body, str):
+        raise TypeError(f"Message body must be a string, got: {type(body).__name__}")
+    return body

@@ -1,0 +1,74 @@
+"""Objects: values that an agent leaves on its trace. What is no scalar must be a JSON value."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, cast
+
+from agentlightning.emitter.annotation import OK, emitting_tracer, send
+from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes
+from agentlightning.tracer.base import get_active_tracer
+from agentlightning.types import SpanCoreFields, SpanLike
+from agentlightning.utils.otel import flatten_attributes, full_qualified_name, sanitize_attributes
+
+TYPE = LightningSpanAttributes.OBJECT_TYPE.value
+LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
+JSON = LightningSpanAttributes.OBJECT_JSON.value
+
+
+def emit_object(object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:
+    """Leave a value on the trace.
+
+    Raises:
+        RuntimeError: JSON cannot hold it; or no tracer is active and `propagate` is true.
+    """
+    payload = {**encode_object(object), **sanitize_attributes(flatten_attributes(attributes or {}))}
+    tracer = emitting_tracer(get_active_tracer() if propagate else None, "object", propagate)
+    return send(tracer, AGL_OBJECT, payload, OK)
+
+
+def encode_object(object: Any) -> dict[str, Any]:
+    """Return the attributes that hold a value: its type, and a literal (base64 for bytes) or JSON text.
+
+    Raises:
+        RuntimeError: JSON cannot hold it.
+    """
+    if isinstance(object, (str, int, float, bool)):
+        return {TYPE: type(object).__name__, LITERAL: str(object)}
+    if isinstance(object, bytes):
+        return {TYPE: "bytes", LITERAL: base64.b64encode(object).decode("ascii")}
+    try:
+        return {TYPE: full_qualified_name(cast(Any, type(object))), JSON: json.dumps(object)}
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"Object must be JSON serializable, got: {type(object).__name__} ({error})") from error
+
+
+def get_object_value(span: SpanLike) -> Any:
+    """Return the value of an object span; None if it has none. Tuples come back as lists.
+
+    Raises:
+        RuntimeError: the text is no JSON, or the literal is of an unknown type.
+    """
+    attributes = span.attributes or {}
+    text, literal = attributes.get(JSON), attributes.get(LITERAL)
+    if text is not None:
+        try:
+            return json.loads(str(text))
+        except ValueError as error:
+            raise RuntimeError(f"Object of span {span.name} is no JSON text: {error}") from error
+    return None if literal is None else _decode(str(literal), str(attributes.get(TYPE, "str")))
+
+
+def _decode(literal: str, kind: str) -> Any:
+    if kind == "str":
+        return literal
+    if kind == "bool":
+        return literal.lower() == "true"
+    if kind == "int":
+        return int(literal)
+    if kind == "float":
+        return float(literal)
+    if kind == "bytes":
+        return base64.b64decode(literal)
+    raise RuntimeError(f"Unsupported object type for literal deserialization: {kind}")

@@ -1,0 +1,195 @@
+"""Rewards: emit them, and read them back from spans.
+
+A reward is an annotation with one or several dimensions; the first is the primary one. The readers are total: a span
+that only looks like a reward is no reward, it never ends the reading of a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter
+
+from agentlightning.emitter.annotation import emit_annotation
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
+from agentlightning.types import SpanCoreFields, SpanLike
+from agentlightning.utils.otel import filter_and_unflatten_attributes
+
+logger = logging.getLogger(__name__)
+
+REWARD = LightningSpanAttributes.REWARD.value
+PRIMARY = "primary"
+_REWARDS: TypeAdapter[list[RewardPydanticModel]] = TypeAdapter(list[RewardPydanticModel])
+_LEGACY_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=SpanLike)
+
+
+def emit_reward(
+    reward: float | Mapping[str, float],
+    *,
+    primary_key: str | None = None,
+    attributes: dict[str, Any] | None = None,
+    name: str | None = None,
+    propagate: bool = True,
+) -> SpanCoreFields:
+    """Say what the rollout, or its latest step, has earned. The last reward of an attempt is its final one.
+
+    A dictionary is a reward of several dimensions, of which `primary_key` names the one to learn from. `name` labels a
+    scalar (default `primary`). `attributes` may tie the reward to a call: `make_link_attributes({...})`.
+
+    Raises:
+        TypeError: the reward is neither a number nor a dictionary.
+        ValueError: NaN or infinite; a dimension that is no number; `primary_key` missing or unknown; an attribute
+            under the keys of the reward.
+        RuntimeError: no tracer is active and `propagate` is true.
+    """
+    payload: dict[str, Any] = {REWARD: _dimensions(reward, primary_key, name)}
+    for key in attributes or {}:
+        if key == REWARD or key.startswith(f"{REWARD}."):
+            raise ValueError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
+    return emit_annotation({**payload, **(attributes or {})}, propagate=propagate)
+
+
+def reward_attributes(value: float) -> dict[str, Any]:
+    """Return the attributes of a reward of one dimension."""
+    return {f"{REWARD}.0.name": PRIMARY, f"{REWARD}.0.value": value}
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
+    if isinstance(value, (bool, int, float, numbers.Real)):
+        return float(value)
+    item = getattr(value, "item", None)
+    if getattr(value, "ndim", None) == 0 and callable(item):
+        return as_number(item())
+    return None
+
+
+def finite_number(value: Any) -> float:
+    """Return a reward as a float.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is NaN or infinite.
+    """
+    number = as_number(value)
+    if number is None:
+        raise TypeError(f"Reward must be a number, got: {type(value).__name__}")
+    if not math.isfinite(number):
+        raise ValueError(f"Reward must be finite, got: {number}")
+    return number
+
+
+def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[dict[str, Any]]:
+    if not isinstance(reward, Mapping):
+        return [{"name": name or PRIMARY, "value": finite_number(reward)}]
+    values = cast(Mapping[str, Any], reward)
+    for key, value in values.items():
+        if as_number(value) is None:
+            raise ValueError(f"Reward value must be a number, got: {type(value).__name__} for key {key}")
+    if name is not None:
+        raise ValueError("name= labels a scalar reward; the dimensions of a dict have their keys as names")
+    if primary_key is None:
+        raise ValueError("When emitting a multi-dimensional reward as a dict, primary_key must be provided.")
+    if primary_key not in values:
+        raise ValueError(f"Primary key '{primary_key}' not found in reward dict keys: {list(values)}")
+    order = [primary_key, *(key for key in values if key != primary_key)]
+    return [{"name": key, "value": finite_number(values[key])} for key in order]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
+    """Return the dimensions of the reward on this span, the primary one first; none if it has no readable reward."""
+    attributes = span.attributes or {}
+    if not any(key.startswith(f"{REWARD}.") for key in attributes):
+        return []
+    try:
+        found = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
+        return _REWARDS.validate_python(found)
+    except ValueError as error:
+        logger.warning("Span %s has reward attributes that cannot be read: %s", span.name, error)
+        return []
+
+
+def get_reward_value(span: SpanLike) -> float | None:
+    """Return the primary reward on this span, also in the forms of older versions; None if there is none."""
+    rewards = get_rewards_from_span(span)
+    if rewards:
+        return rewards[0].value
+    attributes = cast(Mapping[str, Any], span.attributes or {})
+    for key in _LEGACY_OUTPUTS:
+        if key in attributes:
+            value = _legacy_output(attributes[key])
+            if value is not None:
+                return value
+    if span.name == AGL_ANNOTATION and "reward" in attributes:
+        return as_number(attributes["reward"])
+    return None
+
+
+def _legacy_output(output: Any) -> float | None:
+    """Read `{"type": "reward", "value": ...}`, given as text or as a dictionary."""
+    if isinstance(output, str):
+        try:
+            output = json.loads(output)
+        except ValueError:
+            return None
+    if not isinstance(output, dict) or cast(dict[str, Any], output).get("type") != "reward":
+        return None
+    return as_number(cast(dict[str, Any], output).get("value"))
+
+
+def is_reward_span(span: SpanLike) -> bool:
+    """True if the span carries a reward."""
+    return get_reward_value(span) is not None
+
+
+def find_reward_spans(spans: Sequence[S]) -> list[S]:
+    """Return the spans that carry a reward, in the order given."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
+    """Return the last reward in the order given; None if there is none."""
+    for span in reversed(spans):
+        value = get_reward_value(span)
+        if value is not None:
+            return value
+    return None
+
+
+def reward(fn: F) -> F:
+    """Deprecated: emit what the decorated function returns as a reward. Call `emit_reward` instead."""
+    warnings.warn("The decorator `reward` is deprecated; call emit_reward(...)", DeprecationWarning, stacklevel=2)
+    from inspect import iscoroutinefunction
+
+    if iscoroutinefunction(fn):
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return _emitted(await fn(*args, **kwargs))
+
+        return cast(F, wraps(fn)(call_async))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _emitted(fn(*args, **kwargs))
+
+    return cast(F, wraps(fn)(call))
+
+
+def _emitted(result: Any) -> Any:
+    if as_number(result) is None:
+        logger.warning("Reward is not a number: %r; nothing is emitted", result)
+    else:
+        emit_reward(result)
+    return result

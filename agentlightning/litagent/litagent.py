@@ -1,0 +1,171 @@
+"""LitAgent: what a user subclasses to write an agent as a class."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from agentlightning.types import NamedResources, Rollout, RolloutMode, RolloutRawResult
+
+if TYPE_CHECKING:
+    from agentlightning.runner.base import Runner
+    from agentlightning.tracer.base import Tracer
+    from agentlightning.trainer.trainer import Trainer
+
+T = TypeVar("T")
+_GENERAL = ("rollout_async", "rollout")
+_TRAINING = ("training_rollout_async", "training_rollout", *_GENERAL)
+_VALIDATION = ("validation_rollout_async", "validation_rollout", *_GENERAL)
+_METHODS: dict[RolloutMode | None, tuple[str, ...]] = {
+    "train": _TRAINING,
+    "val": _VALIDATION,
+    "test": _VALIDATION,
+    None: (*_GENERAL, *_VALIDATION[:2], *_TRAINING[:2]),
+}
+"""For each mode, the methods from the most to the least special; of each pair the asynchronous one first."""
+
+
+class LitAgent(Generic[T]):
+    """An agent that can be trained. Override one of `rollout` and `rollout_async`, or a pair of more special ones.
+
+    A method gets the task, the resources by name and the attempt, and returns what the attempt has earned: a number;
+    None if it emitted rewards itself; or spans. Synchronous methods run in a thread of their own.
+    """
+
+    needs_resources: bool = True
+    """False lets attempts run where no resources were published; they get an empty dictionary."""
+    _trainer_ref: weakref.ref[Trainer] | None = None
+    _runner_ref: weakref.ref[Runner[T]] | None = None
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        if trained_agents is not None:
+            warnings.warn(
+                "trained_agents is deprecated; give the adapter agent_match=... instead",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        self.trained_agents = trained_agents
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave trainer and runner behind: they belong to this process."""
+        return {**self.__dict__, "_trainer_ref": None, "_runner_ref": None}
+
+    # --- what to override ------------------------------------------------------------------------------------------
+
+    def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Play one task, in any mode that has no method of its own."""
+        raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """The same as a coroutine."""
+        raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
+
+    def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Play one task in mode `train`."""
+        return self.rollout(task, resources, rollout)
+
+    def validation_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Play one task in mode `val` or `test`."""
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Play one task in mode `train`."""
+        return await self.rollout_async(task, resources, rollout)
+
+    async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Play one task in mode `val` or `test`."""
+        return await self.rollout_async(task, resources, rollout)
+
+    def is_async(self) -> bool:
+        """True if an asynchronous method is overridden."""
+        return any(_overridden(self, name) for name in (*_TRAINING, *_VALIDATION) if name.endswith("_async"))
+
+    def method_for(self, mode: RolloutMode | None) -> Callable[..., Any]:
+        """Return the method that plays a rollout of this mode: the most special one that is overridden.
+
+        Raises:
+            NotImplementedError: none is.
+        """
+        for name in _METHODS[mode]:
+            if _overridden(self, name):
+                return getattr(self, name)
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method for mode {mode!r}; override one of: {', '.join(_METHODS[mode])}"
+        )
+
+    # --- where it runs ---------------------------------------------------------------------------------------------
+
+    def set_trainer(self, trainer: Trainer) -> None:
+        """Remember the trainer, weakly."""
+        self._trainer_ref = weakref.ref(trainer)
+
+    def get_trainer(self) -> Trainer:
+        """Return the trainer.
+
+        Raises:
+            ValueError: there is none, or it is gone.
+        """
+        return _alive(self._trainer_ref, "Trainer")
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer."""
+        return self.get_trainer()
+
+    def set_runner(self, runner: Runner[T]) -> None:
+        """Remember the runner, weakly."""
+        self._runner_ref = weakref.ref(runner)
+
+    def get_runner(self) -> Runner[T]:
+        """Return the runner.
+
+        Raises:
+            ValueError: there is none, or it is gone.
+        """
+        return _alive(self._runner_ref, "Runner")
+
+    @property
+    def runner(self) -> Runner[T]:
+        """The runner."""
+        return self.get_runner()
+
+    def get_tracer(self) -> Tracer:
+        """Return the runner's tracer, else the trainer's."""
+        runner = self._runner_ref() if self._runner_ref is not None else None
+        tracer = getattr(runner, "tracer", None)
+        return tracer if tracer is not None else self.get_trainer().tracer
+
+    @property
+    def tracer(self) -> Tracer:
+        """The tracer."""
+        return self.get_tracer()
+
+    def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
+        """Deprecated; use a `Hook`. Called by the runner of v0.1 only."""
+
+    def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
+        """Deprecated; use a `Hook`. Called by the runner of v0.1 only."""
+
+
+def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
+    """True if the function has a parameter `rollout_id`, as agents of v0.1 had."""
+    return "rollout_id" in inspect.signature(func).parameters
+
+
+def _overridden(agent: LitAgent[Any], name: str) -> bool:
+    return getattr(type(agent), name) is not getattr(LitAgent, name) or name in agent.__dict__
+
+
+R = TypeVar("R")
+
+
+def _alive(reference: weakref.ref[R] | None, what: str) -> R:
+    if reference is None:
+        raise ValueError(f"{what} has not been set for this agent")
+    value = reference()
+    if value is None:
+        raise ValueError(f"{what} reference is no longer valid (it was deleted)")
+    return value

@@ -1,0 +1,283 @@
+"""LitAgentRunner: claims rollouts, plays them with an agent, reports how they ended, and does it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from agentlightning.litagent.decorator import as_agent
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.runner.attempt import AttemptPlayer
+from agentlightning.runner.base import Runner, StopEvent
+from agentlightning.runner.claims import Claims
+from agentlightning.runner.heartbeat import Heartbeat, HeartbeatMode, check_mode
+from agentlightning.runner.hooks import Hooks
+from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
+from agentlightning.runner.resources import ResourceShelf
+from agentlightning.runner.results import RewardFn
+from agentlightning.runner.stopping import Stopping
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.base import Tracer
+from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class LitAgentRunner(Runner[T]):
+    """The runner. Up to `concurrency` rollouts run at once: asynchronous agents as tasks, others in threads.
+
+    Args:
+        tracer: records what the agent does; the worker's own.
+        max_rollouts: end after this many rollouts (of this worker); failed ones count.
+        poll_interval: seconds that one question for work is held open.
+        heartbeat_interval, interval_jitter: seconds; 0 or less means no heartbeats, and then no lease.
+        heartbeat_launch_mode: `thread`, or `asyncio` on the runner's loop.
+        heartbeat_include_gpu: heartbeats carry the state of the GPUs.
+        concurrency: rollouts at once.
+        reward_fn: gives the reward for results that are neither a number, None nor spans; see `results.py`.
+        policy_faults: exception classes that are the policy's fault, and what each earns.
+        store_unreachable_timeout: give up after the store was away for this many seconds.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        max_rollouts: int | None = None,
+        poll_interval: float = 5.0,
+        heartbeat_interval: float = 10.0,
+        interval_jitter: float = 0.5,
+        heartbeat_launch_mode: str = "thread",
+        heartbeat_include_gpu: bool = False,
+        *,
+        concurrency: int = 1,
+        reward_fn: RewardFn | None = None,
+        policy_faults: PolicyFaults | None = None,
+        store_unreachable_timeout: float = 60.0,
+    ) -> None:
+        super().__init__()
+        _check_at_least("concurrency", concurrency, 1)
+        if max_rollouts is not None:
+            _check_at_least("max_rollouts", max_rollouts, 0)
+        if reward_fn is not None and not callable(reward_fn):
+            raise TypeError(f"reward_fn must be callable; got {reward_fn!r}")
+        self._tracer = tracer
+        self._max_rollouts = max_rollouts
+        self._poll_interval = poll_interval
+        self._heartbeat_interval = heartbeat_interval
+        self._interval_jitter = interval_jitter
+        self._heartbeat_mode: HeartbeatMode = check_mode(heartbeat_launch_mode)
+        self._heartbeat_include_gpu = heartbeat_include_gpu
+        self._concurrency = concurrency
+        self._reward_fn = reward_fn
+        self._policy_faults = check_policy_faults(policy_faults)
+        self._store_unreachable_timeout = store_unreachable_timeout
+        self._agent: LitAgent[T] | None = None
+        self._hooks = Hooks(None)
+        self._store: LightningStore | None = None
+        self._player: AttemptPlayer | None = None
+        self._begun = self._finished = 0
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    @override
+    def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: Any) -> None:
+        """Take an agent (a plain function is wrapped) and hooks, and initialise the tracer."""
+        self._hooks = Hooks(hooks)
+        self._agent = as_agent(agent)
+        self._agent.set_runner(self)
+        self._tracer.init()
+
+    @override
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+        """Take a store, in the process and thread that will run the rollouts."""
+        self.worker_id = worker_id
+        self._store = store
+        self._tracer.init_worker(worker_id, store)
+        self._player = AttemptPlayer(
+            runner=self,
+            agent=self.get_agent(),
+            store=store,
+            tracer=self._tracer,
+            hooks=self._hooks,
+            shelf=ResourceShelf(store),
+            log_prefix=self._log_prefix,
+            policy_faults=self._policy_faults,
+            reward_fn=self._reward_fn,
+        )
+
+    @override
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        self.worker_id = None
+        self._player = None
+        self._tracer.teardown_worker(worker_id)
+
+    @override
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        self._agent = self._store = self.worker_id = self._player = None
+        self._hooks = Hooks(None)
+        self._tracer.teardown()
+
+    @property
+    def tracer(self) -> Tracer:
+        """The tracer."""
+        return self._tracer
+
+    @property
+    def agent(self) -> LitAgent[T]:
+        """The agent; see `get_agent`."""
+        return self.get_agent()
+
+    @property
+    def store(self) -> LightningStore:
+        """The store; see `get_store`."""
+        return self.get_store()
+
+    def get_agent(self) -> LitAgent[T]:
+        """Return the agent.
+
+        Raises:
+            ValueError: before `init`.
+        """
+        if self._agent is None:
+            raise ValueError("The runner has no agent. Call init() first.")
+        return self._agent
+
+    def get_store(self) -> LightningStore:
+        """Return the store.
+
+        Raises:
+            ValueError: before `init_worker`.
+        """
+        if self._store is None:
+            raise ValueError("The runner has no store. Call init_worker() first.")
+        return self._store
+
+    def get_worker_id(self) -> str:
+        """Return the label under which the store knows this worker: host, process and index, so that the workers of
+        all machines differ."""
+        if self.worker_id is None:
+            return "Worker-Unknown"
+        return f"{socket.gethostname()}-{os.getpid()}-{self.worker_id}"
+
+    # --- work --------------------------------------------------------------------------------------------------------
+
+    @override
+    async def iter(self, *, event: StopEvent | None = None, exit_when_idle: float | None = None) -> None:
+        """Play rollouts of the queue until `event` is set, `max_rollouts` have been played, or (with
+        `exit_when_idle`) nothing came for that many seconds.
+
+        Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
+        reported as such.
+
+        Raises:
+            StoreUnreachableError: the store was away for longer than `store_unreachable_timeout`.
+        """
+        store, label = self.get_store(), self.get_worker_id()
+        self._begun = self._finished = 0
+        claims = Claims(store, label, self._poll_interval, self._store_unreachable_timeout)
+        logger.info("%s serves the queue as %s", self._log_prefix(), label)
+        heartbeat = Heartbeat(
+            store,
+            label,
+            interval=self._heartbeat_interval,
+            jitter=self._interval_jitter,
+            mode=self._heartbeat_mode,
+            include_gpu=self._heartbeat_include_gpu,
+        )
+        heartbeat.start()
+        stopping = Stopping(event)
+        lanes = [asyncio.create_task(self._lane(claims, stopping, exit_when_idle)) for _ in range(self._concurrency)]
+        try:
+            await _all_or_first_failure(lanes)
+        finally:
+            await stopping.close()
+            await heartbeat.stop()
+            logger.info("%s finished after %d rollouts", self._log_prefix(), self._finished)
+
+    @override
+    async def step(
+        self,
+        input: T,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: StopEvent | None = None,
+    ) -> Rollout:
+        store = self.get_store()
+        resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
+        rollout = await store.start_rollout(
+            input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_id()
+        )
+        cause = await self._unless_set(event, rollout)
+        if cause is not None:
+            raise cause
+        finished = await store.get_rollout_by_id(rollout.rollout_id)
+        if finished is None:
+            raise RuntimeError(f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}")
+        return finished
+
+    async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
+        """Play one claimed rollout; the place to override what happens around it. Failures are in the result."""
+        if self._player is None:
+            raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
+        return await self._player.play(rollout)
+
+    async def _unless_set(self, event: StopEvent | None, rollout: AttemptedRollout) -> BaseException | None:
+        """Play a rollout, cancelled when the event is set; return what its agent raised."""
+        playing = asyncio.create_task(self._execute_rollout(rollout))
+        stopping = Stopping(event)
+        try:
+            await asyncio.wait({playing, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
+            return playing.result().cause if playing.done() else None
+        finally:
+            await _cancel_all([playing])
+            await stopping.close()
+
+    async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
+        """Claim and play, one rollout at a time."""
+        while not stopping.is_set() and (self._max_rollouts is None or self._begun < self._max_rollouts):
+            self._begun += 1
+            rollout = await claims.next(stopping, exit_when_idle)
+            if rollout is None:
+                self._begun -= 1
+                return
+            await self._execute_rollout(rollout)
+            self._finished += 1
+            if self._finished == 1 or self._finished % 100 == 0:
+                logger.info("%s %d rollouts done", self._log_prefix(), self._finished)
+
+    def _log_prefix(self, rollout_id: str | None = None) -> str:
+        """Return `[Worker 0 | Rollout ro-...]`, without what is not known."""
+        worker = f"Worker {self.worker_id}" if self.worker_id is not None else None
+        known = " | ".join(part for part in (worker, f"Rollout {rollout_id}" if rollout_id else None) if part)
+        return f"[{known or 'Default Worker'}]"
+
+
+async def _all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all; when one fails, or the waiter is cancelled, cancel the others and wait for their ends."""
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        await _cancel_all(tasks)
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")

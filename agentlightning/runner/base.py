@@ -1,0 +1,134 @@
+"""Runner: the contract of whatever takes rollouts from a store and plays them with an agent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from typing_extensions import Self, override
+
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StopEvent(Protocol):
+    """What a runner needs of the event that asks it to stop; `threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+
+class Runner(ParallelWorkerBase, Generic[T]):
+    """Takes rollouts from a store, one after another, and plays them with an agent.
+
+    Made in one process and used in another: nothing is started before `init_worker`. One object serves one worker.
+    """
+
+    @override
+    def init(self, agent: LitAgent[T], **kwargs: Any) -> None:
+        """Prepare for an agent; once."""
+        raise NotImplementedError
+
+    @override
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+        """Prepare for a store; once per worker."""
+        raise NotImplementedError
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """Raise: a runner is driven by `iter` or `step`."""
+        raise RuntimeError("A runner has no run(); await iter() to serve the queue, or step(input) for one task")
+
+    @override
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Undo `init`."""
+        raise NotImplementedError
+
+    @override
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """Undo `init_worker`."""
+        raise NotImplementedError
+
+    async def iter(self, *, event: StopEvent | None = None) -> None:
+        """Play rollouts of the queue until `event` is set."""
+        raise NotImplementedError
+
+    async def step(
+        self,
+        input: T,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: StopEvent | None = None,
+    ) -> Rollout:
+        """Play one task now, past the queue, and return its rollout.
+
+        `resources` are published first, when they are given. When `event` is set the attempt is cancelled. What the
+        agent raises is raised here, after it was recorded.
+        """
+        raise NotImplementedError
+
+    def run_context(
+        self,
+        *,
+        agent: LitAgent[T],
+        store: LightningStore,
+        hooks: Sequence[Hook] | None = None,
+        worker_id: int | None = None,
+    ) -> RunContext[Self]:
+        """Return a context manager (`with` or `async with`) in which the runner is ready to `iter` and `step`."""
+        return RunContext(self, agent, store, hooks, worker_id or 0)
+
+
+R = TypeVar("R", bound=Runner[Any])
+
+
+class RunContext(Generic[R]):
+    """Initialises a runner and tears it down in reverse order; only what was initialised is torn down."""
+
+    def __init__(
+        self, runner: R, agent: LitAgent[Any], store: LightningStore, hooks: Sequence[Hook] | None, worker_id: int
+    ) -> None:
+        self._runner = runner
+        self._agent = agent
+        self._store = store
+        self._hooks = hooks
+        self._worker_id = worker_id
+
+    def __enter__(self) -> R:
+        self._runner.init(self._agent, hooks=self._hooks)
+        try:
+            self._runner.init_worker(self._worker_id, self._store)
+        except BaseException:
+            self._teardown()
+            raise
+        return self._runner
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._runner.teardown_worker(self._worker_id)
+        except Exception:  # the body's result matters more than an unclean end
+            logger.exception("Error during runner worker teardown")
+        self._teardown()
+
+    async def __aenter__(self) -> R:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def _teardown(self) -> None:
+        try:
+            self._runner.teardown()
+        except Exception:  # as above
+            logger.exception("Error during runner teardown")

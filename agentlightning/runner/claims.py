@@ -1,0 +1,117 @@
+"""Claims: the next rollout of the queue, waited for without asking all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import time
+
+from agentlightning.errors import BusyError, StoreUnreachableError
+from agentlightning.runner.stopping import Stopping
+from agentlightning.store.base import LightningStore
+from agentlightning.types import AttemptedRollout
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
+"""Seconds between questions to a store that cannot hold one open."""
+
+
+class Claims:
+    """Asks a store for work on behalf of one worker; used by one event loop, by several lanes at once.
+
+    A store whose `dequeue_rollout` takes `timeout` holds each question open for `poll_interval` seconds; another one
+    is asked again after growing pauses.
+    """
+
+    def __init__(
+        self, store: LightningStore, worker_id: str, poll_interval: float, store_unreachable_timeout: float
+    ) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._poll_interval = max(poll_interval, SHORTEST_PAUSE)
+        self._store_unreachable_timeout = store_unreachable_timeout
+        self._holds_open = _takes_timeout(store)
+        self._away_since: float | None = None
+
+    async def next(self, stopping: Stopping, exit_when_idle: float | None = None) -> AttemptedRollout | None:
+        """Return a claimed rollout; None once the stop event is set or nothing came for `exit_when_idle` seconds.
+
+        Raises:
+            StoreUnreachableError: the store did not answer for `store_unreachable_timeout` seconds.
+        """
+        idle_until = None if exit_when_idle is None else time.monotonic() + exit_when_idle
+        pause = SHORTEST_PAUSE
+        while not stopping.is_set():
+            began = time.monotonic()
+            wait = self._poll_interval if idle_until is None else min(self._poll_interval, max(0.0, idle_until - began))
+            rollout, asked = await self._ask(wait, stopping, began)
+            if rollout is not None:
+                return rollout
+            if idle_until is not None and time.monotonic() >= idle_until:
+                return None
+            held = self._holds_open and time.monotonic() - began >= wait / 2
+            if not held:
+                await stopping.pause(max(asked, pause * random.uniform(0.75, 1.25)))
+                pause = min(pause * 2, LONGEST_PAUSE, self._poll_interval)
+        return None
+
+    async def _ask(self, wait: float, stopping: Stopping, began: float) -> tuple[AttemptedRollout | None, float]:
+        """Return a claim or None, and the pause (seconds) that the store asks for."""
+        question = asyncio.create_task(self._dequeue(wait))
+        try:
+            await asyncio.wait({question, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
+            if not question.done():
+                return None, 0.0
+            rollout = question.result()
+        except BusyError as error:
+            return None, error.retry_after
+        except OSError as error:
+            self._note_away(began, error)
+            return None, 0.0
+        finally:
+            await self._withdraw(question)
+        if self._away_since is not None:
+            logger.info("[%s] the store answers again", self._worker_id)
+            self._away_since = None
+        return rollout, 0.0
+
+    async def _dequeue(self, wait: float) -> AttemptedRollout | None:
+        if self._holds_open:
+            return await self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
+        return await self._store.dequeue_rollout(worker_id=self._worker_id)
+
+    async def _withdraw(self, question: asyncio.Task[AttemptedRollout | None]) -> None:
+        """End a question that nobody waits for; a claim that came in between goes back to the queue."""
+        if question.done():
+            return
+        question.cancel()
+        await asyncio.wait({question}, timeout=SHORTEST_PAUSE * 10)
+        if question.done() and not question.cancelled() and question.exception() is None:
+            rollout = question.result()
+            if rollout is not None:
+                await self._give_back(rollout)
+
+    async def _give_back(self, rollout: AttemptedRollout) -> None:
+        try:
+            await self._store.update_rollout(rollout.rollout_id, status="requeuing")
+        except Exception as error:  # the lease of the claim will run out
+            logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
+
+    def _note_away(self, began: float, error: OSError) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = began
+            logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
+        if now - self._away_since > self._store_unreachable_timeout:
+            raise StoreUnreachableError(
+                f"Worker {self._worker_id} gives up: the store did not answer for {now - self._away_since:.0f} s "
+                f"(store_unreachable_timeout={self._store_unreachable_timeout:g}); last error: {error}"
+            ) from error
+
+
+def _takes_timeout(store: LightningStore) -> bool:
+    parameters = inspect.signature(store.dequeue_rollout).parameters
+    return "timeout" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,0 +1,160 @@
+"""How an attempt ends: the error policy of agents, stated once.
+
+| the agent ...                                  | status    | outcome              | reason            |
+| ---------------------------------------------- | --------- | -------------------- | ----------------- |
+| returned or emitted a reward                   | succeeded | scored               |                   |
+| returned None and emitted no reward            | succeeded | unscored             | no_reward         |
+| raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
+| raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
+| returned NaN or infinity                       | failed    | infrastructure_fault | invalid_reward    |
+| returned what is no reward                     | failed    | infrastructure_fault | invalid_result    |
+| asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
+| ran past `timeout_seconds`                     | timeout   | cancelled            | timeout           |
+| was stopped                                    | failed    | cancelled            | stopped           |
+| raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
+| finished, but its spans could not be stored    | failed    | infrastructure_fault | spans_lost        |
+
+A policy fault earns exactly the reward that was said for it. Nothing that is not in the first three rows is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentlightning.errors import AgentLightningError, PolicyFault
+from agentlightning.tracer.delivery import TraceDeliveryError
+from agentlightning.types import AttemptError, AttemptStatus, Outcome
+from agentlightning.utils.otel import full_qualified_name
+
+TRACEBACK_BYTES = 8 * 1024
+MESSAGE_BYTES = 4 * 1024
+PolicyFaults = Mapping[type[Exception], float]
+"""Exception classes that are the policy's fault, and what each earns."""
+
+
+class AttemptFault(AgentLightningError, RuntimeError):
+    """An attempt failed for a reason of ours, not by an exception of the agent's."""
+
+    reason = "exception"
+
+
+class InvalidResult(AttemptFault, TypeError, ValueError):
+    """The agent returned something that is no reward."""
+
+    reason = "invalid_result"
+
+
+class InvalidReward(AttemptFault, ValueError):
+    """The reward is NaN or infinite, or what should give one does not."""
+
+    reason = "invalid_reward"
+
+
+class MissingResources(AttemptFault):
+    """The resources that the rollout names, or the agent needs, do not exist."""
+
+    reason = "missing_resources"
+
+
+class TimeLimitExceeded(AttemptFault, TimeoutError):
+    """The attempt ran past the `timeout_seconds` of its rollout."""
+
+    reason = "timeout"
+
+
+class AgentCancelled(AttemptFault):
+    """The agent raised `CancelledError` by itself; nobody had asked the attempt to stop."""
+
+    reason = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one attempt ended."""
+
+    status: AttemptStatus
+    outcome: Outcome
+    reason: str | None = None
+    error: AttemptError | None = None
+    reward: float | None = None
+    """A reward that is still to be stored, or None."""
+    cause: BaseException | None = None
+
+    @property
+    def excluded(self) -> bool:
+        """True if nothing of the attempt is trained, whatever it left behind."""
+        return self.outcome in ("infrastructure_fault", "cancelled")
+
+    @property
+    def stops_runner(self) -> bool:
+        """True if it ended because the runner itself is being stopped."""
+        return isinstance(self.cause, (asyncio.CancelledError, KeyboardInterrupt))
+
+
+SCORED = Ending("succeeded", "scored")
+UNSCORED = Ending("succeeded", "unscored", "no_reward")
+
+
+def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
+    """Return how an attempt ends that was left by this exception. Never a success."""
+    described = describe(error)
+    if isinstance(error, (TimeLimitExceeded, AgentCancelled)):
+        status: AttemptStatus = "timeout" if isinstance(error, TimeLimitExceeded) else "failed"
+        return Ending(status, "cancelled", error.reason, described, cause=error)
+    if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+        return Ending("failed", "cancelled", "stopped", described, cause=error)
+    if isinstance(error, AttemptFault):
+        return Ending("failed", "infrastructure_fault", error.reason, described, cause=error)
+    if isinstance(error, TraceDeliveryError):
+        return Ending("failed", "infrastructure_fault", "spans_lost", described, cause=error)
+    reward = _policy_reward(error, policy_faults)
+    if reward is None:
+        return Ending("failed", "infrastructure_fault", "exception", described, cause=error)
+    if not math.isfinite(reward):
+        return Ending("failed", "infrastructure_fault", "invalid_reward", described, cause=error)
+    return Ending("failed", "policy_fault", "policy_fault", described, reward, error)
+
+
+def _policy_reward(error: BaseException, policy_faults: PolicyFaults) -> float | None:
+    """Return what a fault of the policy earns, by the nearest class in the mapping; None if it is none."""
+    if isinstance(error, PolicyFault):
+        return float(error.reward)
+    for cls in type(error).__mro__:
+        if cls in policy_faults:
+            return float(policy_faults[cls])
+    return None
+
+
+def describe(error: BaseException) -> AttemptError:
+    """Return class, message and the last part of the traceback of an exception."""
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        message = str(error)
+    except Exception:  # a broken __str__ of the user's
+        message = "(its message cannot be read)"
+    return AttemptError(
+        type=full_qualified_name(type(error)),
+        message=message.encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore"),
+        traceback=stack.encode("utf-8", "replace")[-TRACEBACK_BYTES:].decode("utf-8", "ignore"),
+    )
+
+
+def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Exception], float]:
+    """Return the mapping if it is one.
+
+    Raises:
+        TypeError: a key is no exception class.
+        ValueError: a reward is not finite.
+    """
+    for cls, reward in (policy_faults or {}).items():
+        if not (isinstance(cls, type) and issubclass(cls, Exception)):
+            raise TypeError(
+                f"policy_faults maps exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
+            )
+        if not math.isfinite(reward):
+            raise ValueError(f"policy_faults: the reward for {cls.__name__} must be finite; got {reward}")
+    return dict(policy_faults or {})

@@ -1,0 +1,139 @@
+"""What an agent may return, turned into spans: a number, None, spans; with a `reward_fn`, anything."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.emitter.reward import as_number, reward_attributes
+from agentlightning.runner.outcome import InvalidResult, InvalidReward
+from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.tracer.scope import UNNUMBERED
+from agentlightning.types import AttemptedRollout, Span, SpanCoreFields
+
+logger = logging.getLogger(__name__)
+
+RewardFn = Callable[..., Any]
+"""Gives the reward for what an agent returned; sync or async."""
+_NAMES = ("output", "task", "expected", "rollout", "spans")
+
+
+def is_result(value: Any) -> bool:
+    """True for what needs no `reward_fn`: None, a number, a list of spans."""
+    if value is None or as_number(value) is not None:
+        return True
+    return isinstance(value, list) and all(
+        isinstance(item, (ReadableSpan, Span, SpanCoreFields)) for item in cast(list[Any], value)
+    )
+
+
+def reward_span(value: float, rollout: AttemptedRollout) -> Span:
+    """Return a span that says what the attempt earned; it has no parent and is numbered by the store."""
+    now = time.time()
+    return Span.from_attributes(
+        attributes=reward_attributes(value),
+        rollout_id=rollout.rollout_id,
+        attempt_id=rollout.attempt.attempt_id,
+        sequence_id=UNNUMBERED,
+        name=AGL_ANNOTATION,
+        start_time=now,
+        end_time=now,
+    )
+
+
+def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
+    """Return the spans that an agent's result stands for: none for None, a reward for a number.
+
+    Raises:
+        InvalidReward: NaN or infinity.
+        InvalidResult: anything that is neither None, a number, nor a list of spans of one kind and of this attempt.
+    """
+    if result is None:
+        return []
+    number = as_number(result)
+    if number is not None:
+        if not math.isfinite(number):
+            raise InvalidReward(f"The agent returned the reward {number}; a reward is a finite number")
+        return [reward_span(number, rollout)]
+    if isinstance(result, list):
+        return _listed(cast(list[Any], result), rollout)
+    raise InvalidResult(
+        f"Invalid raw result type: the agent returned a {type(result).__name__} ({_short(result)}). Return the reward "
+        "(a finite number), None after emit_reward(...), or a list of spans; to score anything else give the Trainer "
+        "a reward_fn."
+    )
+
+
+def _listed(items: list[Any], rollout: AttemptedRollout) -> list[Span]:
+    if not items:
+        logger.warning("[Rollout %s] the agent returned an empty list; it adds no spans", rollout.rollout_id)
+    for kind in (ReadableSpan, Span, SpanCoreFields):
+        if all(isinstance(item, kind) for item in items):
+            return [_own(item, rollout) for item in items]
+    names = ", ".join(type(item).__name__ for item in items[:10])
+    raise InvalidResult(
+        f"Invalid raw result type: a list of {names}. A list must hold spans of one kind: ReadableSpan, agl.Span or "
+        "SpanCoreFields."
+    )
+
+
+def _own(item: Any, rollout: AttemptedRollout) -> Span:
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    if isinstance(item, SpanCoreFields):
+        return Span.from_core_fields(item, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=UNNUMBERED)
+    if not isinstance(item, Span):
+        return Span.from_opentelemetry(item, rollout_id, attempt_id, UNNUMBERED)
+    if (item.rollout_id, item.attempt_id) != (rollout_id, attempt_id):
+        raise InvalidResult(
+            f"Invalid raw result type: span {item.span_id} belongs to rollout {item.rollout_id!r}, attempt "
+            f"{item.attempt_id!r}; this attempt is {rollout_id!r}, {attempt_id!r}"
+        )
+    return item
+
+
+def bind_reward_fn(
+    reward_fn: RewardFn, output: Any, rollout: AttemptedRollout, spans: Sequence[Span]
+) -> Callable[[], Any]:
+    """Return a call of `reward_fn` with the arguments it names: output, task or expected (both the input of the
+    rollout), rollout, spans. One that names others gets (output, task) by position."""
+    values = {
+        "output": output,
+        "task": rollout.input,
+        "expected": rollout.input,
+        "rollout": rollout,
+        "spans": list(spans),
+    }
+    try:
+        parameters = list(inspect.signature(reward_fn).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        parameters = []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if required and all(p in named and p.name in _NAMES for p in required):
+        arguments = {p.name: values[p.name] for p in named if p.name in _NAMES}
+        return lambda: reward_fn(**arguments)
+    return lambda: reward_fn(output, rollout.input)
+
+
+def reward_of(value: Any, reward_fn: RewardFn) -> float | None:
+    """Return what a `reward_fn` gave, None for no reward.
+
+    Raises:
+        InvalidReward: it is no finite number.
+    """
+    number = as_number(value)
+    if value is not None and (number is None or not math.isfinite(number)):
+        name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
+        raise InvalidReward(f"reward_fn {name} gave {_short(value)}; it must give a finite number, or None for none")
+    return number
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

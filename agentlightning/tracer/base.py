@@ -1,0 +1,151 @@
+"""Tracer: the contract of every tracer, and which tracer is active in this context."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import ParamSpec, override
+
+from agentlightning.tracer.scope import TraceScope, current_scope
+from agentlightning.types import ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Tracer(ParallelWorkerBase):
+    """Turns what runs inside `trace_context` into spans.
+
+    One object serves one worker; several rollouts may be open at once in different tasks or threads. Nothing is
+    started before `init_worker`, so a tracer may be pickled, and made before a fork.
+    """
+
+    _store: LightningStore | None = None
+
+    @override
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """Remember the worker and its store; subclasses install their backend here."""
+        super().init_worker(worker_id)
+        self._store = store
+
+    def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AbstractAsyncContextManager[Any]:
+        """Return an async context manager around one attempt; its spans are in the store when it has ended.
+
+        Without ids the spans are only kept for `get_last_trace`. `store` is deprecated: give it to `init_worker`.
+
+        Raises:
+            ValueError: one id without the other, ids without a store, or a context is open here already.
+            TraceDeliveryError: at the end, if the body succeeded and the store did not take the spans.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no trace_context; use OtelTracer")
+
+    def get_last_trace(self) -> list[Span]:
+        """Return a copy of the spans of the open context, else of the last one, in the order in which they ended."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no trace; use OtelTracer")
+
+    def create_span(
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        """Record a span that begins and ends at `timestamp` (seconds; now by default) and return what it says."""
+        raise NotImplementedError(f"{type(self).__name__} cannot create spans")
+
+    def operation_context(
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> AbstractContextManager[SpanRecordingContext]:
+        """Return a context manager whose body is one span; times are seconds, by default those of the body."""
+        raise NotImplementedError(f"{type(self).__name__} cannot trace operations")
+
+    def get_langchain_handler(self) -> Any:
+        """Return a LangChain callback handler; None where the tracer has none."""
+        logger.warning(
+            "%s has no LangChain handler; LangChain calls are traced by their gateway calls only", type(self)
+        )
+        return None
+
+    async def trace_run_async(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Deprecated: run a coroutine function inside `trace_context`."""
+        warnings.warn("trace_run_async is deprecated; use trace_context", DeprecationWarning, stacklevel=2)
+        async with self.trace_context(func.__name__):
+            return await func(*args, **kwargs)
+
+    @contextmanager
+    def lifespan(self, store: LightningStore | None = None) -> Generator[None]:
+        """Initialise the tracer as worker 0 for the body; undoes only the steps that succeeded."""
+        self.init()
+        try:
+            self.init_worker(0, store)
+            try:
+                yield
+            finally:
+                self.teardown_worker(0)
+        finally:
+            self.teardown()
+
+
+# --- the active tracer -------------------------------------------------------------------------------------------
+
+
+def get_active_tracer() -> Tracer | None:
+    """Return the tracer of the open context, None outside of one."""
+    scope = current_scope()
+    return scope.tracer if scope is not None else None
+
+
+def set_active_tracer(tracer: Tracer) -> None:
+    """Make `tracer` the active one of this context. For tracers that do not open a scope of their own.
+
+    Raises:
+        ValueError: one is active here already.
+    """
+    TraceScope(tracer).open()
+
+
+def clear_active_tracer() -> None:
+    """End what `set_active_tracer` or an open context began here; does nothing where nothing is active."""
+    scope = current_scope()
+    if scope is not None:
+        scope.close()
+
+
+def with_active_tracer_context(
+    trace_context: Callable[P, AbstractAsyncContextManager[T]],
+) -> Callable[P, AbstractAsyncContextManager[T]]:
+    """Decorate a tracer's `trace_context` so that the tracer is active inside, and inactive after, come what may."""
+
+    @wraps(trace_context)
+    @asynccontextmanager
+    async def wrapper(*args: P.args, **kwargs: P.kwargs):
+        scope = TraceScope(args[0])  # pyright: ignore[reportArgumentType] -- self of a Tracer method
+        scope.open()
+        try:
+            async with trace_context(*args, **kwargs) as value:
+                yield value
+        finally:
+            scope.close()
+
+    return wrapper

@@ -1,0 +1,98 @@
+"""DummyTracer: makes span values and sends them nowhere. Behind every emitter with `propagate=False`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.tracer.base import Tracer
+from agentlightning.types import SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.utils.otel import format_exception_attributes
+
+
+class DummySpanRecordingContext:
+    """A span that is being recorded, in memory."""
+
+    def __init__(self, name: str, attributes: dict[str, Any], start_time: float) -> None:
+        self._name = name
+        self._attributes = attributes
+        self._status = TraceStatus(status_code="OK")
+        self._start_time = start_time
+        self._end_time: float | None = None
+
+    def record_exception(self, exception: BaseException) -> None:
+        """Note the exception; the status becomes `ERROR`."""
+        self._attributes.update(format_exception_attributes(exception))
+        self.record_status("ERROR", str(exception))
+
+    def record_attributes(self, attributes: dict[str, Any]) -> None:
+        """Add attributes."""
+        self._attributes.update(attributes)
+
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
+        """Set the status."""
+        self._status = TraceStatus(status_code=status_code, description=description)
+
+    def finalize(self, end_time: float) -> None:
+        """Fix the end."""
+        self._end_time = end_time
+
+    def get_recorded_span(self) -> SpanCoreFields:
+        """Return what was recorded.
+
+        Raises:
+            ValueError: the operation has not ended.
+        """
+        if self._end_time is None:
+            raise ValueError("End time is not set. Call finalize() first.")
+        return SpanCoreFields(
+            name=self._name,
+            status=self._status,
+            attributes=self._attributes,
+            start_time=self._start_time,
+            end_time=self._end_time,
+        )
+
+
+class DummyTracer(Tracer):
+    """Has no backend and no `trace_context`; a runner needs a tracer that has."""
+
+    @override
+    def create_span(
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        moment = timestamp if timestamp is not None else time.time()
+        return SpanCoreFields(
+            name=name,
+            status=status or TraceStatus(status_code="OK"),
+            attributes=dict(attributes or {}),
+            start_time=moment,
+            end_time=moment,
+        )
+
+    @override
+    @contextmanager
+    def operation_context(
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> Generator[SpanRecordingContext]:
+        start = start_time if start_time is not None else time.time()
+        recording = DummySpanRecordingContext(name, dict(attributes or {}), start)
+        try:
+            yield recording
+        except BaseException as error:
+            recording.record_exception(error)
+            raise
+        finally:
+            recording.finalize(end_time if end_time is not None else time.time())

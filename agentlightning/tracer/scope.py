@@ -1,0 +1,247 @@
+"""The scope of one attempt: where the spans of this context belong, and the spans seen so far.
+
+A context variable carries the scope, so asyncio tasks and threads that copy their context never cross, however many
+rollouts one process runs. A plain thread, which copies nothing, is given the only open scope of the process if there
+is exactly one. A closed scope stays closed: what a left-over task emits later goes nowhere else.
+
+Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
+
+**Numbers.** All spans get their number (`sequence_id`) from the store, in start order: those of the agent at delivery,
+so after the model calls that the gateway has numbered at their arrival. A reward draws its number when it is emitted,
+so it lies behind the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
+(`tracer/numbers.py`). No other emission waits for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
+from agentlightning.tracer.numbers import Draw, NumberDesk
+from agentlightning.types import Span, SpanCoreFields
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.tracer.base import Tracer
+
+logger = logging.getLogger(__name__)
+
+MOST_SPANS = 20_000
+"""Spans that one scope keeps; of more, only rewards are kept, and a warning says so."""
+UNNUMBERED = -1
+"""Sequence id of a span that the store shall number."""
+DUMMY_ROLLOUT_ID = "rollout-dummy"
+DUMMY_ATTEMPT_ID = "attempt-dummy"
+_REWARD_PREFIX = LightningSpanAttributes.REWARD.value + "."
+
+_current: ContextVar[TraceScope | None] = ContextVar("agentlightning_scope", default=None)
+_open: set[TraceScope] = set()
+_routes: dict[int, TraceScope] = {}
+"""OpenTelemetry span id to the scope in which the span began; a span may end in another thread."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One finished span of a scope."""
+
+    span: ReadableSpan | Span
+    start_order: int
+    """0 for the span of the scope that began first."""
+    draw: Draw | None = None
+    """The number on its way, for rewards."""
+
+
+class TraceScope:
+    """Spans of one attempt. Owned by the context that opened it; any thread may add to it while it is open."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        desk: NumberDesk | None = None,
+    ) -> None:
+        self.tracer = tracer
+        self.store = store
+        self.rollout_id = rollout_id
+        self.attempt_id = attempt_id
+        self.pieces: list[Piece] = []
+        """In the order in which they ended."""
+        self.dropped = 0
+        self._desk = desk or NumberDesk()
+        self._begun: dict[int, int] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._loop = _running_loop()
+        self._closed = False
+        self._pid = os.getpid()
+
+    # --- where it is open --------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """True while spans are taken; false in a child that was forked meanwhile."""
+        return not self._closed and self._pid == os.getpid()
+
+    @property
+    def delivers(self) -> bool:
+        """True if its spans go to a store."""
+        return self.store is not None and self.rollout_id is not None and self.attempt_id is not None
+
+    def open(self) -> None:
+        """Make this the scope of the current context.
+
+        Raises:
+            ValueError: the context has an open scope already.
+        """
+        present = _current.get()
+        if present is not None and present.is_open:
+            raise ValueError(
+                "An active tracer is already set. Cannot set a new one. "
+                f"The context of rollout {present.rollout_id} is still open here; leave it first."
+            )
+        _current.set(self)
+        _open.add(self)
+
+    def close(self) -> None:
+        """Take no more spans; those that have not ended are forgotten. May be called twice."""
+        self._closed = True
+        _open.discard(self)
+        if _current.get() is self:
+            _current.set(None)
+        with self._lock:
+            unfinished, self._begun = list(self._begun), {}
+        for span_id in unfinished:
+            _routes.pop(span_id, None)
+        if unfinished:
+            logger.debug(
+                "[Rollout %s] %d spans had not ended at the end of the trace", self.rollout_id, len(unfinished)
+            )
+
+    # --- what is collected -------------------------------------------------------------------------------------
+
+    def begin(self, span_id: int) -> None:
+        """Note that an OpenTelemetry span began here."""
+        with self._lock:
+            self._begun[span_id] = self._next_order()
+        _routes[span_id] = self
+
+    def end(self, span: ReadableSpan) -> None:
+        """Keep an OpenTelemetry span that began here."""
+        with self._lock:
+            order = self._begun.pop(_span_id(span), None)
+        if order is not None and self.is_open:
+            self._keep(span, order, emitted=True)
+
+    def append(self, span: Span, *, emitted: bool = False) -> None:
+        """Keep a span made by hand. Unless its `sequence_id` is 0 or more, the store numbers it at delivery; one that
+        the agent `emitted` is treated as if OpenTelemetry had brought it."""
+        with self._lock:
+            order = self._next_order()
+        self._keep(span, order, emitted)
+
+    def span_from(self, fields: SpanCoreFields) -> Span:
+        """Return a span of this scope with a new identity, to be numbered by the store."""
+        number = UNNUMBERED if self.delivers else self._count
+        return Span.from_core_fields(
+            fields,
+            rollout_id=self.rollout_id or DUMMY_ROLLOUT_ID,
+            attempt_id=self.attempt_id or DUMMY_ATTEMPT_ID,
+            sequence_id=number,
+        )
+
+    def spans(self) -> list[Span]:
+        """Return the finished spans so far, in the order in which they ended; unnumbered ones say -1 (or count up
+        from 0 when the scope has no store)."""
+        return [self.as_span(piece) for piece in list(self.pieces)]
+
+    def as_span(self, piece: Piece) -> Span:
+        """Return the span of a piece as a value of ours; converted once."""
+        if not isinstance(piece.span, Span):
+            number = UNNUMBERED if self.delivers else piece.start_order
+            rollout_id, attempt_id = self.rollout_id or DUMMY_ROLLOUT_ID, self.attempt_id or DUMMY_ATTEMPT_ID
+            piece.span = Span.from_opentelemetry(piece.span, rollout_id, attempt_id, number)
+        return piece.span
+
+    def _keep(self, span: ReadableSpan | Span, order: int, emitted: bool) -> None:
+        reward = _is_reward(span)
+        if len(self.pieces) >= MOST_SPANS and emitted and not reward:
+            self._drop()
+        else:
+            self.pieces.append(Piece(span, order, self._draw() if reward and emitted else None))
+
+    def _draw(self) -> Draw | None:
+        if self.store is None or self.rollout_id is None or self.attempt_id is None:
+            return None
+        if self._loop is None or self._loop.is_closed():
+            return None
+        return self._desk.draw(self.store, self.rollout_id, self.attempt_id, self._loop)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            logger.warning(
+                "[Rollout %s] more than %d spans in one trace: only rewards are kept from here on",
+                self.rollout_id,
+                MOST_SPANS,
+            )
+
+    def _next_order(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+
+def current_scope() -> TraceScope | None:
+    """Return the open scope of this context; in a plain thread without one, the only open scope of the process."""
+    scope = _current.get()
+    if scope is not None:
+        return scope if scope.is_open else None
+    if len(_open) != 1 or threading.current_thread() is threading.main_thread() or _running_loop() is not None:
+        return None
+    only = next(iter(tuple(_open)), None)
+    return only if only is not None and only.is_open else None
+
+
+@contextmanager
+def entered(scope: TraceScope) -> Generator[None]:
+    """Make `scope` that of this context for the body, where a plain thread has found it by itself."""
+    if _current.get() is scope:
+        yield
+        return
+    token = _current.set(scope)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def scope_of(span: ReadableSpan) -> TraceScope | None:
+    """Return the scope in which an OpenTelemetry span began, once."""
+    return _routes.pop(_span_id(span), None)
+
+
+def _is_reward(span: ReadableSpan | Span) -> bool:
+    return span.name == AGL_ANNOTATION and any(key.startswith(_REWARD_PREFIX) for key in span.attributes or ())
+
+
+def _span_id(span: Any) -> int:
+    context = span.get_span_context()
+    return context.span_id if context is not None else 0
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

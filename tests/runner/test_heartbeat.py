@@ -1,0 +1,127 @@
+"""Heartbeats: from the start to the end of serving, from a thread or from the loop, and whatever the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from agentlightning.litagent import rollout
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import AttemptedRollout, RolloutConfig, Worker
+
+
+class Counting(InMemoryLightningStore):
+    """Notes each heartbeat, and says when the third one has come."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.beats: list[Any] = []
+        self.third = threading.Event()
+        self.failing = False
+
+    @override
+    async def update_worker(self, worker_id: str, heartbeat_stats: Any = None, *, run_id: str | None = None) -> Worker:
+        self.beats.append(heartbeat_stats)
+        if len(self.beats) == 3:
+            self.third.set()
+        if self.failing and len(self.beats) == 1:
+            raise ConnectionError("away")
+        return await super().update_worker(worker_id, heartbeat_stats, run_id=run_id)
+
+
+async def serve_until(store: Any, event: threading.Event, agent: Any = None, **settings: Any) -> None:
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), **settings)
+    stop = threading.Event()
+    with runner.run_context(agent=agent or rollout(lambda task: 1.0), store=store):
+        serving = asyncio.create_task(runner.iter(event=stop))
+        assert await asyncio.to_thread(event.wait, 20)
+        stop.set()
+        await serving
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+async def test_heartbeats_carry_the_host_and_end_with_the_runner(mode: str) -> None:
+    store = Counting()
+    await serve_until(store, store.third, heartbeat_interval=0.03, interval_jitter=0.01, heartbeat_launch_mode=mode)
+    assert store.beats[0]["cpu_cores"] >= 1
+    count = len(store.beats)
+    await asyncio.sleep(0.1)
+    assert len(store.beats) == count
+    assert not [thread.name for thread in threading.enumerate() if "heartbeat" in thread.name]
+    await store.close()
+
+
+async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = Counting()
+    store.failing = True
+    await serve_until(store, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
+    assert "update failed: ConnectionError: away" in caplog.text
+    await store.close()
+
+
+async def test_no_interval_means_no_heartbeats() -> None:
+    store = Counting()
+    made = await store.enqueue_rollout(input="x")
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
+    with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
+        await runner.iter()
+    assert store.beats == []
+    assert (await store.get_rollout_by_id(made.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
+    await store.close()
+
+
+async def test_an_agent_that_blocks_the_loop_keeps_its_lease() -> None:
+    """The loop stands still for longer than the lease; the heartbeats come from a thread."""
+    store = Counting(lease_seconds=0.4, scan_debounce_seconds=0.05)
+
+    @rollout
+    async def agent(task: str) -> float:
+        time.sleep(1.0)  # noqa: ASYNC251 -- the mistake that the thread makes up for
+        return 1.0
+
+    made = await store.enqueue_rollout(input="x")
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0
+    )
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    played = await store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(played, AttemptedRollout)
+    assert (played.attempt.sequence_id, played.attempt.outcome) == (1, "scored")
+    await store.close()
+
+
+async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent_runs() -> None:
+    store = InMemoryLightningStore(scan_debounce_seconds=0.05)
+
+    @rollout
+    async def agent(task: str) -> float:
+        await asyncio.sleep(0.6)
+        return 1.0
+
+    made = await store.enqueue_rollout(input="x", config=RolloutConfig(unresponsive_seconds=0.3))
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1)
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    attempts = await store.query_attempts(made.rollout_id)
+    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    await store.close()
+
+
+async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
+    store = Counting()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint)
+    await serve_until(client, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
+    await client.close()
+    await server.stop()
+    assert len(store.beats) >= 3

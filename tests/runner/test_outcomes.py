@@ -1,0 +1,435 @@
+"""Every way in which an agent can end, and what the store then says of the attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import numpy
+import pytest
+from opentelemetry import trace as trace_api
+
+from agentlightning.emitter import emit_reward, find_final_reward
+from agentlightning.errors import PolicyFault
+from agentlightning.litagent import LitAgent, llm_rollout, rollout
+from agentlightning.runner import LitAgentRunner
+from agentlightning.runner.outcome import describe
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import LLM, AttemptedRollout, RolloutConfig, Span, SpanCoreFields, TraceStatus
+
+
+async def rewards(store: InMemoryLightningStore, attempted: AttemptedRollout) -> list[float]:
+    spans = await store.query_spans(attempted.rollout_id)
+    return [
+        span.attributes["agentlightning.reward.0.value"]  # type: ignore[misc] -- a number
+        for span in spans
+        if "agentlightning.reward.0.value" in span.attributes
+    ]
+
+
+def said(attempted: AttemptedRollout) -> tuple[Any, ...]:
+    attempt = attempted.attempt
+    return attempted.status, attempt.status, attempt.outcome, attempt.outcome_reason
+
+
+SCORED = ("succeeded", "succeeded", "scored", None)
+UNSCORED = ("succeeded", "succeeded", "unscored", "no_reward")
+
+
+def fault(reason: str) -> tuple[Any, ...]:
+    return ("failed", "failed", "infrastructure_fault", reason)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, True, numpy.float32(0.5), 0])
+async def test_a_number_is_the_reward(store: InMemoryLightningStore, serve: Any, value: Any) -> None:
+    (played,) = await serve(rollout(lambda task: value), "x")
+    assert said(played) == SCORED
+    assert played.attempt.error is None
+    assert await rewards(store, played) == [float(value)]
+
+
+async def test_an_emitted_reward_and_none_is_scored(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    async def agent(task: str) -> None:
+        emit_reward(0.25)
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == SCORED
+    assert await rewards(store, played) == [0.25]
+
+
+async def test_the_returned_reward_comes_after_the_emitted_ones(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    def agent(task: str) -> float:
+        emit_reward(0.1)
+        emit_reward(0.2)
+        return 0.9
+
+    (played,) = await serve(agent, "x")
+    assert await rewards(store, played) == [0.1, 0.2, 0.9]
+
+
+async def test_none_and_no_reward_is_unscored_with_one_warning(
+    store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        played = await serve(rollout(lambda task: None), "x", "y", "z")
+    assert [said(one) for one in played] == [UNSCORED] * 3
+    assert caplog.text.count("no_reward") == 1
+
+
+async def test_a_reward_that_somebody_else_stored_counts(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    async def agent(task: str, rollout: AttemptedRollout) -> None:
+        elsewhere = Span.from_core_fields(
+            emit_reward(0.75, propagate=False),
+            rollout_id=rollout.rollout_id,
+            attempt_id=rollout.attempt.attempt_id,
+            sequence_id=-1,
+        )
+        await store.add_span(elsewhere)
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == SCORED
+
+
+async def test_a_crash_is_a_failed_attempt_with_its_traceback_and_no_reward(
+    store: InMemoryLightningStore, serve: Any
+) -> None:
+    @rollout
+    def agent(task: str) -> float:
+        raise ZeroDivisionError("by my own fault")
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == fault("exception")
+    error = played.attempt.error
+    assert error is not None
+    assert (error.type, error.message) == ("ZeroDivisionError", "by my own fault")
+    assert error.traceback is not None
+    assert 'raise ZeroDivisionError("by my own fault")' in error.traceback
+    assert await rewards(store, played) == []
+
+
+async def test_what_a_crashed_agent_had_emitted_is_kept(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    def agent(task: str) -> float:
+        emit_reward(0.5)
+        raise KeyError("later")
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == fault("exception")
+    assert await rewards(store, played) == [0.5]
+
+
+async def test_a_crash_does_not_stop_the_siblings(serve: Any) -> None:
+    @rollout
+    def agent(task: int) -> float:
+        return 1 / task
+
+    played = await serve(agent, 1, 0, 2)
+    assert [one.status for one in played] == ["succeeded", "failed", "succeeded"]
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise ValueError("é" * 100_000)
+
+    try:
+        deep(50)
+    except ValueError as error:
+        described = describe(error)
+    assert len((described.traceback or "").encode()) <= 8192
+    assert len(described.message.encode()) <= 4096
+    assert describe(Broken()).message == "(its message cannot be read)"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "text"),
+    [
+        (float("nan"), "invalid_reward", "finite"),
+        (float("-inf"), "invalid_reward", "finite"),
+        (numpy.float64("nan"), "invalid_reward", "finite"),
+        ("1.0", "invalid_result", "returned a str ('1.0')"),
+        ({"reward": 1}, "invalid_result", "reward_fn"),
+        ([1.0, 2.0], "invalid_result", "a list of float, float"),
+        ([Span.from_attributes(attributes={}), 1.0], "invalid_result", "a list of Span, float"),
+        ([Span.from_attributes(attributes={}, rollout_id="another")], "invalid_result", "belongs to rollout 'another'"),
+    ],
+)
+async def test_what_is_no_reward_is_a_fault_with_a_clear_error(
+    store: InMemoryLightningStore, serve: Any, value: Any, reason: str, text: str
+) -> None:
+    (played,) = await serve(rollout(lambda task: value), "x")
+    assert said(played) == fault(reason)
+    assert played.attempt.error is not None
+    assert text in played.attempt.error.message
+    assert await rewards(store, played) == []
+
+
+async def test_a_policy_fault_earns_exactly_its_reward(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    def agent(task: str) -> float:
+        emit_reward(0.9)
+        raise PolicyFault("called a tool that does not exist", reward=-0.5)
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == ("failed", "failed", "policy_fault", "policy_fault")
+    assert await rewards(store, played) == [0.9, -0.5]
+    assert played.attempt.error is not None
+    assert played.attempt.error.message == "called a tool that does not exist"
+
+
+async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    def agent(task: type[Exception]) -> float:
+        raise {"json": ValueError, "unicode": UnicodeError, "key": KeyError}[str(task)]("x")
+
+    played = await serve(agent, "json", "unicode", "key", policy_faults={ValueError: 0.0, UnicodeError: -1.0})
+    assert [one.attempt.outcome for one in played] == ["policy_fault", "policy_fault", "infrastructure_fault"]
+    assert [await rewards(store, one) for one in played] == [[0.0], [-1.0], []]
+
+
+async def test_a_policy_fault_with_an_impossible_reward_is_no_policy_fault(
+    store: InMemoryLightningStore, serve: Any
+) -> None:
+    @rollout
+    def agent(task: str) -> float:
+        raise PolicyFault("x", reward=float("nan"))
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == fault("invalid_reward")
+    assert await rewards(store, played) == []
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")])
+async def test_no_exception_class_whatever_is_a_success(serve: Any, error: BaseException, in_thread: bool) -> None:
+    def sync_agent(task: str) -> float:
+        raise error
+
+    async def async_agent(task: str) -> float:
+        await asyncio.sleep(0)
+        raise error
+
+    (first, second) = await serve(rollout(sync_agent if in_thread else async_agent), "x", "y")
+    assert said(first) == said(second) == fault("exception")
+
+
+async def test_an_agent_that_cancels_itself_ends_itself_and_not_the_runner(serve: Any) -> None:
+    @rollout
+    async def agent(task: str) -> float:
+        if task == "x":
+            raise asyncio.CancelledError
+        return 1.0
+
+    first, second = await serve(agent, "x", "y")
+    assert said(first) == ("failed", "failed", "cancelled", "cancelled")
+    assert said(second) == SCORED
+
+
+async def test_an_async_agent_is_cancelled_at_its_time_limit(serve: Any) -> None:
+    ended = asyncio.Event()
+
+    @rollout
+    async def agent(task: str) -> float:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 1.0
+
+    (played,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
+    assert said(played) == ("failed", "timeout", "cancelled", "timeout")
+    assert ended.is_set()
+
+
+async def test_a_sync_agent_past_its_time_limit_is_left_behind_with_a_warning(
+    store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, late = threading.Event(), threading.Event()
+
+    @rollout
+    def agent(task: str) -> float:
+        release.wait(30)
+        try:
+            emit_reward(1.0)
+        except RuntimeError:
+            late.set()
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        (played,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
+    release.set()
+    assert said(played) == ("failed", "timeout", "cancelled", "timeout")
+    assert "left behind" in caplog.text
+    assert await asyncio.to_thread(late.wait, 10)
+    assert await rewards(store, played) == []
+
+
+async def test_a_time_limit_may_be_retried(store: InMemoryLightningStore) -> None:
+    attempts: list[str] = []
+
+    @rollout
+    async def agent(task: str, rollout: AttemptedRollout) -> float:
+        attempts.append(rollout.attempt.attempt_id)
+        if len(attempts) == 1:
+            await asyncio.Event().wait()
+        return 1.0
+
+    config = RolloutConfig(timeout_seconds=0.05, max_attempts=2, retry_condition=["timeout"])
+    made = await store.enqueue_rollout(input="x", config=config)
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=2)
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    first, second = await store.query_attempts(made.rollout_id)
+    assert [first.attempt_id, second.attempt_id] == attempts
+    assert (first.outcome, second.outcome) == ("cancelled", "scored")
+    assert (await store.get_rollout_by_id(made.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
+
+
+async def test_missing_resources_fail_the_attempt_with_that_reason(store: InMemoryLightningStore, serve: Any) -> None:
+    @llm_rollout
+    def agent(task: str, llm: LLM) -> float:
+        return 1.0
+
+    (played,) = await serve(agent, "x")
+    assert said(played) == fault("missing_resources")
+    unknown = await store.enqueue_rollout(input="y", resources_id="rs-unknown")
+    await serve(rollout(lambda task: 1.0), "z")
+    missing = await store.get_rollout_by_id(unknown.rollout_id)
+    assert isinstance(missing, AttemptedRollout)
+    assert missing.attempt.outcome_reason == "missing_resources"
+
+
+async def test_a_class_agent_may_say_that_it_needs_no_resources(serve: Any) -> None:
+    class Agent(LitAgent[str]):
+        needs_resources = False
+
+        def rollout(self, task: str, resources: Any, rollout: Any) -> float:
+            return float(resources == {})
+
+    (played,) = await serve(Agent(), "x")
+    assert said(played) == SCORED
+
+
+async def test_the_agent_gets_the_version_that_the_rollout_was_made_with(
+    store: InMemoryLightningStore, serve: Any
+) -> None:
+    seen: list[str] = []
+
+    @llm_rollout
+    def agent(task: str, llm: LLM) -> float:
+        seen.append(llm.model)
+        return 1.0
+
+    made = await store.add_resources({"llm": LLM(endpoint="http://x", model="one")})
+    await store.enqueue_rollout(input="old")
+    await store.update_resources(made.resources_id, {"llm": LLM(endpoint="http://x", model="two")})
+    await store.enqueue_rollout(input="new")
+    await serve(agent, "third", "fourth")
+    await serve(agent, "fifth", "sixth")
+    assert seen == ["one", "two", "two", "two"]
+
+
+async def test_returned_spans_are_stored_as_the_attempts_own(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    def core(task: str) -> Any:
+        return [
+            SpanCoreFields(
+                name="mine",
+                status=TraceStatus(status_code="OK"),
+                attributes={"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.5},
+                start_time=1.0,
+                end_time=2.0,
+            )
+        ]
+
+    @rollout
+    def otel(task: str) -> Any:
+        span = trace_api.get_tracer("mine").start_span("mine")
+        span.end()
+        return [span]
+
+    (scored,) = await serve(core, "x")
+    assert said(scored) == SCORED
+    (unscored,) = await serve(otel, "x")
+    assert said(unscored) == UNSCORED
+    for played in (scored, unscored):
+        assert [span.name for span in await store.query_spans(played.rollout_id)] == ["mine"]
+
+
+class Judge:
+    """A reward function as an object."""
+
+    def __call__(self, output: Any, expected: Any) -> float:
+        return float(output == expected["answer"])
+
+
+async def by_name(*, spans: list[Span], task: Any, output: Any, rollout: AttemptedRollout) -> float:
+    assert rollout.input == task
+    return len(spans) + float(output == task["answer"])
+
+
+def by_place(said: Any, row: Any, /) -> float:
+    return float(said == row["answer"])
+
+
+def chatty(output: str, **more: Any) -> float:
+    return float(len(output))
+
+
+@pytest.mark.parametrize("reward_fn", [Judge(), by_name, by_place])
+async def test_a_reward_fn_scores_what_is_no_reward(store: InMemoryLightningStore, serve: Any, reward_fn: Any) -> None:
+    agent = rollout(lambda task: task["said"])
+    good, bad = await serve(agent, {"said": "4", "answer": "4"}, {"said": "5", "answer": "4"}, reward_fn=reward_fn)
+    assert said(good) == said(bad) == SCORED
+    assert [await rewards(store, good), await rewards(store, bad)] == [[1.0], [0.0]]
+
+
+async def test_a_reward_fn_is_not_asked_about_numbers_none_and_spans(serve: Any) -> None:
+    def never(output: Any, task: Any) -> float:
+        raise AssertionError(output)
+
+    played = await serve(rollout(lambda task: {"n": 1.0, "none": None}[task]), "n", "none", reward_fn=never)
+    assert [one.attempt.outcome for one in played] == ["scored", "unscored"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [("good", "invalid_reward"), (float("nan"), "invalid_reward")])
+async def test_a_reward_fn_that_gives_no_number_is_a_fault(serve: Any, value: Any, expected: str) -> None:
+    def reward_fn(output: Any) -> Any:
+        return value
+
+    (played,) = await serve(rollout(lambda task: "text"), "x", reward_fn=reward_fn)
+    assert said(played) == fault(expected)
+    assert "reward_fn" in (played.attempt.error.message if played.attempt.error else "")
+
+
+async def test_a_reward_fn_may_give_none_or_a_policy_fault(store: InMemoryLightningStore, serve: Any) -> None:
+    def reward_fn(output: str) -> None:
+        if output == "bad":
+            raise PolicyFault("not even JSON", reward=-1.0)
+
+    played = await serve(rollout(lambda task: task), "text", "bad", reward_fn=reward_fn)
+    assert [one.attempt.outcome for one in played] == ["unscored", "policy_fault"]
+    assert await rewards(store, played[1]) == [-1.0]
+
+
+async def test_the_final_reward_is_last_in_the_order_of_the_store(store: InMemoryLightningStore, serve: Any) -> None:
+    @rollout
+    async def agent(task: str) -> float:
+        emit_reward(0.1)
+        trace_api.get_tracer("mine").start_span("work").end()
+        return 1.0
+
+    (played,) = await serve(agent, "x")
+    assert find_final_reward((await store.query_spans(played.rollout_id)).items) == 1.0

@@ -1,0 +1,188 @@
+"""Concurrent rollouts in one process never cross, whether they run as tasks or as threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agentlightning.emitter import emit_message, emit_reward
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
+from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import AttemptedRollout
+
+from .test_otel import ids
+
+
+async def messages(store: InMemoryLightningStore, rollout: AttemptedRollout) -> set[object]:
+    return {span.attributes["agentlightning.message.body"] for span in await store.query_spans(rollout.rollout_id)}
+
+
+async def test_many_rollouts_at_once_as_tasks_threads_and_threads_of_threads(
+    store: InMemoryLightningStore, tracer: OtelTracer
+) -> None:
+    meet = asyncio.Barrier(8) if hasattr(asyncio, "Barrier") else None
+
+    async def play(rollout: AttemptedRollout) -> None:
+        async with tracer.trace_context("trace", **ids(rollout)):
+            if meet is not None:
+                await meet.wait()  # all contexts are open
+            emit_message(f"{rollout.rollout_id} task")
+            await asyncio.to_thread(emit_message, f"{rollout.rollout_id} thread")
+            await asyncio.gather(asyncio.to_thread(emit_message, f"{rollout.rollout_id} child"))
+            carried = contextvars.copy_context()
+            thread = threading.Thread(target=carried.run, args=(emit_message, f"{rollout.rollout_id} carried"))
+            thread.start()
+            await asyncio.to_thread(thread.join)
+
+    rollouts = [await store.start_rollout(input=i) for i in range(8)]
+    await asyncio.gather(*(play(rollout) for rollout in rollouts))
+    for rollout in rollouts:
+        expected = {f"{rollout.rollout_id} {who}" for who in ("task", "thread", "child", "carried")}
+        assert await messages(store, rollout) == expected
+
+
+async def test_a_plain_thread_finds_the_only_open_scope(
+    store: InMemoryLightningStore, tracer: OtelTracer, rollout: AttemptedRollout
+) -> None:
+    with ThreadPoolExecutor(1) as pool:  # its thread is older than the scope
+        pool.submit(int).result()
+        async with tracer.trace_context("trace", **ids(rollout)):
+            await asyncio.to_thread(lambda: pool.submit(emit_message, "pool").result())
+    assert await messages(store, rollout) == {"pool"}
+
+
+async def test_a_plain_thread_cannot_choose_between_two_scopes(
+    store: InMemoryLightningStore, tracer: OtelTracer, rollout: AttemptedRollout
+) -> None:
+    other = await store.start_rollout(input="other")
+    opened, done = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with tracer.trace_context("other", **ids(other)):
+            opened.set()
+            await done.wait()
+
+    holding = asyncio.create_task(hold())
+    await opened.wait()
+    async with tracer.trace_context("trace", **ids(rollout)):
+        with ThreadPoolExecutor(1) as pool:
+            error = await asyncio.to_thread(lambda: pool.submit(emit_message, "whose?").exception())
+    done.set()
+    await holding
+    assert isinstance(error, RuntimeError)
+    assert "copy_context" in str(error)
+
+
+async def test_a_left_over_task_cannot_write_into_the_next_rollout(
+    store: InMemoryLightningStore, tracer: OtelTracer, rollout: AttemptedRollout
+) -> None:
+    go = asyncio.Event()
+
+    async def late() -> None:
+        await go.wait()
+        emit_message("late")
+
+    async with tracer.trace_context("first", **ids(rollout)):
+        left_over = asyncio.create_task(late())
+    other = await store.start_rollout(input="other")
+    async with tracer.trace_context("second", **ids(other)):
+        go.set()
+        with pytest.raises(RuntimeError, match="No active tracer found"):
+            await left_over
+    assert await messages(store, other) == set()
+
+
+async def test_a_context_inside_a_context_is_refused_and_the_outer_one_goes_on(tracer: OtelTracer) -> None:
+    async with tracer.trace_context("outer"):
+        with pytest.raises(ValueError, match="An active tracer is already set"):
+            async with tracer.trace_context("inner"):
+                pass
+        emit_message("still here")
+    assert len(tracer.get_last_trace()) == 1
+
+
+async def test_each_task_sees_its_own_last_trace(tracer: OtelTracer) -> None:
+    async def trace(count: int) -> int:
+        async with tracer.trace_context():
+            for _ in range(count):
+                emit_message("x")
+                await asyncio.sleep(0)
+        return len(tracer.get_last_trace())
+
+    assert await asyncio.gather(*(trace(count) for count in (1, 2, 3))) == [1, 2, 3]
+
+
+def test_the_active_tracer_is_set_once_and_cleared_any_number_of_times() -> None:
+    tracer = DummyTracer()
+    assert get_active_tracer() is None
+    set_active_tracer(tracer)
+    assert get_active_tracer() is tracer
+    with pytest.raises(ValueError, match=r"An active tracer is already set. Cannot set a new one\."):
+        set_active_tracer(tracer)
+    clear_active_tracer()
+    clear_active_tracer()
+    assert get_active_tracer() is None
+
+
+def test_one_thread_does_not_see_the_active_tracer_of_another_loop() -> None:
+    set_active_tracer(DummyTracer())
+    try:
+
+        async def look() -> Tracer | None:
+            return get_active_tracer()
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(asyncio.run, look()).result() is None
+    finally:
+        clear_active_tracer()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_forked_child_is_not_in_the_scope_of_its_parent(tracer: OtelTracer) -> None:
+    async with tracer.trace_context():
+        child = os.fork()
+        if child == 0:
+            os._exit(7 if get_active_tracer() is None else 1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+async def test_a_reward_lies_between_the_calls_before_and_after_it(
+    store: InMemoryLightningStore, tracer: OtelTracer, rollout: AttemptedRollout
+) -> None:
+    call = rollout.rollout_id, rollout.attempt.attempt_id
+    async with tracer.trace_context("trace", **ids(rollout)):
+        before = await store.get_next_span_sequence_id(*call)
+        emit_reward(0.5)
+        after = await store.get_next_span_sequence_id(*call)
+        emit_message("numbered at the end")
+    reward, message = await store.query_spans(rollout.rollout_id)
+    assert before < reward.sequence_id < after < message.sequence_id
+
+
+async def test_a_reward_emitted_in_a_thread_lies_between_its_calls_too(
+    store: InMemoryLightningStore, tracer: OtelTracer, rollout: AttemptedRollout
+) -> None:
+    call = rollout.rollout_id, rollout.attempt.attempt_id
+    loop = asyncio.get_running_loop()
+
+    def agent() -> tuple[int, int]:
+        def ask() -> int:
+            return asyncio.run_coroutine_threadsafe(store.get_next_span_sequence_id(*call), loop).result(10)
+
+        before = ask()
+        emit_reward(0.5)
+        return before, ask()
+
+    async with tracer.trace_context("trace", **ids(rollout)):
+        before, after = await asyncio.to_thread(agent)
+    (reward,) = await store.query_spans(rollout.rollout_id)
+    assert before < reward.sequence_id < after
