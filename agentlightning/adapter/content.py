@@ -1,0 +1,119 @@
+"""What a span says in words: messages, completions, request and response, images. No token ids here.
+
+Attributes are flat with dotted keys (`gen_ai.prompt.0.role`); they are put together again here. A part that cannot be
+put together is left out; nothing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.semconv import LightningSpanAttributes
+from agentlightning.utils.attributes import unflatten_attributes
+
+_GEN_AI: Final = "gen_ai."
+_OPERATION: Final = "agentlightning.operation."
+_INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
+_OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
+_TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
+
+Flat = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallContent:
+    """The readable side of one model call; None where the span does not tell."""
+
+    prompt: Any
+    """Messages: a list, or a dict where the span has keys beside the numbered ones."""
+    completion: Any
+    request: Any
+    """Parameters of the request without the messages."""
+    response: Any
+    """Fields of the reply without choices and token ids."""
+
+
+def read_content(attributes: Mapping[str, Any]) -> CallContent:
+    """Return the content of one model call out of the attributes of its span."""
+    groups = _group(attributes)
+    inputs, output = groups.get(_INPUT, {}), groups.get(_OUTPUT, {})
+    return CallContent(
+        prompt=_nested(groups.get("gen_ai.prompt")) or _nested(_below(inputs, "messages")),
+        completion=_nested(groups.get("gen_ai.completion")) or _nested(_below(output, "choices")),
+        request=_without(groups.get("gen_ai.request", {}), {"messages"}) or _without(inputs, {"messages"}),
+        response=_without(groups.get("gen_ai.response", {}), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
+    )
+
+
+def image_urls(messages: Any) -> list[str]:
+    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+    if isinstance(messages, dict):
+        numbered = as_dict(messages)
+        messages = [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
+    return [url for message in dicts_in(messages) for url in _urls(message.get("content"))]
+
+
+def _urls(content: Any) -> Iterable[str]:
+    if isinstance(content, str):
+        if "image_url" not in content:
+            return
+        try:
+            content = decode_text(content)
+        except ValueError:
+            return
+    for part in dicts_in(content):
+        url = as_dict(part.get("image_url")).get("url") if part.get("type") == "image_url" else None
+        if isinstance(url, str):
+            yield url
+
+
+def _nested(group: Flat | None) -> Any:
+    """Return a group as lists and dicts; a single value under the bare prefix may be text that spells the list."""
+    if not group:
+        return None
+    if "" not in group:
+        return unflatten_attributes(group)
+    whole = group[""]
+    if not isinstance(whole, str):
+        return None
+    try:
+        decoded = decode_text(whole)
+    except ValueError:
+        return None
+    return decoded if is_list(decoded) else as_dict(decoded) or None
+
+
+def _group(attributes: Mapping[str, Any]) -> dict[str, Flat]:
+    """Return the attributes by their first parts (`gen_ai.prompt`), the rest of each key as its key there."""
+    groups: dict[str, Flat] = {}
+    for key, value in attributes.items():
+        if key.startswith(_GEN_AI):
+            start = len(_GEN_AI)
+        elif key.startswith(_OPERATION):
+            start = len(_OPERATION)
+        else:
+            continue
+        end = key.find(".", start)
+        if end < 0:
+            groups.setdefault(key, {})[""] = value
+        else:
+            groups.setdefault(key[:end], {})[key[end + 1 :]] = value
+    return groups
+
+
+def _below(group: Flat, head: str) -> Flat:
+    start = head + "."
+    return {
+        "" if key == head else key[len(start) :]: value
+        for key, value in group.items()
+        if key == head or key.startswith(start)
+    }
+
+
+def _without(group: Flat, heads: Iterable[str]) -> Any:
+    """Return a group nested, less some of its first parts and its bare value."""
+    left = {key: value for key, value in group.items() if key and key.partition(".")[0] not in heads}
+    return unflatten_attributes(left) or None

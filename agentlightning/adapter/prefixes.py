@@ -1,0 +1,114 @@
+"""A tree of token sequences that share their beginnings: which rows does a prompt continue, and where does it part?
+
+Every sequence is walked once, at the speed of list comparison, so the work is linear in the tokens of all calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+
+
+class PrefixNode(Generic[Row]):
+    """The end of a stretch of tokens: those of the edge that leads here are `tokens[start:stop]`."""
+
+    __slots__ = ("children", "prompt_end", "rows", "spoken", "start", "stop", "tokens", "turn_end")
+
+    def __init__(self, tokens: list[int], start: int, stop: int, *, spoken: bool) -> None:
+        self.tokens, self.start, self.stop = tokens, start, stop
+        self.spoken = spoken
+        """The policy produced the tokens of the edge."""
+        self.children: dict[int, PrefixNode[Row]] = {}
+        self.rows: list[Row] = []
+        """Rows whose tokens so far end exactly here."""
+        self.prompt_end = False
+        self.turn_end = False
+
+
+@dataclass(slots=True)
+class Walk(Generic[Row]):
+    """What was met on the way from the root to the end of a prompt."""
+
+    end: PrefixNode[Row]
+    longest: PrefixNode[Row] | None = None
+    """The deepest node on the way at which a row ends."""
+    after_turn: bool = False
+    """The way led through the end of an earlier turn."""
+    fresh: bool = False
+    """The prompt has tokens that no earlier sequence had at this place."""
+    in_speech: bool = False
+    """It parted from the others within or before what the policy had said there."""
+
+
+class PrefixTree(Generic[Row]):
+    """Token sequences of one attempt, prompts and completions alternating."""
+
+    def __init__(self) -> None:
+        self._root: PrefixNode[Row] = PrefixNode([], 0, 0, spoken=False)
+
+    def follow_prompt(self, prompt: list[int]) -> Walk[Row]:
+        """Walk a prompt from the root, adding what is new, and return what was met."""
+        walk: Walk[Row] = Walk(self._root)
+        self._add(prompt, walk, spoken=False)
+        return walk
+
+    def add_completion(self, prompt_end: PrefixNode[Row], completion: list[int]) -> PrefixNode[Row]:
+        """Add what the policy answered to a prompt and return the end of the turn."""
+        prompt_end.prompt_end = True
+        walk = Walk(prompt_end)
+        self._add(completion, walk, spoken=True)
+        walk.end.turn_end = True
+        return walk.end
+
+    def _add(self, tokens: list[int], walk: Walk[Row], *, spoken: bool) -> None:
+        at, total = 0, len(tokens)
+        while at < total:
+            child = walk.end.children.get(tokens[at])
+            if child is None:
+                node = walk.end
+                walk.in_speech = not node.turn_end and (node.prompt_end or node.spoken)
+                self._grow(tokens, at, walk, spoken=spoken)
+                return
+            shared = _shared(child, tokens, at)
+            at += shared
+            if shared < child.stop - child.start:
+                walk.end = _split(walk.end, child, shared)
+                if at < total:
+                    walk.in_speech = child.spoken
+                    self._grow(tokens, at, walk, spoken=spoken)
+                return
+            walk.end = child
+            walk.after_turn = walk.after_turn or child.turn_end
+            walk.longest = child if child.rows else walk.longest
+
+    def _grow(self, tokens: list[int], at: int, walk: Walk[Row], *, spoken: bool) -> None:
+        leaf: PrefixNode[Row] = PrefixNode(tokens, at, len(tokens), spoken=spoken)
+        walk.end.children[tokens[at]] = leaf
+        walk.end = leaf
+        walk.fresh = True
+
+
+def _shared(node: PrefixNode[Row], tokens: list[int], at: int) -> int:
+    """Return how many tokens of the edge to `node` are those of `tokens` from `at` on."""
+    most = min(node.stop - node.start, len(tokens) - at)
+    if node.tokens[node.start : node.start + most] == tokens[at : at + most]:
+        return most
+    low, high = 1, most - 1
+    while low < high:  # the first `low` are known to be the same, `high + 1` not to be
+        middle = (low + high + 1) // 2
+        if node.tokens[node.start + low : node.start + middle] == tokens[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split(parent: PrefixNode[Row], child: PrefixNode[Row], shared: int) -> PrefixNode[Row]:
+    """Cut the edge to `child` after `shared` tokens and return the node in between."""
+    between: PrefixNode[Row] = PrefixNode(child.tokens, child.start, child.start + shared, spoken=child.spoken)
+    parent.children[child.tokens[child.start]] = between
+    child.start += shared
+    between.children[child.tokens[child.start]] = child
+    return between

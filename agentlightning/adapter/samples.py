@@ -1,0 +1,144 @@
+"""Token rows: what the learning core eats. Calls become rows here, no torch.
+
+A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
+rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
+log-probability 0.0. Any other call begins a row of its own, and the seam is noted with its cause. Every row of the
+attempt stays open, so that conversations that run side by side, and branches, find their rows again. Nothing is ever
+tokenised, guessed or repaired here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from agentlightning.adapter.calls import CallRef, ModelCall, calls_from_triplets
+from agentlightning.adapter.prefixes import PrefixTree, Walk
+from agentlightning.types import Triplet
+
+SeamCause = Literal["first_call", "repeated_prompt", "branch", "not_a_prefix"]
+"""Why a call began a row: it was the attempt's first; its prompt is that of an earlier call, token for token (parallel
+samples, a client's own retry); it continues an earlier turn that another call had continued already; or its prompt
+begins with the tokens of no conversation so far (a new conversation, an edit, a truncation, tokens that drifted)."""
+SEAM_CAUSES: Final[tuple[SeamCause, ...]] = get_args(SeamCause)
+
+Unusable = Literal["no_tokens", "no_logprobs", "bad_logprobs"]
+"""Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token."""
+
+UNKNOWN_WEIGHTS: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token row: one or more model calls whose tokens continue each other exactly."""
+
+    rollout_id: str
+    attempt_id: str
+    token_ids: list[int]
+    """(T,) the first prompt and everything after it."""
+    mask: list[int]
+    """(T,) 1 exactly on the tokens that the policy produced."""
+    logprobs: list[float]
+    """(T,) natural logarithm, the engine's; 0.0 where `mask` is 0."""
+    call_ids: list[str]
+    """The model calls merged in this row, in order."""
+    weight_versions: list[int]
+    """The weights that served each call; `UNKNOWN_WEIGHTS` where nobody recorded them."""
+
+    def call_refs(self) -> list[CallRef]:
+        """Return the full names of the calls in this row."""
+        return [CallRef(self.rollout_id, self.attempt_id, call_id) for call_id in self.call_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReading:
+    """The rows of one attempt, why each began, and the calls that made none."""
+
+    samples: list[Sample]
+    seams: list[tuple[str, SeamCause]]
+    """(call id, cause) for the first call of each row, in the order of the rows."""
+    unusable: list[tuple[str, Unusable]] = field(default_factory=list[tuple[str, Unusable]])
+    """(call id, reason) for each call without a row."""
+
+    def seam_counts(self) -> dict[SeamCause, int]:
+        """Return how many rows each cause began, every cause named."""
+        counts = Counter(cause for _, cause in self.seams)
+        return {cause: counts[cause] for cause in SEAM_CAUSES}
+
+
+def samples_from_calls(calls: Sequence[ModelCall]) -> SampleReading:
+    """Return the rows of the calls of one attempt, given in the order in which they arrived.
+
+    Raises:
+        ValueError: the calls are of several attempts, or one is named twice.
+    """
+    _check_one_attempt(calls)
+    rows: list[Sample] = []
+    reading = SampleReading(rows, [], [])
+    tree: PrefixTree[Sample] = PrefixTree()
+    for call in calls:
+        reason = unusable(call)
+        if reason is not None:
+            reading.unusable.append((call.call_id, reason))
+            continue
+        walk = tree.follow_prompt(call.prompt_token_ids)
+        if walk.longest is None:
+            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [])
+            reading.seams.append((call.call_id, _cause(walk, first=not rows)))
+            rows.append(row)
+        else:
+            row = walk.longest.rows.pop(0)
+        _append(row, call)
+        tree.add_completion(walk.end, call.completion_token_ids).rows.append(row)
+    return reading
+
+
+def samples_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> SampleReading:
+    """Return the rows of the triplets of one attempt, given in the order of the calls.
+
+    A triplet needs `prompt["token_ids"]`, `response["token_ids"]` and `response["token_logprobs"]`.
+    """
+    return samples_from_calls(calls_from_triplets(triplets, rollout_id=rollout_id, attempt_id=attempt_id))
+
+
+def unusable(call: ModelCall) -> Unusable | None:
+    """Return why a call cannot be part of a row; None if it can."""
+    if not call.prompt_token_ids or not call.completion_token_ids:
+        return "no_tokens"
+    if call.logprobs is None:
+        return "no_logprobs"
+    if len(call.logprobs) != len(call.completion_token_ids) or not all(map(math.isfinite, call.logprobs)):
+        return "bad_logprobs"
+    return None
+
+
+def _append(row: Sample, call: ModelCall) -> None:
+    """Put the call at the end of its row: what its prompt adds (mask 0), then what the policy said (mask 1)."""
+    assert call.logprobs is not None
+    added = call.prompt_token_ids[len(row.token_ids) :]
+    row.token_ids.extend(added)
+    row.token_ids.extend(call.completion_token_ids)
+    row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
+    row.logprobs.extend([0.0] * len(added) + call.logprobs)
+    row.call_ids.append(call.call_id)
+    row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
+
+
+def _cause(walk: Walk[Sample], *, first: bool) -> SeamCause:
+    if first:
+        return "first_call"
+    if not walk.fresh and walk.end.prompt_end:
+        return "repeated_prompt"
+    return "branch" if walk.after_turn and not walk.in_speech else "not_a_prefix"
+
+
+def _check_one_attempt(calls: Sequence[ModelCall]) -> None:
+    attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
+    if len(attempts) > 1:
+        raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
+    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
+    if repeated:
+        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")

@@ -1,0 +1,189 @@
+"""Which spans of a tree are the model calls to learn from, and whose calls they are.
+
+Two witnesses may tell of one call: the tracer in the agent's process knows whose call it was, the gateway knows its
+tokens. Both become one selected call: the tracer gives the place, the gateway the tokens. They are matched by the
+response id; gateway records are told apart by the gateway's own call id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from agentlightning.adapter.node import SpanNode
+from agentlightning.adapter.tokens import REQUEST_SPAN, gateway_call_id, is_gateway_call, is_stale, response_id
+from agentlightning.types import Span
+
+NodeT = TypeVar("NodeT", bound=SpanNode)
+
+LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
+ANY_AGENT: Final = "*"
+"""Label of a call that belongs to no named agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRules:
+    """Which calls count: see `TracerTraceToTriplet` for the meaning of each."""
+
+    llm_call_match: str = LLM_CALL_MATCH
+    agent_match: str | None = None
+    exclude_llm_call_in_reward: bool = True
+    drop_unnamed_nested: bool = True
+    """Leave out a call without a response id that lies below another selected call."""
+
+
+@dataclass(slots=True)
+class SelectedCall(Generic[NodeT]):
+    """One model call: where it stands, whose it is, and the gateway's record of it if there is one."""
+
+    node: NodeT
+    agent_name: str
+    branch: str
+    """Id of the agent's span that the call belongs to, else of the root above it."""
+    record: Span | None = None
+    request: Span | None = None
+    """The gateway's span with the messages."""
+
+    @property
+    def sequence_id(self) -> int:
+        """The number that the gateway drew when the call arrived; without its record that of the tracer's span."""
+        return self.node.span.sequence_id if self.record is None else self.record.sequence_id
+
+    @property
+    def start_time(self) -> float:
+        """Seconds since the epoch; infinity where it is unknown."""
+        return float("inf") if self.node.start_time is None else self.node.start_time
+
+    def span(self) -> Span:
+        """Return one span that says all that is known of the call; the gateway's word counts most."""
+        if self.record is None:
+            return self.node.span
+        attributes: dict[str, Any] = {}
+        for span in (self.request, self.node.span, self.record):
+            if span is not None:
+                attributes.update(span.attributes or {})
+        return self.node.span.model_copy(update={"attributes": attributes, "sequence_id": self.record.sequence_id})
+
+
+class _Place(NamedTuple):
+    """What the spans above a node say of it."""
+
+    label: str | None
+    branch: str
+    in_reward: bool
+    in_call: bool
+
+
+@dataclass(slots=True)
+class _Findings(Generic[NodeT]):
+    """What one walk over the tree found."""
+
+    taken: list[SelectedCall[NodeT]] = field(default_factory=list["SelectedCall[NodeT]"])
+    by_response: dict[str, SelectedCall[NodeT]] = field(default_factory=dict[str, "SelectedCall[NodeT]"])
+    refused: set[str] = field(default_factory=set[str])
+    """Response ids of the tracer's calls that the rules leave out."""
+    other_places: dict[str, _Place] = field(default_factory=dict[str, _Place])
+    """Where spans stand that name a response id and are neither the gateway's nor calls by their name."""
+    records: list[tuple[NodeT, NodeT | None, _Place]] = field(
+        default_factory=list["tuple[NodeT, NodeT | None, _Place]"]
+    )
+    """The gateway's records, each with the request span above it."""
+
+
+def select_calls(root: NodeT, rules: SelectionRules) -> list[SelectedCall[NodeT]]:
+    """Return the model calls of a tree in tree order, calls that only the gateway saw after the others."""
+    found: _Findings[NodeT] = _Findings()
+    call_name = re.compile(rules.llm_call_match)
+    for node, above, place in _places(root, rules, call_name):
+        _judge(node, above, place, rules, call_name, found)
+    _add_records(found, rules)
+    return found.taken
+
+
+def _places(
+    root: NodeT, rules: SelectionRules, call_name: re.Pattern[str]
+) -> Iterator[tuple[NodeT, NodeT | None, _Place]]:
+    start = _Place(ANY_AGENT if rules.agent_match is None else None, root.id, False, False)
+    waiting: list[tuple[NodeT, NodeT | None, _Place]] = [(root, None, start)]
+    while waiting:
+        node, above, place = waiting.pop()
+        yield node, above, place
+        if node.children:
+            inner = _place_inside(node, place, rules, call_name)
+            waiting.extend((child, node, inner) for child in reversed(node.children))
+
+
+def _place_inside(node: SpanNode, place: _Place, rules: SelectionRules, call_name: re.Pattern[str]) -> _Place:
+    name = node.agent_name()
+    label, branch = place.label, place.branch
+    if name is not None:
+        matches = rules.agent_match is None or re.search(rules.agent_match, name)
+        label, branch = (name if matches else None), node.id
+    in_call = place.in_call or (label is not None and call_name.search(node.span.name) is not None)
+    return _Place(label, branch, place.in_reward or node.is_reward_span(), in_call)
+
+
+def _judge(
+    node: NodeT,
+    above: NodeT | None,
+    place: _Place,
+    rules: SelectionRules,
+    call_name: re.Pattern[str],
+    found: _Findings[NodeT],
+) -> None:
+    span = node.span
+    if is_gateway_call(span):
+        if not is_stale(span):
+            request = above if above is not None and above.span.name == REQUEST_SPAN else None
+            found.records.append((node, request, place))
+        return
+    reply = response_id(span)
+    if not call_name.search(span.name):
+        if reply is not None and span.name != REQUEST_SPAN:
+            found.other_places.setdefault(reply, place)
+        return
+    nested = rules.drop_unnamed_nested and reply is None and place.in_call
+    if is_stale(span) or nested or not _counts(place, rules):
+        if reply is not None:
+            found.refused.add(reply)
+        return
+    if reply is not None and reply in found.by_response:
+        return
+    call = SelectedCall(node, place.label or ANY_AGENT, place.branch)
+    found.taken.append(call)
+    if reply is not None:
+        found.by_response[reply] = call
+
+
+def _counts(place: _Place, rules: SelectionRules) -> bool:
+    return place.label is not None and not (place.in_reward and rules.exclude_llm_call_in_reward)
+
+
+def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
+    """Give each gateway record to the tracer's call with its response id, or make it a call of its own."""
+    seen: set[str] = set()
+    for node, request, place in found.records:
+        reply = response_id(node.span)
+        identity = gateway_call_id(node.span) or reply or node.id
+        if identity in seen:
+            continue
+        seen.add(identity)
+        twin = found.by_response.get(reply) if reply is not None else None
+        if twin is not None and twin.record is None:
+            twin.record, twin.request = node.span, None if request is None else request.span
+            continue
+        if twin is None and reply in found.refused:
+            continue
+        place = found.other_places.get(reply, place) if reply is not None else place
+        if _counts(place, rules):
+            found.taken.append(
+                SelectedCall(
+                    node=node if request is None else request,
+                    agent_name=place.label or ANY_AGENT,
+                    branch=place.branch,
+                    record=node.span,
+                    request=None if request is None else request.span,
+                )
+            )

@@ -1,0 +1,240 @@
+"""Adapters from the spans of one attempt to triplets: from the tree of all spans, or from the gateway's alone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel
+
+from agentlightning.adapter.attributes import Problem
+from agentlightning.adapter.base import TraceAdapter
+from agentlightning.adapter.collector import collector_paused
+from agentlightning.adapter.credit import RewardMatchPolicy
+from agentlightning.adapter.rewards import reward_value
+from agentlightning.adapter.selection import LLM_CALL_MATCH
+from agentlightning.adapter.tokens import RAW_SPAN, REQUEST_SPAN, CallReading, has_failed, is_stale, read_call
+from agentlightning.adapter.tree import TraceTree, known_metadata, put_reward
+from agentlightning.types import Span, Triplet
+
+__all__ = [
+    "LlmProxyTraceToTriplet",
+    "RewardMatchPolicy",
+    "TraceToTripletBase",
+    "TraceTree",
+    "TracerTraceToTriplet",
+    "Transition",
+    "TripletReading",
+]
+
+logger = logging.getLogger(__name__)
+
+_GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
+
+
+class Transition(BaseModel):
+    """One step of a trajectory in the form of the v0.1 protocol; nothing in this package makes one."""
+
+    state: list[int]
+    action: list[int]
+    response_id: str | None = None
+    agent_name: str = ""
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TripletReading:
+    """Triplets, and what of the trace did not make it into one."""
+
+    triplets: list[Triplet]
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+
+class TraceToTripletBase(TraceAdapter[list[Triplet]]):
+    """An adapter whose result can be trained on: it selects model calls, orders them and gives them their rewards.
+
+    Each triplet names its call in `metadata`, by `call_id` or `response_id`, so that the training ledger can account
+    for it.
+    """
+
+    def read(self, source: Sequence[Span], /) -> TripletReading:
+        """Return what `adapt` returns, together with a list of what was left out."""
+        return TripletReading(self.adapt(source))
+
+
+class TracerTraceToTriplet(TraceToTripletBase):
+    """Triplets out of the tree of all spans of an attempt; the default adapter.
+
+    It reads the spans of tracers and the records of the gateway, and makes one triplet of the two spans of one call.
+    The rules and what differs from the described system: `tree.py`, `repair.py`, `selection.py`, `credit.py`.
+
+    Args:
+        repair_hierarchy: Put spans without their parent where their times say they belong.
+        llm_call_match: Regular expression for the names of the tracer's spans that are model calls.
+        agent_match: Regular expression for names of agents; only calls below a matching one count. None is every call.
+        exclude_llm_call_in_reward: Leave out calls made to compute a reward.
+        reward_match: How rewards without a link find their call.
+        _skip_empty_token_spans: Leave out calls without token ids before rewards are matched.
+
+    Raises:
+        ValueError: one of the expressions is not valid, or there is no such `reward_match`.
+    """
+
+    def __init__(
+        self,
+        repair_hierarchy: bool = True,
+        llm_call_match: str = LLM_CALL_MATCH,
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        reward_match: RewardMatchPolicy | str = RewardMatchPolicy.FIRST_OCCURRENCE,
+        _skip_empty_token_spans: bool = False,
+    ) -> None:
+        self.repair_hierarchy = repair_hierarchy
+        self.llm_call_match = _expression("llm_call_match", llm_call_match)
+        self.agent_match = None if agent_match is None else _expression("agent_match", agent_match)
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.reward_match = RewardMatchPolicy(reward_match)
+        self._skip_empty_token_spans = _skip_empty_token_spans
+
+    def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
+        """Return the triplets of the spans of one attempt in the order of the calls.
+
+        Raises:
+            ValueError: there are no spans.
+        """
+        reading = self.read(source)
+        _log(reading.problems, source)
+        return reading.triplets
+
+    def read(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> TripletReading:
+        """Return what `adapt` returns, together with a list of what was left out."""
+        with collector_paused():
+            tree = self._tree(source)
+            triplets = tree.to_trajectory(
+                llm_call_match=self.llm_call_match,
+                agent_match=self.agent_match,
+                exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
+                reward_match=self.reward_match,
+                _skip_empty_token_spans=self._skip_empty_token_spans,
+            )
+        return TripletReading(triplets, tree.problems)
+
+    def visualize(
+        self,
+        source: Sequence[Span] | Sequence[ReadableSpan],
+        /,
+        filename: str = "trace_tree",
+        interested_span_match: str | None = None,
+    ) -> TraceTree:
+        """Draw the tree that the triplets are made from into `filename.png`, and return it."""
+        tree = self._tree(source)
+        tree.visualize(filename, interested_span_match)
+        return tree
+
+    def _tree(self, source: Sequence[Span] | Sequence[ReadableSpan]) -> TraceTree:
+        tree = TraceTree.from_spans([_stored(span) for span in source])
+        if self.repair_hierarchy:
+            tree.repair_hierarchy()
+        return tree
+
+
+class LlmProxyTraceToTriplet(TraceToTripletBase):
+    """Triplets out of the gateway's spans alone, by their sequence ids: neither tree nor clocks are used.
+
+    Only calls with token ids count. A reward goes to the newest call without one whose sequence id is smaller. Beside
+    what the described system gave, a triplet holds log-probabilities, finish reason, weight version and call id where
+    the span has them; late and failed calls are left out, and lost rewards are listed by `read`.
+    """
+
+    def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
+        """Return the triplets in the order of the sequence ids; none for no spans."""
+        reading = self.read(source)
+        _log(reading.problems, source)
+        return reading.triplets
+
+    def read(self, source: Sequence[Span], /) -> TripletReading:
+        """Return what `adapt` returns, together with a list of what was left out."""
+        with collector_paused():
+            return self._read(source)
+
+    def _read(self, source: Sequence[Span]) -> TripletReading:
+        problems: list[Problem] = []
+        triplets: list[Triplet] = []
+        unrewarded: list[tuple[int, Triplet]] = []
+        seen: set[str] = set()
+        for span in sorted(source, key=_arrival):
+            if is_stale(span):
+                continue
+            if reward_value(span) is not None:
+                _earn(span, unrewarded, problems)
+            triplet = _gateway_triplet(span, seen, problems)
+            if triplet is not None:
+                triplets.append(triplet)
+                unrewarded.append((span.sequence_id, triplet))
+        return TripletReading(triplets, problems)
+
+
+def _gateway_triplet(span: Span, seen: set[str], problems: list[Problem]) -> Triplet | None:
+    if span.name not in _GATEWAY_SPANS or has_failed(span):
+        return None
+    call = read_call(span, problems)
+    identity = call.call_id or call.response_id
+    if not (call.prompt_token_ids and call.completion_token_ids) or identity in seen:
+        return None
+    if identity is not None:
+        seen.add(identity)
+    return Triplet(
+        prompt={"token_ids": call.prompt_token_ids},
+        response=_response(call),
+        metadata={"response_id": call.response_id, **known_metadata(call, span)},
+    )
+
+
+def _response(call: CallReading) -> dict[str, object]:
+    logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
+    return {"token_ids": call.completion_token_ids, **logprobs}
+
+
+def _earn(reward: Span, unrewarded: list[tuple[int, Triplet]], problems: list[Problem]) -> None:
+    """Give the reward to the newest call with a smaller sequence id and take that call off the list."""
+    for at in reversed(range(len(unrewarded))):
+        sequence_id, triplet = unrewarded[at]
+        if sequence_id < reward.sequence_id:
+            put_reward(triplet, reward)
+            del unrewarded[at]
+            return
+    problems.append(Problem("lost_reward", reward.span_id, f"reward {reward_value(reward)} found no call"))
+
+
+def _arrival(span: Span) -> tuple[int, float]:
+    return (span.sequence_id, 0.0 if span.start_time is None else span.start_time)
+
+
+def _stored(span: Span | ReadableSpan) -> Span:
+    return span if isinstance(span, Span) else Span.from_opentelemetry(span, "dummy", "dummy", 0)
+
+
+def _expression(name: str, value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name}={value!r} is not a regular expression: {error}") from error
+    return value
+
+
+def _log(problems: Sequence[Problem], source: Sequence[Span] | Sequence[ReadableSpan]) -> None:
+    """Say in one line per trace that something was left out; `read` gives the list."""
+    if problems:
+        first = problems[0]
+        logger.warning(
+            "%d spans: %d things were left out of the triplets, the first: %s on span %s (%s)",
+            len(source),
+            len(problems),
+            first.kind,
+            first.span_id,
+            first.detail,
+        )
