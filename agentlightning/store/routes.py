@@ -107,7 +107,7 @@ class Operation:
         self.name = row.operation
         function = getattr(LightningStore, row.operation)
         self.signature = inspect.signature(function)
-        hints = get_type_hints(function, dict(vars(base)), include_extras=True)
+        hints = _hints(function)
         self.parameters = [name for name in self.signature.parameters if name != "self"]
         self.in_path = [part[1:-1] for part in row.path.split("/") if part.startswith("{")]
         self.in_body = [name for name in self.parameters if name not in self.in_path]
@@ -204,6 +204,12 @@ class Operation:
             wrapped: dict[str, Any] = _ANY.validate_json(body)
             return self.answer.validate_python(wrapped[self.row.wrap])
         return self.answer.validate_json(body)
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the types of a method; before Python 3.11 a default of None makes `Any` an optional one, undone here."""
+    found = get_type_hints(function, dict(vars(base)), include_extras=True)
+    return {name: Any if get_args(hint)[:1] == (Any,) else hint for name, hint in found.items()}
 
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)

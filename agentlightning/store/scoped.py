@@ -14,7 +14,7 @@ from agentlightning.types import EnqueueRolloutRequest
 
 @forward_operations
 class LightningStoreScoped(LightningStore):
-    """Fills in `run_id` wherever an operation takes one and the caller gives none. Does not own the store."""
+    """Fills in `run_id` wherever an operation takes one and the caller gives none."""
 
     def __init__(self, store: LightningStore, run_id: str | None) -> None:
         self.store = store
@@ -28,6 +28,11 @@ class LightningStoreScoped(LightningStore):
     @override
     def otlp_traces_endpoint(self) -> str:
         return self.store.otlp_traces_endpoint()
+
+    @override
+    async def close(self) -> None:
+        """Close the store behind it; for whoever received this view in another process or thread."""
+        await self.store.close()
 
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         method = getattr(self.store, operation)
