@@ -192,6 +192,7 @@ class LitAgentRunner(Runner[T]):
             mode=self._heartbeat_mode,
             include_gpu=self._heartbeat_include_gpu,
         )
+        await heartbeat.announce()
         heartbeat.start()
         stopping = Stopping(event)
         lanes = [asyncio.create_task(self._lane(claims, stopping, exit_when_idle)) for _ in range(self._concurrency)]

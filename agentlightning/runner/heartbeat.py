@@ -67,6 +67,17 @@ class Heartbeat:
         self._handle = StoreHandle(self._store, f"{self._worker_id}-heartbeat")
         self._beating = self._handle.call(self._beat)
 
+    async def announce(self) -> None:
+        """Say once, before the first claim, that this worker lives: the claim of a worker that never beat has no lease.
+
+        A store that is away is not waited for; whoever claims notices.
+        """
+        if self._interval > 0:
+            try:
+                await within(self._interval, self._store.update_worker(self._worker_id))
+            except Exception as error:  # as above: the claim that follows meets the same store and reports it
+                logger.warning("[%s] heartbeat: not announced: %s: %s", self._worker_id, type(error).__name__, error)
+
     async def stop(self) -> None:
         """End the beats and what runs them."""
         beating, handle = self._beating, self._handle
