@@ -1,0 +1,7 @@
+"""`python -m agentlightning.cli`: the command `agl`, where its script is not on the path."""
+
+import sys
+
+from agentlightning.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,134 @@
+"""`cs`: algorithm and runners as processes around a store server, on one machine or on several."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from typing_extensions import override
+
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
+from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
+from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from agentlightning.execution.layouts import Layout
+from agentlightning.execution.processes import StartMethod, default_start_method
+from agentlightning.execution.settings import check_choice, check_count, check_port, check_seconds
+from agentlightning.execution.supervise import Patience
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.auth import is_loopback
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["algorithm", "runner", "both"]
+MainProcess = Literal["algorithm", "runner"]
+
+
+class ClientServerExecutionStrategy(ExecutionStrategy):
+    """Runs the algorithm beside a store server and every runner in a process of its own.
+
+    Args:
+        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default.
+        server_host: address to bind, and to connect to; None reads `AGL_SERVER_HOST`, 127.0.0.1 by default.
+        server_port: None reads `AGL_SERVER_PORT`, 4747 by default. The role `both` may also be given 0, a free one, and
+            leaves a default port that is in use for a free one.
+        n_runners: number of runner processes.
+        graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Higher than the
+            longest rollout, so that none is broken off.
+        terminate_timeout: seconds after each of SIGINT, SIGTERM and SIGKILL.
+        main_process: the side that stays in this process; `runner` needs the role `both` and one runner.
+        managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
+            hands the given store to both sides as it is.
+        allowed_exit_codes: exit codes of children that are no failure.
+        max_runner_restarts: how often each runner process may be restarted after it died.
+        start_method: `fork` (default on Linux), `spawn` (elsewhere) or `forkserver`.
+        connect_host: address for the runners where it differs from `server_host`.
+
+    Raises:
+        ValueError, TypeError: a setting is out of range; names it.
+    """
+
+    def __init__(
+        self,
+        role: Role | None = None,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        n_runners: int = 1,
+        graceful_timeout: float = 10.0,
+        terminate_timeout: float = 10.0,
+        main_process: MainProcess = "algorithm",
+        managed_store: bool | None = None,
+        allowed_exit_codes: Sequence[int] = (0, -15),
+        *,
+        max_runner_restarts: int = 3,
+        start_method: StartMethod | None = None,
+        connect_host: str | None = None,
+    ) -> None:
+        role_name = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, fallback="both")
+        self.role = check_choice("role (AGL_CURRENT_ROLE)", role_name, get_args(Role))
+        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, fallback=LOOPBACK)
+        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port)
+        self.n_runners = check_count("n_runners", n_runners)
+        self.graceful_timeout = check_seconds("graceful_timeout", graceful_timeout)
+        self.terminate_timeout = check_seconds("terminate_timeout", terminate_timeout)
+        self.main_process = check_choice("main_process", main_process, get_args(MainProcess))
+        self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
+        self.allowed_exit_codes = tuple(allowed_exit_codes)
+        self.max_runner_restarts = check_count("max_runner_restarts", max_runner_restarts, minimum=0)
+        method = check_choice("start_method", start_method or default_start_method(), get_args(StartMethod))
+        self.start_method: StartMethod = method
+        self.connect_host = connect_host
+        self._check_sides()
+
+    @property
+    def server_port(self) -> int:
+        """The port asked for, else 4747."""
+        return DEFAULT_PORT if self._port is None else self._port
+
+    @server_port.setter
+    def server_port(self, port: int | None) -> None:
+        self._port = None if port is None else check_port("server_port", port)
+
+    def _check_sides(self) -> None:
+        if self.main_process == "runner" and self.role != "both":
+            raise ValueError(f"main_process='runner' is only supported when role='both'; the role is {self.role!r}")
+        if self.main_process == "runner" and self.n_runners != 1:
+            raise ValueError(f"main_process='runner' requires n_runners to be 1; got {self.n_runners}")
+        if self._port == 0 and self.role != "both" and self.managed_store:
+            raise ValueError(f"server_port=0 is for role='both'; as {self.role!r} both sides must know the port")
+
+    @override
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
+        self.interrupted = False
+        self._warn_if_reachable()
+        layout = Layout(
+            algorithm=algorithm,
+            runner=runner,
+            store=store,
+            address=self._address() if self.managed_store else None,
+            patience=Patience(self.graceful_timeout, *[self.terminate_timeout] * 3),
+            start_method=self.start_method,
+            n_runners=self.n_runners,
+            max_runner_restarts=self.max_runner_restarts,
+            allowed_exit_codes=self.allowed_exit_codes,
+        )
+        try:
+            if self.role == "algorithm":
+                return layout.alone()
+            if self.role == "runner":
+                return layout.only_runners()
+            return layout.with_main_algorithm() if self.main_process == "algorithm" else layout.with_main_runner()
+        finally:
+            self.interrupted = layout.interrupted
+
+    def _address(self) -> Address:
+        may_move = self._port is None and self.role == "both"
+        return Address(self.server_host, self.server_port, may_move, self.connect_host)
+
+    def _warn_if_reachable(self) -> None:
+        if self.role == "both" and self.managed_store and not is_loopback(self.server_host):
+            logger.warning(
+                "role='both' listens on %s: another process with role='both' has a store of its own. "
+                "For several machines use the roles 'algorithm' and 'runner'.",
+                self.server_host,
+            )

@@ -1,0 +1,83 @@
+"""Stop events: one for threads, one for processes. Both can be set from either side, any number of times."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from typing import Protocol
+
+
+class ExecutionEvent(Protocol):
+    """A flag that tells a bundle to stop."""
+
+    def set(self) -> None:
+        """Raise the flag; again is harmless."""
+
+    def clear(self) -> None:
+        """Lower the flag."""
+
+    def is_set(self) -> bool:
+        """True once the flag is up."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the flag is up or `timeout` seconds have passed; return whether it is up."""
+        ...
+
+
+class ThreadingEvent:
+    """An `ExecutionEvent` among the threads of one process."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Raise the flag."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Lower the flag."""
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        """True once the flag is up."""
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the flag is up or time is up."""
+        return self._event.wait(timeout)
+
+
+class MultiprocessingEvent:
+    """An `ExecutionEvent` among processes: a pipe that nobody empties, so a byte in it is the flag.
+
+    A pipe has no lock: a process that is killed while it looks at the flag takes nothing with it. (The semaphores of
+    `multiprocessing.Event` would stay locked.) Inherited by forked children, and picklable for children that are
+    being spawned.
+    """
+
+    __slots__ = ("_reader", "_writer")
+
+    def __init__(self, *, ctx: BaseContext | None = None) -> None:
+        self._reader, self._writer = (ctx or get_context()).Pipe(duplex=False)
+
+    def set(self) -> None:
+        """Raise the flag."""
+        if not self.is_set():
+            self._writer.send_bytes(b"!")
+
+    def clear(self) -> None:
+        """Lower the flag. Only for the process that made the event, while no other sets it."""
+        while self._reader.poll():
+            self._reader.recv_bytes()
+
+    def is_set(self) -> bool:
+        """True once the flag is up."""
+        return self._reader.poll()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the flag is up or time is up."""
+        return self._reader.poll(timeout)

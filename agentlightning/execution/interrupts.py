@@ -1,0 +1,113 @@
+"""Ctrl+C as something to wait for, even when a synchronous call blocks the loop that should hear it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from typing_extensions import Self
+
+REACTION_SECONDS = 1.0
+"""How long a loop may ignore Ctrl+C before the call that blocks it is broken off."""
+
+
+class Interrupts:
+    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for haste.
+
+    On another thread, and where the user has SIGINT ignored, it delivers nothing; `always=True` delivers there too.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False) -> None:
+        self._loop = loop
+        self._always = always
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._shaker: _Shaker | None = None
+        self._previous: Any = None
+
+    async def asked(self) -> None:
+        """Wait for the first Ctrl+C."""
+        await self._asked.wait()
+
+    def is_asked(self) -> bool:
+        """True once Ctrl+C was pressed."""
+        return self._asked.is_set()
+
+    async def hurried(self) -> None:
+        """Wait for the second Ctrl+C."""
+        await self._hurried.wait()
+
+    def deliver(self) -> None:
+        """Count one Ctrl+C. On the loop's thread."""
+        (self._hurried if self._asked.is_set() else self._asked).set()
+
+    def __enter__(self) -> Self:
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and (self._always or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN):
+            self._shaker = _Shaker()
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shaker is not None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+            self._shaker.close()
+
+    def _handle(self, _signum: int, _frame: FrameType | None) -> None:
+        assert self._shaker is not None
+        if self._shaker.shaking:
+            self._shaker.shaking = False
+            raise KeyboardInterrupt
+        self._shaker.wind_up()
+        self._loop.call_soon_threadsafe(self._react)
+
+    def _react(self) -> None:
+        if self._shaker is not None:
+            self._shaker.release()
+        self.deliver()
+
+
+class _Shaker:
+    """Breaks off a synchronous call that blocks the main thread's loop after Ctrl+C.
+
+    A signal handler may not start threads or take locks, so the thread is there from the start and is woken by a byte
+    in a pipe. It sends SIGINT once more; the handler then raises in the middle of what blocks.
+    """
+
+    def __init__(self) -> None:
+        self.shaking = False
+        self._released = threading.Event()
+        self._reader, self._writer = os.pipe()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="agl-interrupts", daemon=True)
+        self._thread.start()
+
+    def wind_up(self) -> None:
+        """Start the clock. Called by the signal handler."""
+        os.write(self._writer, b"!")
+
+    def release(self) -> None:
+        """Stop the clock: the loop has reacted."""
+        self._released.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._released.set()
+        os.close(self._writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    def _watch(self) -> None:
+        while os.read(self._reader, 1):
+            if not self._released.wait(REACTION_SECONDS) and not self._closed():
+                self.shaking = True
+                signal.pthread_kill(self._main, signal.SIGINT)
+            self._released.clear()
+
+    def _closed(self) -> bool:
+        return bool(select.select([self._reader], [], [], 0)[0])

@@ -1,0 +1,129 @@
+"""`shm`: algorithm and runners as threads of one process, around one store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import Any, Literal, get_args
+
+from typing_extensions import override
+
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.interrupts import Interrupts
+from agentlightning.execution.loops import run
+from agentlightning.execution.settings import check_choice, check_count, check_seconds
+from agentlightning.execution.supervise import Patience, Supervision, TaskTeam
+from agentlightning.execution.threads import LoopThread
+from agentlightning.execution.work import open_work_counter
+from agentlightning.store.base import LightningStore
+
+logger = logging.getLogger(__name__)
+
+MainThread = Literal["algorithm", "runner"]
+
+INTERRUPT_SECONDS = 3.0
+"""How long coroutines may take to end after Ctrl+C cancelled them."""
+
+
+class SharedMemoryExecutionStrategy(ExecutionStrategy):
+    """Runs every bundle in this process, each on an event loop of its own, all but one on daemon threads.
+
+    Args:
+        n_runners: number of runner threads.
+        main_thread: which side has the calling thread. None means the runner if there is one, else the algorithm.
+        join_timeout: seconds to wait at the end for a thread whose bundle does not give way.
+        graceful_delay: seconds between the stop event and cancellation, and again after cancellation.
+        poll_interval: how often the stop event is looked at, in seconds.
+        managed_store: wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, true by default.
+
+    Raises:
+        ValueError: a setting is out of range, or `main_thread="runner"` with several runners.
+    """
+
+    runners_share_process = True
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        main_thread: MainThread | None = None,
+        join_timeout: float = 15.0,
+        graceful_delay: float = 5.0,
+        poll_interval: float = 0.05,
+        managed_store: bool | None = None,
+    ) -> None:
+        self.n_runners = check_count("n_runners", n_runners)
+        self.main_thread: MainThread = self._choose_main_thread(main_thread, self.n_runners)
+        self.join_timeout = check_seconds("join_timeout", join_timeout)
+        self.graceful_delay = check_seconds("graceful_delay", graceful_delay)
+        self.poll_interval = check_seconds("poll_interval", poll_interval)
+        self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
+
+    @staticmethod
+    def _choose_main_thread(main_thread: MainThread | None, n_runners: int) -> MainThread:
+        if main_thread is None:
+            return "runner" if n_runners == 1 else "algorithm"
+        check_choice("main_thread", main_thread, get_args(MainThread))
+        if main_thread == "runner" and n_runners != 1:
+            raise ValueError(
+                f"main_thread='runner' has room for one runner, and n_runners is {n_runners}. "
+                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
+            )
+        return main_thread
+
+    @override
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
+        self.interrupted = False
+        if self.managed_store:
+            from agentlightning.store.threading import LightningStoreThreaded
+
+            store = LightningStoreThreaded(store)
+        threads: list[LoopThread] = []
+        try:
+            return run(lambda interrupts: self._conduct(algorithm, runner, store, interrupts, threads))
+        finally:
+            self._join(threads)
+
+    async def _conduct(
+        self,
+        algorithm: AlgorithmBundle,
+        runner: RunnerBundle,
+        store: LightningStore,
+        interrupts: Interrupts,
+        threads: list[LoopThread],
+    ) -> Any:
+        event = ThreadingEvent()
+
+        def on_thread(name: str, bundle: Any, *args: Any) -> Coroutine[Any, Any, Any]:
+            threads.append(LoopThread(name, lambda: bundle(*args)))
+            threads[-1].start()
+            return threads[-1].result()
+
+        members: dict[str, Coroutine[Any, Any, Any]] = {}
+        if self.main_thread == "algorithm":
+            for i in range(self.n_runners):
+                members[f"runner-{i}"] = on_thread(f"runner-{i}", runner, store, i, event)
+            playing: Coroutine[Any, Any, Any] = algorithm(store, event)
+        else:
+            members["runner-0"] = runner(store, 0, event)
+            playing = on_thread("algorithm", algorithm, store, event)
+        supervision = Supervision(
+            team=TaskTeam(members),
+            event=event,
+            interrupts=interrupts,
+            patience=Patience(ask=self.graceful_delay, interrupt=self.graceful_delay),
+            hasty=Patience(ask=0.0, interrupt=INTERRUPT_SECONDS),
+            poll_interval=self.poll_interval,
+            count_open_work=open_work_counter(algorithm, store),
+        )
+        try:
+            return await supervision.conduct(playing)
+        finally:
+            self.interrupted = supervision.interrupted
+
+    def _join(self, threads: list[LoopThread]) -> None:
+        timeout = 0.1 if self.interrupted else self.join_timeout
+        alive = [thread.name for thread in threads if not thread.join(timeout)]
+        if alive:
+            logger.error("Threads that did not end are left behind: %s", ", ".join(alive))

@@ -1,0 +1,248 @@
+"""Specs: an instance, a class, a factory, an import string, a short name or a dict becomes a component."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+T = TypeVar("T")
+
+ComponentSpec: TypeAlias = T | type[T] | Callable[[], T] | str | dict[str, Any] | None
+"""How a component may be given."""
+OptionalDefaults: TypeAlias = Mapping[str, Any]
+"""Values, or functions without arguments that make them, for parameters that a constructor names and nobody set."""
+Registry: TypeAlias = Mapping[str, Any]
+"""Short names to import paths (or to classes)."""
+
+
+def build_component(
+    spec: Any,
+    *,
+    expected_type: type[T],
+    spec_name: str,
+    default_factory: Callable[[], T] | None = None,
+    allow_none: bool = False,
+    optional_defaults: OptionalDefaults | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: type[T] | None = None,
+    type_error_fmt: str | None = None,
+    invalid_spec_error_fmt: str | None = None,
+    registry: Registry | None = None,
+) -> T | None:
+    """Return the component that `spec` means.
+
+    An instance is returned as it is. A class, a string or a dict is instantiated, with `optional_defaults` for what its
+    constructor names; a factory is called without arguments and gets none of them.
+
+    Raises:
+        ValueError: the spec is of no known form, or a name in it is unknown; lists known and near names.
+        TypeError: what the spec makes is no `expected_type`, or a constructor does not take the settings; names them.
+    """
+    if isinstance(spec, expected_type):
+        return spec
+    if spec is None:
+        if default_factory is None and not allow_none:
+            raise ValueError(f"{spec_name} cannot be None")
+        return (
+            None if default_factory is None else _checked(default_factory(), expected_type, spec_name, type_error_fmt)
+        )
+    if isinstance(spec, str | dict):
+        made: Any = instantiate_from_spec(
+            cast("str | dict[str, Any]", spec),
+            spec_name=spec_name,
+            optional_defaults=optional_defaults,
+            dict_requires_type=dict_requires_type,
+            dict_default_cls=dict_default_cls,
+            registry=registry,
+        )
+    elif isinstance(spec, type):
+        if not issubclass(spec, expected_type):
+            raise _invalid(spec, expected_type, spec_name, invalid_spec_error_fmt)
+        made = instantiate_component(cast("type[Any]", spec), optional_defaults=optional_defaults)
+    elif callable(spec):
+        made = _call_factory(cast("Callable[..., Any]", spec), spec_name)
+    else:
+        raise _invalid(spec, expected_type, spec_name, invalid_spec_error_fmt)
+    return _checked(made, expected_type, spec_name, type_error_fmt)
+
+
+def instantiate_from_spec(
+    spec: str | dict[str, Any],
+    *,
+    spec_name: str = "component",
+    optional_defaults: OptionalDefaults | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: type[Any] | None = None,
+    registry: Registry | None = None,
+) -> Any:
+    """Make a component from a name or import string, or from a dict with such a `type` (or a registered `name`).
+
+    Raises:
+        TypeError: the spec is neither; or the constructor does not take the settings.
+        ValueError: a name is unknown, or the dict says no type.
+    """
+    if isinstance(spec, str):
+        return instantiate_component(_resolve(spec, registry, spec_name), optional_defaults=optional_defaults)
+    if not isinstance(spec, dict):
+        raise TypeError(f"{spec_name} spec must be a string or dict; got {type(spec).__name__}")
+    settings = dict(spec)
+    if "type" in settings:
+        target = _resolve(settings.pop("type"), registry, spec_name)
+    elif registry is not None and "name" in settings:
+        target = _resolve(settings.pop("name"), registry, spec_name, registered_only=True)
+    elif not dict_requires_type and dict_default_cls is not None:
+        target = dict_default_cls
+    else:
+        raise ValueError(
+            f"{spec_name} dict must have a 'type' key: a class, an import path{_known(registry)}; its keys are "
+            f"{', '.join(map(repr, settings)) or 'none'}"
+        )
+    return instantiate_component(target, settings, optional_defaults)
+
+
+def short_name(spec: Any) -> str | None:
+    """Return the name in a spec, in lower case; None where it has none."""
+    if isinstance(spec, dict):
+        settings = cast("dict[str, Any]", spec)
+        spec = settings.get("type", settings.get("name"))
+    return spec.lower() if isinstance(spec, str) else None
+
+
+def instantiate_component(
+    cls: Callable[..., T],
+    provided_kwargs: Mapping[str, Any] | None = None,
+    optional_defaults: OptionalDefaults | None = None,
+) -> T:
+    """Call a class (or function) with its settings, and with those optional defaults that its signature names.
+
+    Raises:
+        TypeError: a setting is unknown (names the nearest right one), or a required one is missing (lists them).
+    """
+    settings = dict(provided_kwargs or {})
+    parameters = _parameters(cls)
+    for name, value in (optional_defaults or {}).items():
+        if name in parameters and name not in settings:
+            settings[name] = value() if callable(value) else value
+    _check_settings(cls, settings, parameters)
+    return cls(**settings)
+
+
+def load_class(path: str) -> Any:
+    """Return what an import path such as `package.module.Name` names.
+
+    Raises:
+        ValueError: it is no such path, or nothing is found there.
+    """
+    module_path, _, name = path.rpartition(".")
+    if not module_path or not name:
+        raise ValueError(f"{path!r} is no import path such as 'package.module.Name'")
+    try:
+        module = importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_path}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ValueError(f"{path!r} cannot be imported: there is no module {error.name!r}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        near = difflib.get_close_matches(name, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{path!r} cannot be imported: module {module_path!r} has no {name!r}{hint}") from None
+
+
+def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:
+    """Return the class that a registered name, an import path or a class itself stands for."""
+    if not isinstance(name, str):
+        if callable(name) and not registered_only:
+            return name
+        raise ValueError(f"{spec_name}: a type is a class, an import path{_known(registry)}; got {name!r}")
+    registered = _look_up(name, registry)
+    if registered is not None:
+        return load_class(registered) if isinstance(registered, str) else registered
+    if "." in name and not registered_only:
+        return load_class(name)
+    near = difflib.get_close_matches(name.lower(), registry or (), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{_known(registry)}")
+
+
+def _look_up(name: str, registry: Registry | None) -> Any:
+    registry = registry or {}
+    return registry.get(name, registry.get(name.lower()))
+
+
+def _known(registry: Registry | None) -> str:
+    return f" or one of {', '.join(map(repr, sorted(registry)))}" if registry else ""
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters that can be given by name; those of a callable without a readable signature are unknown."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _check_settings(
+    target: Callable[..., Any], settings: Mapping[str, Any], parameters: dict[str, inspect.Parameter]
+) -> None:
+    if not parameters and settings and not isinstance(target, type):
+        return
+    kinds = {p.kind for p in parameters.values()}
+    named = [n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    name = getattr(target, "__name__", repr(target))
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for setting in settings:
+            if setting not in named:
+                raise TypeError(f"{name} has no setting {setting!r}{nearest(setting, named)}")
+    required = [n for n in named if parameters[n].default is inspect.Parameter.empty and n not in settings]
+    if required:
+        example = ", ".join(f"{n!r}: ..." for n in required)
+        raise TypeError(
+            f"{name} needs settings that are missing: {', '.join(required)}. "
+            f"Give them in a dict: {{'type': {name!r}, {example}}}"
+        )
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return the end of a sentence about an unknown setting: the nearest right name, or all there are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; it has: {', '.join(known)}" if known else "; it has none"
+
+
+def _call_factory(factory: Callable[..., Any], spec_name: str) -> Any:
+    required = [
+        p.name
+        for p in _parameters(factory).values()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if required:
+        name = getattr(factory, "__name__", repr(factory))
+        hint = " (a function that is an algorithm is decorated with @agl.algo)" if spec_name == "algorithm" else ""
+        raise ValueError(
+            f"Invalid {spec_name}: a factory takes no arguments, and {name} needs {', '.join(required)}{hint}"
+        )
+    return factory()
+
+
+def _checked(made: Any, expected_type: type[T], spec_name: str, type_error_fmt: str | None) -> T:
+    if isinstance(made, expected_type):
+        return made
+    names = {"type_name": type(made).__name__, "expected_type": expected_type.__name__}
+    text = type_error_fmt or spec_name + " factory returned {type_name}, which is not a {expected_type} subclass"
+    raise TypeError(text.format(**names))
+
+
+def _invalid(spec: Any, expected_type: type[Any], spec_name: str, error_fmt: str | None) -> ValueError:
+    actual = f"class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
+    if error_fmt is not None:
+        return ValueError(error_fmt.format(actual_type=actual, expected_type=expected_type.__name__))
+    return ValueError(
+        f"Invalid {spec_name} type: {actual}. Expected {expected_type.__name__}: an instance, a class, a factory, "
+        "an import string, a dict with 'type', or None"
+    )

@@ -1,0 +1,59 @@
+"""The store of a Trainer: by name, by default, and fit for the strategy."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from agentlightning.env_var import LightningEnvVar
+from agentlightning.execution.base import ExecutionStrategy
+from agentlightning.store.base import LightningStore
+from agentlightning.store.spec import is_store_spec, store_from_spec
+
+logger = logging.getLogger(__name__)
+
+_URL = LightningEnvVar.AGENT_LIGHTNING_STORE_URL.value
+
+
+def named_store(text: str) -> LightningStore | None:
+    """Return the store that a string such as `sqlite:///run.db` names; None for an import path.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return store_from_spec(text) if is_store_spec(text) or "." not in text else None
+
+
+def default_store(strategy: ExecutionStrategy) -> LightningStore:
+    """Return a store in memory; for an unmanaged strategy the server at `AGENT_LIGHTNING_STORE_URL`, if that is set.
+
+    Raises:
+        ValueError: the variable holds no http address.
+    """
+    from agentlightning.store.memory import InMemoryLightningStore
+
+    url = os.environ.get(_URL)
+    if url is None:
+        return InMemoryLightningStore()
+    if getattr(strategy, "managed_store", True):
+        logger.warning("%s=%s is ignored: the strategy manages its own store (AGL_MANAGED_STORE=0 uses it)", _URL, url)
+        return InMemoryLightningStore()
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{_URL} must be an http address such as http://127.0.0.1:4747; got {url!r}")
+    return store_from_spec(url)
+
+
+def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:
+    """Check that a store which is handed to several processes as it is holds the same data in all of them.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if getattr(strategy, "managed_store", True) or strategy.runners_share_process:
+        return
+    capabilities = store.capabilities
+    if not (capabilities.get("zero_copy") or capabilities.get("distributed")):
+        raise ValueError(
+            f"managed_store=False hands the store to several processes, and each would have a {type(store).__name__} "
+            f"of its own. Use store='http://...' (or {_URL}) or store='sqlite:///run.db', or managed_store=True."
+        )

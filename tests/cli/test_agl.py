@@ -1,0 +1,153 @@
+"""The command `agl`, as a shell runs it: exit codes, errors in one line, and what `--help` costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli import main
+from agentlightning.store import LightningStoreClient
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentlightning.cli", *arguments]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"agentlightning {agl.__version__}\n")
+
+
+def test_help_names_every_sub_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for name in ("demo", "store"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "store"])
+def test_each_page_has_an_example(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: agl {command} " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["store", "--prot", "1"], ["store", "--port", "many"]])
+def test_wrong_use_is_exit_code_2_and_no_traceback(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "Error" in done.stderr or "Usage" in done.stderr
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run("store", "--port", port, "--db", str(tmp_path / "agl.db"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("agl: ")]
+    assert port in line
+
+
+def test_a_host_beyond_loopback_without_a_token_names_both_ways_out(tmp_path: Path) -> None:
+    done = run("store", "--host", "0.0.0.0", "--db", str(tmp_path / "agl.db"), AGL_TOKEN="", AGL_INSECURE="0")
+    assert done.returncode == 1
+    assert "AGL_TOKEN=" in done.stderr
+    assert "AGL_INSECURE=1" in done.stderr
+    assert not (tmp_path / "agl.db").exists()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Any]:
+    servers: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, "-m", "agentlightning.cli", "store", "--port", "0", *arguments]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path)
+        servers.append(server)
+        assert server.stdout is not None
+        return server, server.stdout.readline().split()[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+        server.communicate()
+
+
+async def test_a_store_is_served_and_ctrl_c_is_its_ordinary_end(serve: Any, tmp_path: Path) -> None:
+    for rounds in (1, 2):
+        server, endpoint = serve()
+        client = LightningStoreClient(endpoint)
+        await client.enqueue_rollout({"round": rounds})
+        assert len(await client.query_rollouts()) == rounds
+        await client.close()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    assert (tmp_path / "agl.db").exists()
+
+
+def test_a_store_in_memory_leaves_nothing_behind(serve: Any, tmp_path: Path) -> None:
+    async def use(endpoint: str) -> None:
+        client = LightningStoreClient(endpoint)
+        await client.enqueue_rollout(1)
+        await client.close()
+
+    server, endpoint = serve("--backend", "memory")
+    asyncio.run(use(endpoint))
+    server.send_signal(signal.SIGINT)
+    assert server.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_main_returns_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"agentlightning {agl.__version__}\n"
+    assert main(["nothing"]) == 2
+    assert main(["store", "--log-level", "LOUD"]) == 2
+    assert "Invalid log level: 'LOUD'" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentlightning.demo.run.run_demo", interrupted)
+    assert main(["demo"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (None, "tasks.jsonl"),
+        ("", "tasks.jsonl"),
+        ('{"question": "1 and 1", "answer": 2}\n' * 16 + "not json\n", "17"),
+        ('{"question": "1 and 1", "answer": 2}\n' * 16 + '{"question": "2"}\n', "17"),
+        ('{"question": "1 and 1", "answer": 2}\n' * 3, "16"),
+    ],
+)
+def test_a_wrong_task_file_is_refused_before_anything_starts(
+    lines: str | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    if lines is not None:
+        path.write_text(lines)
+    assert main(["demo", "--tasks", str(path), "--out", str(tmp_path / "run")]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("agl: ")
+    assert text in error
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,103 @@
+"""Small bundles on a real store: what the strategies are tested with. At module level, so that they can be spawned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentlightning.execution import ExecutionEvent
+from agentlightning.store import LightningStore
+from agentlightning.types import Rollout
+
+
+@dataclass
+class Tasks:
+    """An algorithm: enqueues `count` rollouts, waits for their ends and returns who ran them (pids)."""
+
+    count: int = 4
+    config: Any = None
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> list[int]:
+        rollouts = [await store.enqueue_rollout({"task": i}, config=self.config) for i in range(self.count)]
+        done = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=20)
+        assert len(done) == self.count
+        return [await _pid_of(store, rollout) for rollout in done]
+
+
+async def _pid_of(store: LightningStore, rollout: Rollout) -> int:
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    return int((attempt.metadata or {})["pid"])
+
+
+@dataclass
+class Serve:
+    """A runner: claims and finishes rollouts until the event, or until it has done `cap`."""
+
+    cap: int | None = None
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> int:
+        done = 0
+        while not event.is_set() and (self.cap is None or done < self.cap):
+            claim = await store.dequeue_rollout(worker_id=f"worker-{worker_id}", timeout=0.05)
+            if claim is None:
+                continue
+            await self.play()
+            rollout_id, attempt_id = claim.rollout_id, claim.attempt.attempt_id
+            await store.update_attempt(rollout_id, attempt_id, status="succeeded", metadata={"pid": os.getpid()})
+            done += 1
+        return done
+
+    async def play(self) -> None:
+        """Do what a rollout does."""
+
+
+@dataclass
+class DieOnce(Serve):
+    """A runner that is killed once, before it claims anything; the restarted one works."""
+
+    mark: Path = Path()
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> int:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().__call__(store, worker_id, event)
+
+
+async def broken_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    """A runner that always raises."""
+    raise LookupError(f"worker {worker_id} found nothing")
+
+
+async def broken_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+    """An algorithm that raises at once."""
+    raise TimeoutError("the algorithm gave up")
+
+
+async def patient_algorithm(store: LightningStore, event: ExecutionEvent) -> str:
+    """An algorithm that never looks at the event."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+async def deaf_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    """A runner that never looks at the event, but can be cancelled."""
+    await asyncio.Event().wait()
+
+
+async def blocking_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    """A runner that blocks its event loop, and catches what tries to break it off."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            _block()
+
+
+def _block() -> None:
+    time.sleep(0.1)

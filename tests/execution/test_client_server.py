@@ -1,0 +1,347 @@
+"""Client-server: processes around a store server, watched, restarted and always ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentlightning.errors import RunnerDiedError, StoreUnreachableError
+from agentlightning.execution import (
+    AlgorithmDiedError,
+    ClientServerExecutionStrategy,
+    ExecutionEvent,
+    StrandedWorkError,
+)
+from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.types import RolloutConfig
+from tests.execution.bundles import (
+    DieOnce,
+    Serve,
+    Tasks,
+    blocking_runner,
+    broken_algorithm,
+    broken_runner,
+    deaf_runner,
+    patient_algorithm,
+)
+
+START_METHODS = ["fork", "spawn", "forkserver"]
+
+
+def strategy(**settings: Any) -> ClientServerExecutionStrategy:
+    defaults: dict[str, Any] = {"server_port": 0, "graceful_timeout": 1.0, "terminate_timeout": 1.0}
+    return ClientServerExecutionStrategy(**{**defaults, **settings})
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def children() -> list[psutil.Process]:
+    """Child processes, but for those that `multiprocessing` keeps for the life of the interpreter."""
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if not any("multiprocessing" in word for word in child.cmdline())]
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    assert not children()
+
+
+# --- the ordinary course ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_execute_returns_what_the_algorithm_returned_and_runners_are_other_processes(start_method: str) -> None:
+    pids = strategy(n_runners=2, start_method=start_method).execute(Tasks(), Serve(), FreshStore())
+    assert len(pids) == 4
+    assert os.getpid() not in pids
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_with_the_runner_in_the_main_process_the_algorithm_has_a_child_and_its_result_comes_back(
+    start_method: str,
+) -> None:
+    pids = strategy(main_process="runner", start_method=start_method).execute(Tasks(), Serve(), FreshStore())
+    assert pids == [os.getpid()] * 4
+
+
+def test_the_algorithm_gets_the_server_and_the_port_is_free_afterwards(port: int) -> None:
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> type:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return type(store)
+
+    assert strategy(server_port=port).execute(algorithm, Serve(), InMemoryLightningStore()) is LightningStoreServer
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
+def test_an_unmanaged_store_is_handed_over_as_it_is() -> None:
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> list[int]:
+        assert type(store) is LightningStoreClient
+        try:
+            return await Tasks()(store, event)
+        finally:
+            await store.close()
+
+    async def served() -> list[int]:
+        server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+        await server.start()
+        client = LightningStoreClient(server.endpoint)
+        try:
+            return await asyncio.to_thread(strategy(managed_store=False).execute, algorithm, Serve(), client)
+        finally:
+            await server.stop()
+
+    assert len(asyncio.run(served())) == 4
+
+
+def test_runners_that_see_the_event_are_not_signalled(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        strategy(n_runners=2).execute(Tasks(), Serve(), InMemoryLightningStore())
+    assert "sending" not in caplog.text
+
+
+def test_a_strategy_executes_again() -> None:
+    twice = strategy()
+    for _ in range(2):
+        assert len(twice.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
+
+
+# --- runners that die ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_runner_that_is_killed_is_restarted(start_method: str, tmp_path: Path) -> None:
+    killed_once = DieOnce(mark=tmp_path / "killed")
+    assert len(strategy(start_method=start_method).execute(Tasks(), killed_once, FreshStore())) == 4
+    assert killed_once.mark.exists()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_runner_that_always_fails_ends_the_run_with_worker_exit_code_and_cause(start_method: str) -> None:
+    with pytest.raises(RunnerDiedError) as raised:
+        strategy(max_runner_restarts=1, start_method=start_method, graceful_timeout=0.2).execute(
+            patient_algorithm, broken_runner, FreshStore()
+        )
+    text = str(raised.value)
+    assert "Subprocesses failed with unexpected exit codes: runner-" in text
+    assert "(exitcode=1)" in text
+    assert "restarted 1 times; the limit is max_runner_restarts=1" in text
+    assert "LookupError: worker" in text
+    assert "bundles.py" in text
+
+
+def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
+    with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=-9, SIGKILL\): it left no traceback"):
+        strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
+            patient_algorithm, DieOnce(mark=tmp_path / "killed"), FreshStore()
+        )
+
+
+def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
+    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+        raise StoreUnreachableError("the store did not answer for 60 s")
+
+    with pytest.raises(RunnerDiedError, match="did not answer for 60 s") as raised:
+        strategy(graceful_timeout=0.2).execute(patient_algorithm, runner, InMemoryLightningStore())
+    assert "restarted" not in str(raised.value)
+
+
+def test_runners_that_end_while_work_is_open_end_the_run_with_an_error_of_its_own() -> None:
+    with pytest.raises(StrandedWorkError, match=r"1 rollout\(s\) are still open"):
+        strategy(n_runners=2, graceful_timeout=0.2).execute(Tasks(3), Serve(cap=1), InMemoryLightningStore())
+
+
+def test_with_the_runner_in_the_main_process_stranded_work_is_noticed_too() -> None:
+    with pytest.raises(StrandedWorkError, match="still open"):
+        strategy(main_process="runner", graceful_timeout=0.2).execute(Tasks(2), Serve(cap=1), InMemoryLightningStore())
+
+
+def test_runners_that_ended_when_all_work_was_done_are_no_error() -> None:
+    assert len(strategy(n_runners=1).execute(Tasks(3), Serve(cap=3), InMemoryLightningStore())) == 3
+
+
+def test_the_death_of_the_process_that_forks_the_runners_is_noticed() -> None:
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        next(child for child in children() if child.ppid() == os.getpid()).kill()
+        await patient_algorithm(store, event)
+
+    with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=None\)"):
+        strategy(graceful_timeout=0.2).execute(algorithm, deaf_runner, InMemoryLightningStore())
+
+
+# --- algorithms that fail ------------------------------------------------------------------------------------------
+
+
+def test_what_the_algorithm_raises_comes_out_unchanged() -> None:
+    with pytest.raises(TimeoutError, match="the algorithm gave up"):
+        strategy(graceful_timeout=0.2).execute(broken_algorithm, deaf_runner, InMemoryLightningStore())
+
+
+def test_an_algorithm_that_exits_the_interpreter_takes_the_runners_along() -> None:
+    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        strategy().execute(algorithm, Serve(), InMemoryLightningStore())
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_an_algorithm_that_fails_in_a_child_is_reported_with_its_traceback(start_method: str) -> None:
+    with pytest.raises(AlgorithmDiedError, match=r"algorithm \(exitcode=1\): TimeoutError: the algorithm gave up\n"):
+        strategy(main_process="runner", start_method=start_method).execute(broken_algorithm, Serve(), FreshStore())
+
+
+def test_a_runner_that_fails_in_the_main_process_ends_the_algorithm_in_the_child() -> None:
+    with pytest.raises(LookupError, match="found nothing"):
+        strategy(main_process="runner", graceful_timeout=0.2).execute(
+            patient_algorithm, broken_runner, InMemoryLightningStore()
+        )
+
+
+# --- escalation ----------------------------------------------------------------------------------------------------
+
+
+def test_a_runner_that_ignores_the_event_is_interrupted_which_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        assert strategy(graceful_timeout=0.1).execute(Tasks(0), deaf_runner, InMemoryLightningStore()) == []
+    assert "Still running: runner-0; sending SIGINT" in caplog.text
+    assert "SIGTERM" not in caplog.text
+
+
+def test_a_runner_that_ignores_interrupts_is_terminated_which_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    stubborn = strategy(graceful_timeout=0.1, terminate_timeout=0.3)
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        assert stubborn.execute(Tasks(0), blocking_runner, InMemoryLightningStore()) == []
+    assert "sending SIGTERM" in caplog.text
+
+
+def test_an_exit_code_that_is_not_allowed_is_an_error_at_the_end() -> None:
+    strict = strategy(graceful_timeout=0.1, terminate_timeout=0.3, allowed_exit_codes=(0,))
+    with pytest.raises(RunnerDiedError, match=r"unexpected exit codes: runner-0 \(exitcode=-15, SIGTERM\)"):
+        strict.execute(Tasks(0), blocking_runner, InMemoryLightningStore())
+
+
+# --- addresses and settings ------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_starts(port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        for settings in ({}, {"main_process": "runner"}):
+            with pytest.raises(RuntimeError, match=f"{port}"):
+                strategy(server_port=port, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
+
+
+@pytest.mark.parametrize("main_process", ["algorithm", "runner"])
+def test_the_default_port_is_left_for_a_free_one_when_it_is_taken(
+    main_process: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        moved = strategy(server_port=None, main_process=main_process)
+        assert len(moved.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
+
+
+def test_the_role_algorithm_never_leaves_its_port(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(RuntimeError, match=str(port)):
+            strategy(role="algorithm", server_port=None).execute(Tasks(0), Serve(), InMemoryLightningStore())
+
+
+def test_a_host_beyond_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGL_TOKEN", raising=False)
+    with pytest.raises(RuntimeError, match="AGL_TOKEN"):
+        strategy(server_host="0.0.0.0").execute(Tasks(), Serve(), InMemoryLightningStore())
+
+
+def test_a_wildcard_host_is_reached_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_TOKEN", "secret")
+    assert len(strategy(server_host="0.0.0.0").execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
+
+
+def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ClientServerExecutionStrategy()
+    assert (plain.role, plain.server_host, plain.server_port, plain.managed_store) == ("both", "127.0.0.1", 4747, True)
+    monkeypatch.setenv("AGL_CURRENT_ROLE", "runner")
+    monkeypatch.setenv("AGL_SERVER_HOST", "10.0.0.4")
+    monkeypatch.setenv("AGL_SERVER_PORT", "10000")
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    read = ClientServerExecutionStrategy()
+    assert (read.role, read.server_host, read.server_port, read.managed_store) == ("runner", "10.0.0.4", 10000, False)
+    given = ClientServerExecutionStrategy(role="both", server_host="127.0.0.1", server_port=1, managed_store=True)
+    assert (given.role, given.server_host, given.server_port, given.managed_store) == ("both", "127.0.0.1", 1, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"role": "Runner"}, r"role .* must be one of 'algorithm', 'runner', 'both'; got 'Runner'"),
+        ({"main_process": "store"}, "main_process must be"),
+        ({"main_process": "runner", "role": "algorithm"}, "only supported when role='both'"),
+        ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
+        ({"server_port": 70000}, "server_port must be at most 65535"),
+        ({"server_port": 0, "role": "runner"}, "server_port=0 is for role='both'"),
+        ({"n_runners": -1}, "n_runners must be at least 1; got -1"),
+        ({"graceful_timeout": float("nan")}, "graceful_timeout must be a finite number"),
+        ({"max_runner_restarts": -1}, "max_runner_restarts must be at least 0"),
+        ({"start_method": "thread"}, "start_method must be one of 'fork', 'spawn', 'forkserver'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ClientServerExecutionStrategy(**settings)
+
+
+def test_what_cannot_be_spawned_is_named_with_the_ways_out() -> None:
+    async def local_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None: ...
+
+    with pytest.raises(TypeError, match=r"runner \(function\) cannot be pickled .* start_method='fork'"):
+        strategy(start_method="spawn").execute(Tasks(), local_runner, InMemoryLightningStore())
+
+
+def test_roles_in_separate_processes_share_nothing_but_the_port(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The algorithm in a thread of this process, two runners in children of their own, as on two machines."""
+    algorithm_side = strategy(role="algorithm", server_port=port)
+    runner_side = strategy(role="runner", server_port=port, n_runners=2)
+
+    async def both() -> list[int]:
+        runners = asyncio.create_task(
+            asyncio.to_thread(runner_side.execute, patient_algorithm, Serve(cap=2), InMemoryLightningStore())
+        )
+        pids = await asyncio.to_thread(algorithm_side.execute, Tasks(4), broken_runner, InMemoryLightningStore())
+        await runners
+        return pids
+
+    assert len(set(asyncio.run(both()))) == 2
+
+
+def test_a_retried_rollout_keeps_its_place_when_the_runner_restarts(tmp_path: Path) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    assert len(strategy().execute(Tasks(2, config), DieOnce(mark=tmp_path / "killed"), InMemoryLightningStore())) == 2
+
+
+class FreshStore(InMemoryLightningStore):
+    """A memory store that may be handed to a spawned algorithm before it holds anything."""
+
+    def __reduce__(self) -> Any:
+        return (FreshStore, ())

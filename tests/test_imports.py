@@ -1,0 +1,167 @@
+"""What a bare import may load, that every public name exists, and that no module depends on itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import grimp
+import pytest
+
+import agentlightning as agl
+from agentlightning.utils.version import VERSION
+
+HEAVY = (
+    *("torch", "transformers", "peft", "openai", "aiohttp", "pymongo", "litellm", "agentops", "ray", "vllm"),
+    *("starlette", "uvicorn", "psutil", "rich", "typer", "jsonargparse", "prometheus_client", "multiprocessing"),
+)
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return the top-level names of the modules that a fresh interpreter holds after the statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_bare_import_loads_nothing_heavy() -> None:
+    assert not modules_after("import agentlightning") & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        (
+            "import agentlightning as agl; agl.Trainer, agl.Baseline",
+            {"torch", "transformers", "openai", "rich", "typer"},
+        ),
+        ("import agentlightning as agl; agl.LitAgentRunner, agl.OtelTracer, agl.rollout", {"torch", "starlette"}),
+        ("import agentlightning as agl; agl.Span, agl.Rollout", {"torch", "aiohttp", "starlette", "uvicorn"}),
+        ("import agentlightning.cli", {"torch", "aiohttp", "starlette", "pydantic", "opentelemetry"}),
+    ],
+)
+def test_each_part_loads_what_it_needs_and_no_more(statement: str, absent: set[str]) -> None:
+    assert not modules_after(statement) & absent
+
+
+@pytest.mark.parametrize("name", agl.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated names say so when they are imported
+        assert getattr(agl, name) is not None
+
+
+def test_the_list_of_names_is_whole_and_can_be_seen() -> None:
+    assert set(agl.__all__) <= set(dir(agl))
+    assert len(agl.__all__) == len(set(agl.__all__))
+    scope: dict[str, Any] = {}
+    exec("from agentlightning import *", scope)
+    assert set(agl.__all__) <= set(scope)
+
+
+def test_the_version_is_the_one_that_client_and_server_compare() -> None:
+    assert agl.__version__ == VERSION
+    assert all(part.isdigit() for part in agl.__version__.split(".")[:2])
+
+
+def test_a_misspelt_name_is_told_the_right_one() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Trainr'; did you mean 'Trainer'"):
+        getattr(agl, "Trainr")  # noqa: B009 -- the checker would see it
+
+
+@pytest.mark.parametrize("name", ["APO", "VERL", "AgentOpsTracer", "DataProto", "SystemPrompt", "AgentLightningClient"])
+def test_a_name_that_is_not_there_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"agentlightning.{name} does not exist\. .*(agl\.|Return)"):
+        getattr(agl, name)
+
+
+def paths_in_the_contract() -> list[tuple[str, str]]:
+    """Import paths of existing programs with the names that they take from them, as far as this release has them."""
+    return [
+        ("agentlightning.adapter", "LlmProxyTraceToTriplet TraceAdapter TraceToMessages"),
+        ("agentlightning.adapter.messages", "TraceToMessages"),
+        ("agentlightning.adapter.triplet", "TracerTraceToTriplet"),
+        ("agentlightning.algorithm", "Algorithm Baseline FastAlgorithm algo GRPO"),
+        ("agentlightning.algorithm.base", "Algorithm"),
+        ("agentlightning.algorithm.decorator", "FunctionalAlgorithm algo"),
+        ("agentlightning.algorithm.fast", "FastAlgorithm Baseline"),
+        ("agentlightning.algorithm.utils", "with_llm_proxy with_store batch_iter_over_dataset"),
+        ("agentlightning.cli", "main"),
+        ("agentlightning.config", "lightning_cli nullable_str"),
+        ("agentlightning.emitter", "emit_exception emit_message emit_object"),
+        ("agentlightning.env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
+        ("agentlightning.execution.base", "ExecutionStrategy AlgorithmBundle RunnerBundle"),
+        ("agentlightning.execution.client_server", "ClientServerExecutionStrategy"),
+        ("agentlightning.execution.events", "ExecutionEvent ThreadingEvent MultiprocessingEvent"),
+        ("agentlightning.execution.shared_memory", "SharedMemoryExecutionStrategy"),
+        ("agentlightning.litagent", "LitAgent llm_rollout rollout"),
+        ("agentlightning.litagent.decorator", "FunctionalLitAgent prompt_rollout"),
+        ("agentlightning.llm_proxy", "LLMProxy"),
+        ("agentlightning.logging", "DATE_FORMAT DEFAULT_FORMAT setup setup_module"),
+        ("agentlightning.runner", "LitAgentRunner"),
+        ("agentlightning.runner.base", "Runner"),
+        ("agentlightning.semconv", "AGL_ANNOTATION AGL_REWARD LightningResourceAttributes LightningSpanAttributes"),
+        ("agentlightning.store", "LightningStore LightningStoreCapabilities"),
+        ("agentlightning.store.base", "LightningStore LightningStoreCapabilities UNSET"),
+        ("agentlightning.store.client_server", "LightningStoreClient LightningStoreServer"),
+        ("agentlightning.store.memory", "InMemoryLightningStore"),
+        ("agentlightning.store.threading", "LightningStoreThreaded"),
+        ("agentlightning.tracer.base", "Tracer clear_active_tracer get_active_tracer set_active_tracer"),
+        ("agentlightning.tracer.dummy", "DummyTracer"),
+        ("agentlightning.tracer.otel", "OtelTracer"),
+        ("agentlightning.trainer", "Trainer build_component"),
+        ("agentlightning.trainer.init_utils", "build_component instantiate_component instantiate_from_spec load_class"),
+        ("agentlightning.trainer.registry", "ExecutionStrategyRegistry"),
+        ("agentlightning.types", "Attempt AttemptedRollout Dataset Hook LLM NamedResources Rollout Span Worker"),
+        ("agentlightning.types.tracer", "Span SpanLike SpanNames"),
+        ("agentlightning.utils.env", "resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
+        ("agentlightning.utils.server_launcher", "LaunchMode PythonServerLauncher PythonServerLauncherArgs"),
+        ("agentlightning.utils.system_snapshot", "system_snapshot"),
+    ]
+
+
+@pytest.mark.parametrize(("path", "names"), paths_in_the_contract())
+def test_existing_programs_find_their_imports(path: str, names: str) -> None:
+    module = __import__(path, fromlist=["*"])
+    assert [name for name in names.split() if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("package", ["algorithm", "algorithm.grpo", "execution", "store", "tracer", "trainer"])
+def test_lazy_packages_offer_all_they_list(package: str) -> None:
+    module = __import__(f"agentlightning.{package}", fromlist=["*"])
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = module.Nothing
+
+
+def test_no_module_depends_on_itself() -> None:
+    """The largest import cycle is one module; imports for type checkers do not count."""
+    graph = grimp.build_graph("agentlightning", exclude_type_checking_imports=True)
+    cycles = [cycle for cycle in _strongly_connected(graph) if len(cycle) > 1]
+    assert cycles == []
+
+
+def _strongly_connected(graph: grimp.ImportGraph) -> list[set[str]]:
+    """Return the strongly connected components: modules that reach each other."""
+    below = {module: _reachable(graph, module) for module in graph.modules}
+    left, found = set(graph.modules), list[set[str]]()
+    while left:
+        module = next(iter(left))
+        component = {module} | {other for other in below[module] if module in below[other]}
+        left -= component
+        found.append(component)
+    return found
+
+
+def _reachable(graph: grimp.ImportGraph, module: str) -> set[str]:
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        for imported in graph.find_modules_directly_imported_by(todo.pop()):
+            if imported not in seen:
+                seen.add(imported)
+                todo.append(imported)
+    return seen

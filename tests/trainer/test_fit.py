@@ -1,0 +1,368 @@
+"""`fit` and `dev` with the real parts: what goes in, what comes back, and how a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.execution import ExecutionEvent, StrandedWorkError
+from agentlightning.store import LightningStore
+from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest
+from tests.trainer.parts import play, tenth
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "shm, one runner": {"strategy": "shm"},
+    "shm, three runners": {"strategy": "shm", "n_runners": 3},
+    "cs, two runners": {"strategy": {"type": "cs", "server_port": 0}, "n_runners": 2},
+    "cs, spawned": {"strategy": {"type": "cs", "server_port": 0, "start_method": "spawn"}},
+    "cs, runner here": {"strategy": {"type": "cs", "server_port": 0, "main_process": "runner"}},
+}
+
+
+@pytest.mark.parametrize("where", STRATEGIES)
+def test_fit_plays_every_task_and_keeps_what_the_algorithm_returned(where: str) -> None:
+    trainer = agl.Trainer(algorithm=play, **STRATEGIES[where])
+    assert trainer.fit(tenth, train_dataset=[1, 2, 3, 4]) is None
+    assert [status for status, _ in trainer.result] == ["succeeded"] * 4
+    here = {pid == os.getpid() for _, pid in trainer.result}
+    assert here == {where.startswith("shm") or where == "cs, runner here"}
+
+
+def test_the_first_screen_of_a_program() -> None:
+    @agl.rollout
+    def agent(task: dict[str, int], llm: agl.LLM) -> float:
+        return float(llm.model == "tiny" and task["x"] == 1)
+
+    trainer = agl.Trainer(
+        algorithm=agl.Baseline(),
+        initial_resources={"main_llm": agl.LLM(endpoint="http://127.0.0.1:1/v1", model="tiny")},
+        strategy="shm",
+    )
+    trainer.fit(agent, train_dataset=[{"x": 1}, {"x": 1}], val_dataset=[{"x": 2}])
+    assert trainer.result.rewards == [1.0, 1.0, 0.0]
+
+
+def test_a_plain_function_is_an_agent() -> None:
+    def agent(task: int) -> float:
+        return 0.25 * task
+
+    trainer = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={})
+    trainer.fit(agent, train_dataset=[1, 2])
+    assert trainer.result.rewards == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("agent", [7, agl.LitAgent, "http://127.0.0.1:4747"])
+def test_what_is_no_agent_is_refused(agent: Any) -> None:
+    with pytest.raises(TypeError, match="An agent is a LitAgent, or a function"):
+        agl.Trainer(algorithm="baseline", strategy="shm").fit(agent, train_dataset=[1])
+
+
+@pytest.mark.parametrize("dataset", ["http://127.0.0.1:8000", 7, {1, 2}])
+def test_what_is_no_dataset_is_refused(dataset: Any) -> None:
+    with pytest.raises(TypeError, match="train_dataset must"):
+        agl.Trainer(algorithm="baseline", strategy="shm").fit(tenth, train_dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("settings", "datasets", "name"),
+    [
+        ({}, {"train_dataset": [1]}, "train_dataset"),
+        ({}, {"val_dataset": [1]}, "val_dataset"),
+        ({"initial_resources": {}}, {}, "initial_resources"),
+        ({"llm_proxy": agl.LLMProxy}, {}, "llm_proxy"),
+    ],
+)
+def test_what_only_an_algorithm_could_use_is_refused_without_one(
+    settings: dict[str, Any], datasets: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"Without an algorithm nobody uses {name}"):
+        agl.Trainer(**settings).fit(tenth, **datasets)
+
+
+# --- algorithms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
+def test_a_synchronous_algorithm_runs_beside_the_loop_and_may_block(strategy: Any) -> None:
+    class Blocking(agl.Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> tuple[str, list[str]]:
+            done = asyncio.run(self.enqueue_and_wait(train_dataset))
+            return threading.current_thread().name, done
+
+        async def enqueue_and_wait(self, tasks: list[int]) -> list[str]:
+            store = self.get_store()
+            await store.add_resources({})
+            rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=task) for task in tasks])
+            ids = [rollout.rollout_id for rollout in rollouts]
+            return [r.status for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=30)]
+
+    trainer = agl.Trainer(algorithm=Blocking(), strategy=strategy)
+    trainer.fit(tenth, train_dataset=[1, 2])
+    assert trainer.result == ("algorithm", ["succeeded"] * 2)
+
+
+def test_an_algorithm_is_given_every_part() -> None:
+    seen: dict[str, Any] = {}
+
+    @agl.algo
+    async def algorithm(*, store, adapter, llm_proxy, initial_resources, train_dataset, val_dataset, trainer) -> None:
+        seen.update(locals())
+
+    resources: dict[str, Any] = {"prompt": agl.PromptTemplate(template="{x}", engine="f-string")}
+    proxy = agl.LLMProxy()
+    trainer = agl.Trainer(algorithm=algorithm, llm_proxy=proxy, initial_resources=resources, strategy="shm")
+    trainer.fit(tenth, train_dataset=[1], val_dataset=[2])
+    assert (seen["train_dataset"], seen["val_dataset"], seen["initial_resources"]) == ([1], [2], resources)
+    assert (seen["adapter"], seen["llm_proxy"], seen["trainer"]) == (trainer.adapter, proxy, trainer)
+    assert seen["store"] is proxy.get_store()
+
+
+@pytest.mark.parametrize("where", ["shm, one runner", "shm, three runners", "cs, two runners"])
+def test_what_the_algorithm_raises_comes_out_of_fit(where: str) -> None:
+    @agl.algo
+    def broken() -> None:
+        raise OverflowError("too much")
+
+    with pytest.raises(OverflowError, match="too much"):
+        agl.Trainer(algorithm=broken, **STRATEGIES[where]).fit(tenth)
+
+
+def test_an_algorithm_that_fails_leaves_no_result() -> None:
+    trainer = agl.Trainer(algorithm=play, strategy="shm")
+    trainer.fit(tenth, train_dataset=[1])
+
+    @agl.algo
+    def broken() -> None:
+        raise OverflowError
+
+    trainer.algorithm = broken
+    with pytest.raises(OverflowError):
+        trainer.fit(tenth)
+    assert trainer.result is None
+
+
+def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> None:
+    store = agl.SQLiteLightningStore(tmp_path / "run.db")
+    for _ in range(2):
+        agl.Trainer(algorithm=play, store=store, strategy="shm").fit(tenth, train_dataset=[1, 2])
+
+    async def runs() -> list[str | None]:
+        try:
+            return [rollout.run_id for rollout in await store.query_rollouts()]
+        finally:
+            await store.close()
+
+    found = asyncio.run(runs())
+    assert len(found) == 4
+    assert len(set(found)) == 2
+    assert None not in found
+
+
+def test_a_durable_store_serves_several_processes(tmp_path: Path) -> None:
+    spec = f"sqlite:///{tmp_path}/run.db"
+    trainer = agl.Trainer(algorithm=play, store=spec, **STRATEGIES["cs, two runners"])
+    trainer.fit(tenth, train_dataset=list(range(8)))
+    assert [status for status, _ in trainer.result] == ["succeeded"] * 8
+    asyncio.run(trainer.store.close())
+
+
+# --- runners --------------------------------------------------------------------------------------------------------
+
+
+def test_runners_of_one_process_have_a_runner_and_a_tracer_each() -> None:
+    seen: dict[str, tuple[Any, Any]] = {}
+    together = threading.Barrier(3, timeout=20)
+
+    @agl.rollout
+    def agent(task: int, rollout: AttemptedRollout) -> float:
+        together.wait()
+        tracer = agl.get_active_tracer()
+        agl.emit_annotation({"task": task})
+        seen[rollout.attempt.worker_id or ""] = (tracer, threading.current_thread())
+        return 1.0
+
+    @agl.algo
+    async def algorithm(*, store: LightningStore, train_dataset: Dataset[int]) -> list[list[int]]:
+        await store.add_resources({})
+        rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=30)
+        spans = [await store.query_spans(r.rollout_id) for r in rollouts]
+        return [[s.attributes["task"] for s in group if "task" in s.attributes] for group in spans]
+
+    for runner in ({}, {"runner": agl.LitAgentRunner(agl.OtelTracer())}):
+        seen.clear()
+        trainer = agl.Trainer(algorithm=algorithm, strategy="shm", n_runners=3, **runner)
+        trainer.fit(agent, train_dataset=[1, 2, 3])
+        assert trainer.result == [[1], [2], [3]]
+        assert len(seen) == len({id(tracer) for tracer, _ in seen.values()}) == 3
+
+
+def test_a_runner_that_cannot_be_copied_is_explained() -> None:
+    class Locked(agl.LitAgentRunner[Any]):
+        def __init__(self) -> None:
+            super().__init__(agl.OtelTracer())
+            self.lock = threading.Lock()
+
+    with pytest.raises(TypeError, match=r"Locked cannot be copied .* as a class, a factory or a dict"):
+        agl.Trainer(algorithm=play, runner=Locked(), strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
+    agl.Trainer(algorithm=play, runner=Locked, strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
+
+
+def test_hooks_reward_fn_and_policy_faults_reach_the_runner() -> None:
+    class Count(agl.Hook):
+        ended = 0
+
+        async def on_rollout_end(self, *, rollout: AttemptedRollout, **_: Any) -> None:
+            Count.ended += 1
+
+    @agl.rollout
+    def agent(task: str) -> Any:
+        if task == "bad":
+            raise KeyError(task)
+        return task
+
+    trainer = agl.Trainer(
+        algorithm="baseline",
+        strategy="shm",
+        initial_resources={},
+        hooks=Count(),
+        reward_fn=lambda output, task: float(len(output)),
+        policy_faults={KeyError: -1.0},
+    )
+    trainer.fit(agent, train_dataset=["four", "bad"])
+    assert Count.ended == 2
+    assert trainer.result.outcomes == {"scored": 1, "policy_fault": 1}
+    assert trainer.result.rewards[0] == 4.0
+
+
+@pytest.mark.parametrize("where", ["shm, one runner", "shm, three runners", "cs, two runners", "cs, runner here"])
+def test_runners_at_their_limit_with_work_left_end_the_run_with_an_error(where: str) -> None:
+    settings = {**STRATEGIES[where], "max_rollouts": 1}
+    with pytest.raises(StrandedWorkError, match="Raise max_rollouts"):
+        agl.Trainer(algorithm=play, **settings).fit(tenth, train_dataset=list(range(5)))
+
+
+def test_fit_without_an_algorithm_serves_the_open_rollouts_of_the_store() -> None:
+    store = agl.InMemoryLightningStore()
+
+    async def enqueue() -> str:
+        await store.add_resources({})
+        return (await store.enqueue_rollout(5)).rollout_id
+
+    rollout_id = asyncio.run(enqueue())
+    trainer = agl.Trainer(store=store, strategy="shm", max_rollouts=1)
+
+    class Stop(agl.Hook):
+        async def on_rollout_end(self, **_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.hooks = (Stop(),)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tenth)
+    rollout = asyncio.run(store.get_rollout_by_id(rollout_id))
+    assert rollout is not None
+
+
+@pytest.mark.parametrize("where", ["shm, one runner", "shm, three runners", "cs, two runners", "cs, runner here"])
+def test_ctrl_c_is_raised_again_once_everything_has_ended(where: str, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+
+    class Endless(agl.Algorithm):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            await self.get_store().add_resources({})
+            rollout = await self.get_store().enqueue_rollout(0)
+            await self.get_store().wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+            try:
+                os.kill(main, signal.SIGINT)
+                await asyncio.Event().wait()
+            finally:
+                note.write_text("cleaned up")
+
+    main = os.getpid()
+    trainer = agl.Trainer(algorithm=Endless(), **STRATEGIES[where])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tenth)
+    assert note.read_text() == "cleaned up"
+    assert trainer.result is None
+
+
+def test_a_custom_strategy_is_given_both_bundles() -> None:
+    class Here(agl.ExecutionStrategy):
+        """Plays the runner's side until the algorithm's is done, all in one loop."""
+
+        def execute(self, algorithm: Any, runner: Any, store: LightningStore) -> Any:
+            async def main() -> Any:
+                event: ExecutionEvent = agl.ThreadingEvent()
+                serving = asyncio.create_task(runner(store, 0, event))
+                result = await algorithm(store, event)
+                event.set()
+                await serving
+                return result
+
+            return asyncio.run(main())
+
+    trainer = agl.Trainer(algorithm=play, strategy=Here)
+    trainer.fit(tenth, train_dataset=[1, 2])
+    assert len(trainer.result) == 2
+
+
+def test_inside_a_running_loop_fit_says_what_to_do() -> None:
+    async def main() -> None:
+        agl.Trainer(algorithm=play, strategy="shm").fit(tenth, train_dataset=[1])
+
+    with pytest.raises(RuntimeError, match=r"await asyncio\.to_thread\(trainer\.fit"):
+        asyncio.run(main())
+
+
+async def test_fit_works_on_another_thread_of_a_running_loop() -> None:
+    trainer = agl.Trainer(algorithm=play, **STRATEGIES["cs, two runners"])
+    await asyncio.to_thread(trainer.fit, tenth, [1, 2])
+    assert len(trainer.result) == 2
+
+
+# --- dev ------------------------------------------------------------------------------------------------------------
+
+
+def test_dev_needs_nothing_but_an_agent_and_tasks() -> None:
+    class Agent(agl.LitAgent[int]):
+        def rollout(self, task: int, resources: Any, rollout: Any) -> float:
+            return task / 2
+
+    trainer = agl.Trainer(strategy="shm")
+    trainer.dev(Agent(), [1, 2])
+    assert trainer.result.rewards == [0.5, 1.0]
+
+
+def test_dev_refuses_algorithms_that_are_not_fast() -> None:
+    with pytest.raises(TypeError, match=r"requires an algorithm that inherits from FastAlgorithm.*Function"):
+        agl.Trainer(algorithm=play, strategy="shm").dev(tenth, [1])
+
+
+def test_dev_refuses_an_agent_whose_resources_nobody_would_publish() -> None:
+    @agl.rollout
+    def agent(task: int, llm: agl.LLM) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match="give the Trainer initial_resources"):
+        agl.Trainer(strategy="shm").dev(agent, [1])
+
+
+def test_missing_resources_fail_the_attempt_and_not_the_run() -> None:
+    trainer = agl.Trainer(algorithm="baseline", strategy="shm")
+
+    @agl.rollout
+    def agent(task: int, llm: agl.LLM) -> float:
+        return 1.0
+
+    began = time.monotonic()
+    trainer.fit(agent, train_dataset=[1])
+    assert trainer.result.outcomes == {"infrastructure_fault": 1}
+    assert time.monotonic() - began < 30
