@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 
-.PHONY: setup setup-dev demo check lint types layers test test-fast bench bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test bench bench-learning wheel clean
 
 setup: $(STAMP)
 

@@ -30,5 +30,3 @@ class LightningEnvVar(Enum):
     """str: the run that this process belongs to, for roles on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"
     """str: address of a store server that an unmanaged strategy uses when no store is given."""
-    AGENT_LIGHTNING_OTLP_ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
-    """str: a collector that receives every span beside the store."""

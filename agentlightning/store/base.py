@@ -138,7 +138,7 @@ class LightningStore:
         Raises:
             NotImplementedError: the store has none.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no OTLP endpoint; serve it with LightningStoreServer")
+        raise NotImplementedError(f"{type(self).__name__} has no OTLP endpoint; spans go in by add_many_spans")
 
     async def close(self) -> None:
         """Release connections, files and threads. May be called twice."""

@@ -109,11 +109,7 @@ class LightningStoreClient(LightningStore):
     @property
     @override
     def capabilities(self) -> LightningStoreCapabilities:
-        return {"async_safe": True, "thread_safe": True, "zero_copy": True, "otlp_traces": True, "distributed": True}
-
-    @override
-    def otlp_traces_endpoint(self) -> str:
-        return self.server_address_root + "/v1/traces"
+        return {"async_safe": True, "thread_safe": True, "zero_copy": True, "otlp_traces": False, "distributed": True}
 
     @override
     async def close(self) -> None:

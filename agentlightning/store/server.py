@@ -127,14 +127,10 @@ class LightningStoreServer(LightningStore):
             "async_safe": True,
             "thread_safe": True,
             "zero_copy": True,
-            "otlp_traces": True,
+            "otlp_traces": False,
             "distributed": True,
             "persistent": persistent,
         }
-
-    @override
-    def otlp_traces_endpoint(self) -> str:
-        return f"{self.endpoint}/v1/traces"
 
     @override
     async def close(self) -> None:

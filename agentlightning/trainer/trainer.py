@@ -29,6 +29,7 @@ from agentlightning.trainer.arguments import (
     check_nothing_needs_an_algorithm,
     check_resources,
     check_whole,
+    refuse_collector,
     refuse_unknown,
     resolve_alias,
     runner_count,
@@ -114,6 +115,7 @@ class Trainer:
         adapter = resolve_alias("triplet_exporter", triplet_exporter, "adapter", adapter)
         strategy = same_setting("strategy", strategy, "execution_strategy", execution_strategy)
         tell_of_old_settings(dev, daemon)
+        refuse_collector()
 
         self.n_runners = 1 if n_runners is None else check_whole("n_runners", n_runners)
         self.max_rollouts = None if max_rollouts is None else check_whole("max_rollouts", max_rollouts)

@@ -1,0 +1,193 @@
+"""What the documents name exists: files, functions, modules, attributes; and what they print as Python runs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning import semconv
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import LLM, EnqueueRolloutRequest
+from tests.stubs.model_server import ModelServer
+from tests.test_one_rollout import agent as two_calls
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+MIGRATION = ROOT / "docs/reference/migration.md"
+ABSENT = "## Not in this release"
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def prose(document: Path) -> str:
+    """Return a document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+# --- files and what is in them -----------------------------------------------------------------------------------
+
+
+@each_document
+def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> None:
+    spans = re.findall(r"`([^`\n]+)`", prose(document))
+    paths = [span for span in spans if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span)]
+    paths = [path for path in paths if "/" in path or path.endswith((".py", ".md", ".toml"))]
+    bases = (ROOT, document.parent, ROOT / "agentlightning")
+    assert [path for path in paths if not any((base / path).exists() for base in bases)] == []
+
+
+@each_document
+def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(document))
+    local = [target for target in targets if not target.startswith(("http://", "https://"))]
+    assert [target for target in local if not (document.parent / target).is_file()] == []
+
+
+@each_document
+def test_every_function_that_a_document_names_behind_its_file_is_in_that_file(document: Path) -> None:
+    pairs = re.findall(r"`(agentlightning/[\w/]+\.py)`((?:,? `[A-Za-z_][\w.]*`)+)", prose(document))
+    named = [(path, name) for path, names in pairs for name in re.findall(r"`([\w.]+)`", names)]
+    assert [(path, name) for path, name in named if name not in set(definitions(ROOT / path))] == []
+
+
+def definitions(path: Path) -> Iterator[str]:
+    """Yield what a file defines at its top, and the methods of its classes as `Class.method`."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+            methods = (item for item in node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)))
+            yield from (f"{node.name}.{method.name}" for method in methods)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+
+
+@each_document
+def test_no_document_names_a_path_of_one_machine(document: Path) -> None:
+    assert re.findall(r"(?<![\w.:/])/(?:home|root|tmp|usr|opt|mnt|work)/\S*", document.read_text()) == []
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@each_document
+def test_every_dotted_name_of_the_package_that_a_document_uses_exists(document: Path) -> None:
+    names = set(re.findall(r"\bagentlightning(?:\.\w+)+", document.read_text()))
+    assert sorted(name for name in names if not (is_attribute_key(name) or is_importable(name))) == []
+
+
+def is_attribute_key(name: str) -> bool:
+    """True for a span name or attribute key, one dimension of it (`....reward.0.name`), or the start of several."""
+    keys = {value for value in vars(semconv).values() if isinstance(value, str) and value.startswith("agentlightning.")}
+    for group in vars(semconv).values():
+        if isinstance(group, type) and issubclass(group, Enum):
+            keys |= {str(member.value) for member in group}
+    whole = re.sub(r"\.\d+(\.\w+)?$", "", name)
+    return whole in keys or any(key.startswith(name + ".") for key in keys)
+
+
+def is_importable(name: str) -> bool:
+    """True for a module, or something that is reached from one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+            for part in parts[length:]:
+                found = getattr(found, part)
+        except (ModuleNotFoundError, AttributeError):
+            continue
+        return True
+    return False
+
+
+@each_document
+def test_every_name_of_agl_that_a_document_uses_exists(document: Path) -> None:
+    present = document.read_text().partition(ABSENT)[0]
+    names = set(re.findall(r"\bagl\.(\w+)", present))
+    assert sorted(name for name in names if not hasattr(agl, name)) == []
+
+
+def absent_rows() -> list[list[str]]:
+    """Return the rows of the table of what this release does not have: name, instead."""
+    section = MIGRATION.read_text().partition(ABSENT)[2]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    return rows[2:]
+
+
+def test_what_migration_calls_absent_is_absent_and_what_it_recommends_is_there() -> None:
+    absent = [name for row in absent_rows() for name in re.findall(r"\bagl\.(\w+)", row[0])]
+    instead = [name for row in absent_rows() for name in re.findall(r"\bagl\.(\w+)", row[1])]
+    assert absent
+    assert [name for name in absent if hasattr(agl, name)] == []
+    assert [name for name in instead if not hasattr(agl, name)] == []
+
+
+def test_modules_that_migration_calls_absent_are_absent() -> None:
+    spans = [span for row in absent_rows() for span in re.findall(r"`([a-z_]+(?:\.[a-z_]+)?)`", row[0])]
+    assert "utils.metrics" in spans
+    assert [span for span in spans if is_importable(f"agentlightning.{span}")] == []
+
+
+# --- programs ----------------------------------------------------------------------------------------------------
+
+
+@each_document
+def test_the_python_of_a_document_compiles(document: Path) -> None:
+    for number, block in enumerate(python_blocks(document)):
+        compile(block, f"{document.name}, block {number}", "exec")
+
+
+@agl.rollout
+def graded(task: dict[str, float], llm: LLM) -> float:
+    """Two model calls, and the reward that the task names."""
+    two_calls("hello", llm)
+    return task["reward"]
+
+
+async def play_a_group(path: Path) -> list[str]:
+    """Play one group of eight rollouts of a second step, every other one worth 1.0, and return their ids."""
+    store = SQLiteLightningStore(path, synchronous="NORMAL")
+    with ModelServer() as model:
+        proxy = LLMProxy(store=store, model_list=[model.entry("m")])
+        await proxy.start()
+        await store.add_resources({"main_llm": proxy.as_resource()})
+        tasks = [{"reward": float(number % 2)} for number in range(8)]
+        requests = [EnqueueRolloutRequest(input=task, mode="train", metadata={"step": 2}) for task in tasks]
+        queued = await store.enqueue_many_rollouts(requests)
+        runner = LitAgentRunner[dict[str, float]](OtelTracer(), max_rollouts=8, concurrency=4)
+        with runner.run_context(agent=graded, store=store):
+            await runner.iter()
+        await proxy.stop()
+    await store.close()
+    return [rollout.rollout_id for rollout in queued]
+
+
+def test_the_program_of_one_rollout_shows_the_whole_path_of_a_run(tmp_path: Path) -> None:
+    rollout_ids = asyncio.run(play_a_group(tmp_path / "store.db"))
+    [program] = python_blocks(ROOT / "docs/deep-dive/one-rollout.md")
+    script = tmp_path / "one_rollout.py"
+    script.write_text(program)
+    command = [sys.executable, str(script), str(tmp_path / "store.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f'"rollout_id": "{rollout_ids[1]}"' in done.stdout, "the first of the better half of the group"
+    assert done.stdout.count('"name": "raw_gen_ai_request"') == 2
+    assert done.stdout.count("Trained(row=1, ") == 2
+    assert "LedgerSummary(step=2, captured=16, trained=16," in done.stdout

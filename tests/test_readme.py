@@ -1,0 +1,58 @@
+"""The README keeps its word: its program runs as printed, and every make target that a document names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+def program() -> str:
+    """Return the one Python block of the README."""
+    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return block
+
+
+def code_of(document: Path) -> str:
+    """Return what a document prints as code, in blocks and within lines."""
+    text = document.read_text()
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return "\n".join((*blocks, *spans))
+
+
+def test_the_program_of_the_readme_runs_exactly_as_printed(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(program())
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "AGENT_LIGHTNING_"))}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "2 rollouts (2 scored), mean reward 1.000\n"), done.stderr
+    assert list(tmp_path.iterdir()) == [script], "it leaves no file behind"
+
+
+def test_the_program_of_the_readme_has_ten_lines_at_most() -> None:
+    assert len([line for line in program().splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile(document: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    commands = re.findall(r"^(?:\$ )?make ([a-z][\w-]*)((?: [A-Z_]+=)*)", code_of(document), re.MULTILINE)
+    assert {target for target, _ in commands} <= targets
+    variables = {name for _, given in commands for name in re.findall(r"[A-Z_]+", given)}
+    assert variables <= set(re.findall(r"\$\(([A-Z_]+)\)", makefile))
+
+
+def test_the_two_commands_of_the_first_screen_are_there() -> None:
+    first_block = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    assert re.findall(r"^make ([\w-]+)", first_block, re.MULTILINE) == ["demo", "test"]
