@@ -1,0 +1,109 @@
+"""Algorithm: what it is given before it runs, and what it must do. Subclass it, or decorate a function with `@algo`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.adapter.base import TraceAdapter
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Dataset, NamedResources
+
+if TYPE_CHECKING:
+    from agentlightning.trainer.trainer import Trainer
+
+
+class Algorithm:
+    """Learns from rollouts. The Trainer binds the parts, in this order, and then calls `run`.
+
+    State lives in class-level defaults, so a subclass need not call `super().__init__`. References are strong: a part
+    that is bound stays for the life of the algorithm.
+    """
+
+    _trainer: Trainer | None = None
+    _store: LightningStore | None = None
+    _adapter: TraceAdapter[Any] | None = None
+    _initial_resources: NamedResources | None = None
+    _llm_proxy: LLMProxy | None = None
+
+    def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> Any | Awaitable[Any]:
+        """Learn; may be a coroutine function. What it returns becomes `trainer.result`."""
+        raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as `run`."""
+        return self.run(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        """True if `run` is a coroutine function."""
+        return inspect.iscoroutinefunction(self.run)
+
+    # --- what the Trainer binds ------------------------------------------------------------------------------------
+
+    def set_trainer(self, trainer: Trainer) -> None:
+        """Bind the Trainer."""
+        self._trainer = trainer
+
+    def get_trainer(self) -> Trainer:
+        """Return the Trainer.
+
+        Raises:
+            ValueError: none is bound.
+        """
+        if self._trainer is None:
+            raise ValueError("Trainer has not been set for this algorithm. Run it through Trainer.fit.")
+        return self._trainer
+
+    def set_store(self, store: LightningStore) -> None:
+        """Bind the store, as the strategy wrapped it."""
+        self._store = store
+
+    def get_store(self) -> LightningStore:
+        """Return the store.
+
+        Raises:
+            ValueError: none is bound.
+        """
+        if self._store is None:
+            raise ValueError(
+                "Store has not been set for this algorithm. Run it through Trainer.fit, or call set_store."
+            )
+        return self._store
+
+    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
+        """Bind the adapter."""
+        self._adapter = adapter
+
+    def get_adapter(self) -> TraceAdapter[Any]:
+        """Return the adapter.
+
+        Raises:
+            ValueError: none is bound.
+        """
+        if self._adapter is None:
+            raise ValueError("Adapter has not been set for this algorithm.")
+        return self._adapter
+
+    def set_initial_resources(self, resources: NamedResources) -> None:
+        """Bind the resources to begin with."""
+        self._initial_resources = resources
+
+    def get_initial_resources(self) -> NamedResources | None:
+        """Return the resources to begin with, or None."""
+        return self._initial_resources
+
+    def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
+        """Bind the gateway."""
+        self._llm_proxy = llm_proxy
+
+    def get_llm_proxy(self) -> LLMProxy | None:
+        """Return the gateway, or None."""
+        return self._llm_proxy
+
+    def get_client(self) -> Any:
+        """Deprecated: belongs to the v0.1 protocol."""
+        raise NotImplementedError(f"{type(self).__name__} has no v0.1 client; use get_store()")

@@ -1,0 +1,98 @@
+"""`@algo`: a function as an algorithm. It names what it needs as parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.types import Dataset
+
+INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer")
+"""Names that a function may ask for."""
+
+
+class FunctionalAlgorithm(Algorithm):
+    """An algorithm whose `run` calls a function with the parts that its parameters name.
+
+    Raises:
+        TypeError: a required parameter is none of the names that can be given, or one cannot be given by name.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"@algo needs a function; got {function!r}")
+        self._function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self._parameters = inspect.signature(function).parameters
+        _check_parameters(function, self._parameters)
+        functools.update_wrapper(self, function)
+
+    @override
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function as it was written."""
+        return self._function(*args, **kwargs)
+
+    @override
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by name where the decorated name is found in its module, else with the function."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self and name else super().__reduce_ex__(protocol)
+
+    @override
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self._function)
+
+    @override
+    def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
+        """Call the function with what it asks for; returns what it returns, an awaitable if it is a coroutine function.
+
+        Raises:
+            TypeError: a dataset was given that the function does not take.
+        """
+        datasets = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+        for name, dataset in datasets.items():
+            if dataset is not None and name not in self._parameters:
+                raise TypeError(f"{name} is provided but not supported by {self.__name__}: no such parameter")
+        return self._function(**self._given(datasets))
+
+    def _given(self, datasets: dict[str, Any]) -> dict[str, Any]:
+        sources: dict[str, Callable[[], Any]] = {
+            "store": self.get_store,
+            "adapter": self.get_adapter,
+            "llm_proxy": self.get_llm_proxy,
+            "initial_resources": self.get_initial_resources,
+            "trainer": self.get_trainer,
+            **{name: functools.partial(datasets.get, name) for name in datasets},
+        }
+        return {name: source() for name, source in sources.items() if name in self._parameters}
+
+
+def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
+    """Make an algorithm out of a function, sync or async.
+
+    Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`
+    and `trainer`; each is given by name.
+    """
+    return FunctionalAlgorithm(function)
+
+
+def _check_parameters(function: Callable[..., Any], parameters: Any) -> None:
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise TypeError(f"@algo gives parts by name, and {parameter.name!r} is positional-only: remove the '/'")
+        required = parameter.default is inspect.Parameter.empty
+        named = parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if named and required and parameter.name not in INJECTED:
+            raise TypeError(
+                f"@algo cannot give {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}; "
+                f"it can give: {', '.join(INJECTED)}"
+            )

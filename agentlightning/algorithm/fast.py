@@ -1,0 +1,176 @@
+"""FastAlgorithm, the mark of algorithms that need no hardware, and Baseline, which plays the tasks and sums up."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from agentlightning.adapter.calls import model_calls
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.collect import Evidence, collect, evidence
+from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.errors import BadRequestError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode, Span
+
+logger = logging.getLogger(__name__)
+SpanVerbosity = Literal["none", "keys", "key_values"]
+
+
+class FastAlgorithm(Algorithm):
+    """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
+
+
+@dataclass
+class BaselineResult:
+    """What Baseline saw."""
+
+    rewards: list[float | None] = field(default_factory=list[float | None])
+    """Of each rollout, in order; None where it failed or earned nothing."""
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: list[float] = field(default_factory=list[float])
+    """Of each rollout, from its start to its end."""
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over the rollouts that earned something; None without any."""
+        earned = [reward for reward in self.rewards if reward is not None]
+        return statistics.fmean(earned) if earned else None
+
+    def __str__(self) -> str:
+        mean = "no reward" if self.mean_reward is None else f"mean reward {self.mean_reward:.3f}"
+        outcomes = ", ".join(f"{number} {name}" for name, number in sorted(self.outcomes.items()))
+        return f"{len(self.rewards)} rollouts ({outcomes}), {mean}"
+
+
+class Baseline(FastAlgorithm):
+    """Plays every task of both datasets and logs what happened: the smoke test of an agent.
+
+    Args:
+        n_epochs: passes over the datasets.
+        max_queue_length: rollouts that wait in the queue at most.
+        span_verbosity: what is logged of each span: nothing, the names of its attributes, or those with their values.
+        timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is cancelled.
+
+    Raises:
+        BadRequestError: a value out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_epochs: int = 1,
+        train_split: float | None = None,
+        polling_interval: float | None = None,
+        max_queue_length: int = 4,
+        span_verbosity: SpanVerbosity = "keys",
+        timeout_seconds: float = 3600.0,
+    ) -> None:
+        for name, value in (("train_split", train_split), ("polling_interval", polling_interval)):
+            if value is not None:
+                warnings.warn(
+                    f"Baseline({name}=...) has no effect and can be left out", DeprecationWarning, stacklevel=2
+                )
+        if n_epochs < 1 or max_queue_length < 1:
+            raise BadRequestError("n_epochs and max_queue_length must be 1 or more")
+        if not timeout_seconds > 0:
+            raise BadRequestError(f"timeout_seconds must be above 0; got {timeout_seconds}")
+        if span_verbosity not in ("none", "keys", "key_values"):
+            raise BadRequestError(f"span_verbosity must be none, keys or key_values; got {span_verbosity!r}")
+        self.n_epochs = n_epochs
+        self.max_queue_length = max_queue_length
+        self.span_verbosity: SpanVerbosity = span_verbosity
+        self.timeout_seconds = timeout_seconds
+
+    @override
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> BaselineResult:
+        """Play the tasks and return the rewards.
+
+        Raises:
+            BadRequestError: both datasets are empty.
+        """
+        return await self._play(train_dataset, val_dataset)
+
+    @with_llm_proxy()
+    async def _play(
+        self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
+    ) -> BaselineResult:
+        tasks = [*_with_mode(train_dataset, "train"), *_with_mode(val_dataset, "val")]
+        if not tasks:
+            raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
+        store, resources_id = self.get_store(), None
+        initial = self.get_initial_resources()
+        if initial is not None:
+            resources_id = (await store.update_resources("default", initial)).resources_id
+        limits = RolloutConfig(timeout_seconds=self.timeout_seconds)  # so that a hanging agent frees its runner
+        result = BaselineResult()
+        outcomes: Counter[str] = Counter()
+        for _ in range(self.n_epochs):
+            for batch in _in_batches(tasks, self.max_queue_length):
+                requests = [
+                    EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=limits)
+                    for task, mode in batch
+                ]
+                rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds)
+                for rollout in rollouts:
+                    self._sum_up(await evidence(store, rollout), result, outcomes)
+        result.outcomes = dict(outcomes)
+        logger.info("%s", result)
+        return result
+
+    def _sum_up(self, found: Evidence, result: BaselineResult, outcomes: Counter[str]) -> None:
+        rollout, latest, spans, reward = found.rollout, found.latest, found.counted, found.reward
+        seconds = (rollout.end_time or rollout.start_time) - rollout.start_time
+        result.rewards.append(reward)
+        result.seconds.append(seconds)
+        outcome = (latest.outcome if latest else None) or rollout.status
+        outcomes[outcome] += 1
+        logger.info(
+            "[Rollout %s] %s (%s) in %.2f s, reward %s", rollout.rollout_id, rollout.status, outcome, seconds, reward
+        )
+        for attempt in found.attempts:
+            logger.info(
+                "[Rollout %s | Attempt %s] number %d, %s, worker %s%s",
+                *(rollout.rollout_id, attempt.attempt_id, attempt.sequence_id, attempt.status, attempt.worker_id),
+                f", {attempt.error.type}: {attempt.error.message}" if attempt.error else "",
+            )
+        for span in spans if self.span_verbosity != "none" else ():
+            self._log_span(span)
+        if model_calls(spans):  # without a call there is nothing for an adapter
+            logger.info("[Rollout %s] adapted: %s", rollout.rollout_id, self._adapted(spans))
+
+    def _log_span(self, span: Span) -> None:
+        shown: object = span.attributes if self.span_verbosity == "key_values" else sorted(span.attributes)
+        where = (span.rollout_id, span.attempt_id, span.span_id)
+        seconds = (span.end_time or 0.0) - (span.start_time or 0.0)
+        logger.info(
+            "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
+            *where,
+            span.sequence_id,
+            span.name,
+            seconds,
+            shown,
+        )
+
+    def _adapted(self, spans: list[Span]) -> object:
+        try:
+            return self.get_adapter().adapt(spans)
+        except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test
+            return f"nothing ({error})"
+
+
+def _with_mode(dataset: Dataset[Any] | None, mode: RolloutMode) -> list[tuple[Any, RolloutMode]]:
+    return [(dataset[index], mode) for index in range(len(dataset))] if dataset is not None else []
+
+
+def _in_batches(tasks: Sequence[tuple[Any, RolloutMode]], size: int) -> Iterator[Sequence[tuple[Any, RolloutMode]]]:
+    return (tasks[start : start + size] for start in range(0, len(tasks), size))

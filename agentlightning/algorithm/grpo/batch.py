@@ -1,0 +1,98 @@
+"""Token rows of different length as right-padded tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from agentlightning.adapter.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows, padded on the right to the longest, T tokens.
+
+    Attributes:
+        tokens: (B, T) int64 token ids; padding holds the pad id.
+        attention: (B, T) int64, 1 on real tokens, 0 on padding.
+        mask: (B, T) bool, true exactly on the tokens the policy produced.
+        logprobs: (B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0.
+        advantages: (B,) float32, that of the row's rollout.
+        rollouts: (B,) int64, equal for the rows of one rollout.
+    """
+
+    tokens: Tensor
+    attention: Tensor
+    mask: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+    rollouts: Tensor
+
+    def rows(self, index: Tensor) -> Batch:
+        """Return the rows at `index` ((b,) int64), cut to the longest of them."""
+        longest = int(self.attention[index].sum(dim=1).max())
+        return Batch(
+            self.tokens[index, :longest],
+            self.attention[index, :longest],
+            self.mask[index, :longest],
+            self.logprobs[index, :longest],
+            self.advantages[index],
+            self.rollouts[index],
+        )
+
+
+def make_batch(
+    samples: Sequence[Sample], advantages: Sequence[float], *, pad_id: int = 0, device: torch.device | str = "cpu"
+) -> Batch:
+    """Return the samples as one batch.
+
+    Shapes: samples: (B,) rows, advantages: (B,) one per row.
+
+    Raises:
+        ValueError: There is no row, the number of advantages differs, or a row is malformed: lists of unequal length,
+            a mask on the first token (nothing precedes it), or a number that is not finite. The rollout is named.
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one row: every rollout of the step was excluded")
+    if len(samples) != len(advantages):
+        raise ValueError(f"one advantage per row is needed: {len(samples)} rows, {len(advantages)} advantages")
+    for sample, advantage in zip(samples, advantages, strict=True):
+        _check_row(sample, advantage)
+    length = max(len(sample.token_ids) for sample in samples)
+    numbers: dict[str, int] = {}
+    rollouts = [numbers.setdefault(sample.rollout_id, len(numbers)) for sample in samples]
+    return Batch(
+        tokens=_padded([sample.token_ids for sample in samples], length, pad_id, torch.int64).to(device),
+        attention=_padded([[1] * len(sample.token_ids) for sample in samples], length, 0, torch.int64).to(device),
+        mask=_padded([sample.mask for sample in samples], length, 0, torch.bool).to(device),
+        logprobs=_padded([sample.logprobs for sample in samples], length, 0.0, torch.float32).to(device),
+        advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device),
+        rollouts=torch.tensor(rollouts, dtype=torch.int64, device=device),
+    )
+
+
+def _check_row(sample: Sample, advantage: float) -> None:
+    where = f"rollout {sample.rollout_id}, attempt {sample.attempt_id}"
+    tokens, masked, logprobs = len(sample.token_ids), len(sample.mask), len(sample.logprobs)
+    if not tokens == masked == logprobs:
+        raise ValueError(
+            f"{where}: {tokens} tokens, {masked} mask entries and {logprobs} log-probabilities do not match"
+        )
+    if tokens == 0 or sample.mask[0]:
+        raise ValueError(f"{where}: a row starts with a token of the prompt, whose mask is 0")
+    if not any(sample.mask):
+        raise ValueError(f"{where}: no token of the row came from the policy; exclude it")
+    if not math.isfinite(advantage) or not all(map(math.isfinite, sample.logprobs)):
+        raise ValueError(f"{where}: the advantage or a log-probability is not a finite number")
+
+
+def _padded(
+    rows: Sequence[Sequence[int]] | Sequence[Sequence[float]], length: int, fill: float, dtype: torch.dtype
+) -> Tensor:
+    return torch.tensor([[*row, *([fill] * (length - len(row)))] for row in rows], dtype=dtype)

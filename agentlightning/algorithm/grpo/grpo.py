@@ -1,0 +1,178 @@
+"""GRPO: sample rollouts in groups, compare each with its group, learn from what was better, serve the new weights.
+
+The algorithm as the Trainer sees it: settings, and the parts of a run put together. The loop is in `loop.py`. The
+formula is in `advantages.py` (group-relative advantage, DeepSeekMath, arXiv:2402.03300) and `loss.py` (clipped
+objective), both pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import agentlightning.algorithm.grpo.needed  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.grpo.engine import InferenceEngine
+from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
+from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
+from agentlightning.algorithm.progress import make_progress
+from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
+from agentlightning.errors import BadRequestError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.types import Dataset
+
+__all__ = ["GRPO", "GRPOResult"]
+
+
+class GRPO(Algorithm):
+    """Train the weights of a transformers model on the rewards of an agent's rollouts.
+
+    `GRPO(model="path", steps=20, batch_size=16, group_size=8, ...)`; every setting, its meaning and its default are in
+    `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
+
+    Raises:
+        TypeError: an unknown setting; names the nearest right one.
+        BadRequestError: a value out of its range.
+    """
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        self.settings: GRPOSettings = make_settings(model, settings)
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> GRPOResult:
+        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+
+        Raises:
+            BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
+                output folder cannot be used, or a setting does not fit the model or the tasks.
+            NonFiniteLossError: the loss was not finite in three steps in a row.
+        """
+        tasks, held_out = _items(train_dataset), _items(val_dataset)
+        self._check_tasks(tasks, held_out)
+        _check_model(self.settings.model)
+        adapter = self._triplet_adapter()
+        folder = RunFolder(self.settings.output_dir or new_run_folder())
+        folder.check_unused()
+        folder.write_config(grpo=self.settings.as_json())
+        async with AsyncExitStack() as stack:
+            policy = await asyncio.to_thread(self._load_policy)
+            engine = InferenceEngine(policy, max_batch=self.settings.engine_batch, seed=self.settings.seed)
+            engine.start()
+            stack.callback(engine.stop)
+            proxy = await self._serve(engine, stack)
+            progress = make_progress(self.settings.progress)
+            stack.callback(progress.close)
+            run = GRPORun(
+                settings=self.settings,
+                store=self.get_store(),
+                policy=policy,
+                engine=engine,
+                proxy=proxy,
+                adapter=adapter,
+                folder=folder,
+                progress=progress,
+                tasks=tasks,
+                held_out=held_out,
+            )
+            result = await run.train()
+        result.late_calls = await run.late_calls()
+        return result
+
+    def _check_tasks(self, tasks: list[Any], held_out: list[Any]) -> None:
+        settings = self.settings
+        if not tasks:
+            raise BadRequestError("GRPO needs tasks: pass train_dataset to fit, with at least one task")
+        if settings.eval_every and not held_out:
+            raise BadRequestError(
+                f"eval_every={settings.eval_every} has no effect without tasks to evaluate on: "
+                "pass val_dataset to fit, or leave eval_every out"
+            )
+
+    def _load_policy(self) -> Policy:
+        settings = self.settings
+        policy = Policy.load(
+            settings.model,
+            learning_rate=settings.learning_rate,
+            lora=settings.lora,
+            device=settings.device,
+            seed=settings.seed,
+        )
+        if settings.max_new_tokens >= policy.context_length:
+            raise BadRequestError(
+                f"max_new_tokens={settings.max_new_tokens} leaves no room for a prompt: the context of the model is "
+                f"{policy.context_length} tokens"
+            )
+        return policy
+
+    async def _serve(self, engine: InferenceEngine, stack: AsyncExitStack) -> LLMProxy:
+        """Return a running gateway with the policy among its models; `stack` leaves it as it was found."""
+        proxy = self.get_llm_proxy() or LLMProxy(store=self.get_store())
+        others = proxy.model_list
+        if any(other["model_name"] == engine.model_name for other in others):
+            raise BadRequestError(
+                f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
+                "that learns; give the other one another name"
+            )
+        entry: Any = {
+            "model_name": engine.model_name,
+            "litellm_params": {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url},
+        }
+        proxy.update_model_list([*others, entry])
+        stack.callback(proxy.update_model_list, others)
+        if not proxy.is_running():
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
+        async with proxy.weight_change(0):  # a gateway that served a run before has that run's version
+            pass
+        return proxy
+
+    def _triplet_adapter(self) -> TraceToTripletBase:
+        try:
+            adapter = self.get_adapter()
+        except ValueError:
+            return TracerTraceToTriplet()
+        if not isinstance(adapter, TraceToTripletBase):
+            raise BadRequestError(
+                f"GRPO trains on triplets; the adapter {type(adapter).__name__} makes none. "
+                "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
+            )
+        return adapter
+
+
+def _signature() -> inspect.Signature:
+    """Return the constructor's signature with every setting by name, for help texts and command lines."""
+    own = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str | Path")]
+    own += [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in dataclasses.fields(GRPOSettings)
+        if f.name != "model"
+    ]
+    return inspect.Signature(own)
+
+
+GRPO.__signature__ = _signature()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _check_model(model: str) -> None:
+    """Refuse at once what transformers would look for on the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(model).is_dir():
+        return
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # it cannot be the name of a model
+        found = None
+    if not isinstance(found, str):
+        raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
+
+
+def _items(dataset: Dataset[Any] | None) -> list[Any]:
+    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]

@@ -1,0 +1,121 @@
+"""A key-value cache of rows that come and go: the memory behind continuous batching.
+
+Rows 0 .. B-1 are the sequences in flight, each with its own length. A new sequence takes the next row, a finished one
+gives its place to the last row, so that a step always works on the first B rows and nothing is ever padded on the left.
+The buffers grow by doubling and are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import Cache, PretrainedConfig
+from transformers.cache_utils import CacheLayerMixin
+
+_PLAIN_LAYERS: Final = {"full_attention", "sliding_attention"}
+
+
+class RowCache(Cache):
+    """Keys and values of all layers. Owned by the thread that decodes; not thread-safe."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        """Make an empty cache.
+
+        Raises:
+            ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
+        """
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if not kinds <= _PLAIN_LAYERS:
+            raise ValueError(
+                f"the embedded engine serves models with plain attention layers; {config.model_type} also has "
+                f"{', '.join(sorted(kinds - _PLAIN_LAYERS))}"
+            )
+        super().__init__(layers=[_RowLayer() for _ in range(config.num_hidden_layers)])
+
+    def prepare_prompts(self, first_row: int) -> None:
+        """Let the next forward write prompts, from position 0 on, to the rows from `first_row` on."""
+        for layer in self.layers:
+            layer.prepare(slice(first_row, None), None, 0)
+
+    def prepare_tokens(self, lengths: Tensor, width: int) -> None:
+        """Let the next forward append one token to each of the first B rows.
+
+        `lengths`: (B,) tokens that each row already has; `width`: tokens of the longest with the new one.
+        """
+        rows = torch.arange(len(lengths), device=lengths.device)
+        for layer in self.layers:
+            layer.prepare(rows, lengths, width)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        for layer in self.layers:
+            layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
+
+
+class _RowLayer(CacheLayerMixin):
+    """One layer: keys and values (rows, heads, capacity, head width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: slice | Tensor = slice(0, None)
+        self._lengths: Tensor | None = None
+        self._width = 0
+
+    def prepare(self, rows: slice | Tensor, lengths: Tensor | None, width: int) -> None:
+        self._rows, self._lengths, self._width = rows, lengths, width
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write (b, heads, t, width) and return what the queries may look at."""
+        if self._lengths is None:
+            return self._write_prompts(key_states, value_states)
+        count = len(self._lengths)
+        self._reserve(key_states, count, self._width)
+        self.keys[self._rows, :, self._lengths] = key_states[:, :, 0]
+        self.values[self._rows, :, self._lengths] = value_states[:, :, 0]
+        return self.keys[:count, :, : self._width], self.values[:count, :, : self._width]
+
+    def _write_prompts(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self._rows, slice)
+        first, count, length = self._rows.start, key_states.shape[0], key_states.shape[2]
+        self._reserve(key_states, first + count, length)
+        self.keys[first : first + count, :, :length] = key_states
+        self.values[first : first + count, :, :length] = value_states
+        return key_states, value_states
+
+    def _reserve(self, like: Tensor, rows: int, length: int) -> None:
+        if not self.is_initialized:
+            self.lazy_initialization(like, like)
+        have_rows, _, have_length, _ = self.keys.shape
+        if rows <= have_rows and length <= have_length:
+            return
+        grown = (_grown(have_rows, rows), like.shape[1], _grown(have_length, length), like.shape[3])
+        self.keys, self.values = _enlarged(self.keys, grown), _enlarged(self.values, grown)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        _, heads, _, width = key_states.shape
+        self.keys = key_states.new_zeros(0, heads, 0, width)
+        self.values = value_states.new_zeros(0, heads, 0, width)
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (keys to look at, offset) of a prompt; for single tokens the decoder passes its own mask."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _grown(have: int, wanted: int) -> int:
+    return have if wanted <= have else max(wanted, 2 * have, 8)
+
+
+def _enlarged(old: Tensor, shape: Sequence[int]) -> Tensor:
+    new = old.new_zeros(shape)
+    new[: old.shape[0], :, : old.shape[2]] = old
+    return new

@@ -1,0 +1,312 @@
+"""The loop of a GRPO run: sample, read, learn, measure; and everything that is written down on the way.
+
+One step: tasks become rollouts of the run; runners play them against the gateway, behind which the policy's own engine
+answers; the spans become token rows with the engine's log-probabilities; the weights take their steps while the gateway
+holds calls back; the ledger says for every model call what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentlightning.adapter import TraceToTripletBase
+from agentlightning.algorithm.collect import Evidence, collect, evidence
+from agentlightning.algorithm.grpo.engine import InferenceEngine
+from agentlightning.algorithm.grpo.evaluation import Evaluation, evaluate_tasks
+from agentlightning.algorithm.grpo.health import gives_probabilities
+from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.ledger import Ledger
+from agentlightning.algorithm.progress import Progress, StepFigures, step_line
+from agentlightning.algorithm.run_folder import RunFolder
+from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.errors import NonFiniteLossError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig
+from agentlightning.utils.thread_cpu import thread_cpu_seconds
+
+logger = logging.getLogger(__name__)
+
+MAX_SKIPPED = 3
+"""Steps in a row whose loss was not finite, before the run ends."""
+_SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
+
+
+@dataclass
+class GRPOResult:
+    """What a run leaves behind; the Trainer offers it as `trainer.result`."""
+
+    output_dir: Path
+    steps: int
+    """Updates that were taken."""
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    metrics: list[StepFigures] = field(default_factory=list[StepFigures])
+    train_seconds: float = 0.0
+    """From the first step to the last, evaluations between steps left out."""
+    late_calls: dict[str, int] = field(default_factory=dict[str, int])
+    """Model calls that ended after the last step had closed, by the reason of their exclusion."""
+
+    def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
+        """Return the first or the last evaluation of a kind (`sampled` or `greedy`)."""
+        found = [e for e in self.evaluations if e.sampling == sampling]
+        return (found[-1] if last else found[0]) if found else None
+
+
+class _NothingTaken(Exception):
+    """Leaves a weight change without a new version: the weights are the old ones."""
+
+
+@dataclass(kw_only=True)
+class GRPORun:
+    """One training run and the parts that it drives."""
+
+    settings: GRPOSettings
+    store: LightningStore
+    policy: Policy
+    engine: InferenceEngine
+    proxy: LLMProxy
+    adapter: TraceToTripletBase
+    folder: RunFolder
+    progress: Progress
+    tasks: list[Any]
+    held_out: list[Any]
+    _skipped: int = 0
+    _late: LateCalls = field(default_factory=LateCalls)
+
+    async def train(self) -> GRPOResult:
+        """Evaluate, take every step, evaluate, save; what was learned is saved on every way out.
+
+        Raises:
+            NonFiniteLossError: the loss was not finite in three steps in a row.
+        """
+        settings = self.settings
+        result = GRPOResult(self.folder.path, 0)
+        resources = await self._publish("train", settings.temperature)
+        batches = batch_iter_over_dataset(self.tasks, settings.batch_size, random.Random(settings.seed))
+        try:
+            await self._evaluate(result, greedy=True)
+            for step in range(1, settings.steps + 1):
+                began = time.monotonic()
+                figures = await self._step(step, next(batches), resources)
+                result.train_seconds += time.monotonic() - began
+                result.steps = self.policy.weight_version
+                try:
+                    await self._evaluate_if_due(figures, result)
+                finally:
+                    self._tell(figures, result)
+                self._check_skipped()
+        finally:
+            self.policy.save(self.folder.model)
+        return result
+
+    async def _publish(self, purpose: str, temperature: float) -> str:
+        """Publish the policy for one purpose and return the id of the resources."""
+        parameters = {"temperature": temperature, "max_tokens": self.settings.max_new_tokens}
+        llm = self.proxy.as_resource(model=self.engine.model_name, sampling_parameters=parameters)
+        update = await self.store.add_resources({self.settings.resource_name: llm})
+        logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
+        return update.resources_id
+
+    def _tell(self, figures: StepFigures, result: GRPOResult) -> None:
+        result.metrics.append(figures)
+        self.folder.append_metrics(dataclasses.asdict(figures))
+        self.progress.step(figures)
+        logger.info(step_line(figures))
+
+    def _note(self, text: str, level: int = logging.INFO) -> None:
+        logger.log(level, text)
+        self.progress.note(text)
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    async def _step(self, step: int, tasks: Sequence[Any], resources_id: str) -> StepFigures:
+        settings = self.settings
+        clock = _Clock(self.engine)
+        requests = [
+            EnqueueRolloutRequest(
+                input=task, mode="train", resources_id=resources_id, config=self._limits(), metadata={"step": step}
+            )
+            for task in tasks
+            for _ in range(settings.group_size)
+        ]
+        what = f"step {step}"
+        rollouts = await collect(
+            self.store,
+            requests,
+            timeout_seconds=settings.step_timeout_seconds,
+            on_done=lambda done: self.progress.rollouts(done, len(requests), what),
+        )
+        ledger = Ledger(step=step)
+        rows = await self._rows(rollouts, ledger)
+        clock.sampled()
+        update = await self._learn(step, rows, ledger)
+        summary = ledger.close()
+        seconds, cpu, tokens = clock.stop()
+        return StepFigures(
+            step=step,
+            steps=settings.steps,
+            mean_reward=rows.mean_reward,
+            rollouts_done=sum(r.status == "succeeded" for r in rollouts),
+            rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
+            calls_captured=summary.captured,
+            calls_trained=summary.trained,
+            calls_excluded={str(reason): count for reason, count in summary.excluded.items()},
+            tokens_per_second=tokens / max(1e-9, sum(seconds.values())),
+            seconds=seconds,
+            cpu_seconds=cpu,
+            update=update,
+            seams=rows.seams,
+        )
+
+    def _limits(self) -> RolloutConfig:
+        settings = self.settings
+        return RolloutConfig(timeout_seconds=settings.rollout_timeout_seconds or settings.step_timeout_seconds)
+
+    async def _rows(self, rollouts: Sequence[Rollout], ledger: Ledger) -> StepRows:
+        """Read the evidence of every rollout and choose the rows to train on."""
+        in_hand = self.proxy.stats()["in_hand"]
+        await self._late.enter(self.store, ledger, in_hand=in_hand)
+        found = [await evidence(self.store, rollout) for rollout in rollouts]
+        groups = [number // self.settings.group_size for number in range(len(rollouts))]
+        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale)
+        self._late.expect(found, in_hand=in_hand)
+        if rows.mean_reward is None:
+            self._tell_of_failure(ledger.step, found)
+        return rows
+
+    def _tell_of_failure(self, step: int, found: Sequence[Evidence]) -> None:
+        text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"
+        self._note(text, logging.WARNING)
+
+    async def _learn(self, step: int, rows: StepRows, ledger: Ledger) -> dict[str, float]:
+        """Take the optimizer's steps while no call is served, and enter into the ledger what became of the rows."""
+        if not rows.samples:
+            broken = rows.mean_reward is None and not await asyncio.to_thread(gives_probabilities, self.policy)
+            update: dict[str, float] = {"steps": 0, "skipped_steps": int(broken)}
+        else:
+            update = await self._change_weights(step, rows)
+        rows.enter(ledger, trained=update["steps"] > 0)
+        self._count_skipped(update)
+        return update
+
+    async def _change_weights(self, step: int, rows: StepRows) -> dict[str, float]:
+        """Update while the gateway holds calls back; they are stamped with a new version only if there is one."""
+        update: dict[str, float] = {}
+        try:
+            async with self.proxy.weight_change(
+                self.policy.weight_version + 1, drain_timeout=self.settings.step_timeout_seconds
+            ):
+                update = await asyncio.to_thread(self._update, step, rows)
+                if not update["steps"]:
+                    raise _NothingTaken
+        except _NothingTaken:
+            pass
+        return update
+
+    def _update(self, step: int, rows: StepRows) -> dict[str, float]:
+        settings = self.settings
+        share = rows.share(settings.aggregation)
+        with self.engine.swap(settings.step_timeout_seconds):
+            return self.policy.update(
+                rows.samples,
+                [advantage * share for advantage in rows.advantages],
+                epochs=settings.epochs,
+                minibatch_rollouts=settings.minibatch_rollouts,
+                clip=settings.clip,
+                aggregation=settings.aggregation,
+                temperature=settings.temperature,
+                max_grad_norm=settings.max_grad_norm,
+                learning_rate=settings.learning_rate_at(step),
+            )
+
+    def _count_skipped(self, update: dict[str, float]) -> None:
+        self._skipped = self._skipped + 1 if update["steps"] == 0 and update["skipped_steps"] > 0 else 0
+        if update["skipped_steps"]:
+            text = f"{update['skipped_steps']:.0f} optimizer steps skipped: loss or probabilities are not finite"
+            self._note(text, logging.WARNING)
+
+    def _check_skipped(self) -> None:
+        if self._skipped >= MAX_SKIPPED:
+            raise NonFiniteLossError(
+                f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. "
+                f"Try a smaller learning_rate (now {self.settings.learning_rate}), or look at the rewards. "
+                f"The last weights are in {self.folder.model}"
+            )
+
+    async def late_calls(self) -> dict[str, int]:
+        """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
+        called when no further call can come in."""
+        ledger = Ledger(step=self.settings.steps + 1)
+        await self._late.enter(self.store, ledger, in_hand=0)
+        summary = ledger.close()
+        excluded = {str(reason): count for reason, count in summary.excluded.items()}
+        if excluded:
+            logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
+        return excluded
+
+    # --- evaluation ------------------------------------------------------------------------------------------------
+
+    async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
+        every, last = self.settings.eval_every, figures.step == self.settings.steps
+        if self.held_out and (last or (every and figures.step % every == 0)):
+            figures.held_out = await self._evaluate(result, greedy=last)
+
+    async def _evaluate(self, result: GRPOResult, *, greedy: bool) -> float | None:
+        """Play the held-out tasks at the training temperature and, beside it, greedily; return the former's share of
+        solved tasks, None without any task."""
+        if not self.held_out:
+            return None
+        found = [await self._evaluate_one("sampled", self.settings.temperature)]
+        if greedy:
+            found.append(await self._evaluate_one("greedy", 0.0))
+        result.evaluations.extend(found)
+        shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
+        self._note(f"held-out after {self.policy.weight_version} updates: {shares}")
+        return found[0].accuracy
+
+    async def _evaluate_one(self, sampling: str, temperature: float) -> Evaluation:
+        resources_id = await self._publish(sampling, temperature)
+        what = f"held-out tasks, {sampling}"
+        return await evaluate_tasks(
+            self.store,
+            self.held_out,
+            step=self.policy.weight_version,
+            sampling=sampling,
+            resources_id=resources_id,
+            config=self._limits(),
+            timeout_seconds=self.settings.step_timeout_seconds,
+            on_done=lambda done: self.progress.rollouts(done, len(self.held_out), what),
+        )
+
+
+class _Clock:
+    """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+        self._began = self._sampled = time.monotonic()
+        self._cpu = thread_cpu_seconds(_SERVER_THREADS)
+        self._engine_before = engine.stats()
+
+    def sampled(self) -> None:
+        """The rollouts of the step are there."""
+        self._sampled = time.monotonic()
+
+    def stop(self) -> tuple[dict[str, float], dict[str, float], int]:
+        """Return seconds by phase, CPU seconds, and tokens."""
+        before, after = self._engine_before, self._engine.stats()
+        generate = after.busy_seconds - before.busy_seconds
+        wait = max(0.0, self._sampled - self._began - generate)
+        seconds = {"generate": generate, "wait": wait, "train": time.monotonic() - self._sampled}
+        cpu = {"store_and_gateway": thread_cpu_seconds(_SERVER_THREADS) - self._cpu}
+        return seconds, cpu, after.completion_tokens - before.completion_tokens

@@ -1,0 +1,153 @@
+"""The settings of a GRPO run: checked when they are given, written down with the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from agentlightning.algorithm.progress import Style
+from agentlightning.errors import BadRequestError
+
+Schedule = Literal["constant", "linear"]
+Aggregation = Literal["tokens", "rollouts"]
+Scale = Literal["std", "none"]
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": get_args(Schedule),
+    "scale": get_args(Scale),
+    "aggregation": get_args(Aggregation),
+    "progress": get_args(Style),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOSettings:
+    """Every setting of `GRPO`, with its meaning and default."""
+
+    model: str
+    """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache)."""
+    steps: int = 100
+    """Updates of the weights; each takes `batch_size` tasks."""
+    batch_size: int = 16
+    """Tasks per step."""
+    group_size: int = 8
+    """Rollouts per task and step, G."""
+    learning_rate: float = 1e-5
+    """Of AdamW, in the first step."""
+    schedule: Schedule = "constant"
+    """`linear` lowers the learning rate step by step, so that it would be 0 after the last one."""
+    epochs: int = 1
+    """Passes over the rows of a step."""
+    minibatch_rollouts: int | None = None
+    """Rollouts per optimizer step; None takes the rows of the whole step at once."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """How far the ratio of new to old probability counts, below and above one."""
+    temperature: float = 1.0
+    """Of sampling, in training and in the evaluation that is reported first."""
+    max_new_tokens: int = 512
+    """Tokens per model call."""
+    scale: Scale = "std"
+    """`std` divides advantages by the group's standard deviation (GRPO), `none` does not (Dr. GRPO)."""
+    aggregation: Aggregation = "tokens"
+    """Whether each token or each rollout of a step has the same weight in the loss."""
+    max_grad_norm: float = 1.0
+    lora: Mapping[str, Any] | None = None
+    """Arguments of `peft.LoraConfig`; None trains all weights."""
+    device: str = "cpu"
+    eval_every: int = 0
+    """Steps between evaluations on the validation set; 0 evaluates before and after only."""
+    seed: int = 0
+    output_dir: str | Path | None = None
+    """Where model and metrics go; None makes `runs/<time>`."""
+    step_timeout_seconds: float = 1800.0
+    """A rollout that is not at its end by then is cancelled and excluded; the step goes on without it."""
+    rollout_timeout_seconds: float | None = None
+    """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
+    engine_batch: int = 64
+    """Model calls that are generated at once."""
+    resource_name: str = "main_llm"
+    """Name under which the agent gets the policy."""
+    progress: Style = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "epochs", "max_new_tokens", "engine_batch"):
+            _check_number(name, getattr(self, name), int, at_least=1)
+        _check_number("group_size", self.group_size, int, at_least=2)  # one rollout has nothing to be compared with
+        for name in ("learning_rate", "step_timeout_seconds", "max_grad_norm"):
+            _check_number(name, getattr(self, name), float, above=0)
+        if self.minibatch_rollouts is not None:
+            _check_number("minibatch_rollouts", self.minibatch_rollouts, int, at_least=1)
+        if self.rollout_timeout_seconds is not None:
+            _check_number("rollout_timeout_seconds", self.rollout_timeout_seconds, float, above=0)
+        _check_number("temperature", self.temperature, float, at_least=0.01, at_most=2)
+        _check_number("eval_every", self.eval_every, int, at_least=0)
+        _check_number("seed", self.seed, int)
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
+        for name in ("model", "device", "resource_name"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise BadRequestError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
+        if self.lora is not None and not isinstance(self.lora, Mapping):
+            raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
+        _check_clip(self.clip)
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, 1 being the first."""
+        return self.learning_rate * (1 - (step - 1) / self.steps if self.schedule == "linear" else 1.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        output_dir = None if self.output_dir is None else str(self.output_dir)
+        return {**dataclasses.asdict(self), "output_dir": output_dir}
+
+
+def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
+    """Return checked settings.
+
+    Raises:
+        TypeError: an unknown setting; names it and the nearest right one.
+        BadRequestError: a value out of its range.
+    """
+    known = [field.name for field in dataclasses.fields(GRPOSettings)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}"
+            raise TypeError(f"GRPO has no setting {name!r}. {hint}")
+    return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **given)
+
+
+def _check_number(
+    name: str,
+    value: Any,
+    kind: type[int] | type[float],
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
+    low = (at_least is not None and numeric and value < at_least) or (above is not None and numeric and value <= above)
+    if not numeric or not math.isfinite(value) or low or (at_most is not None and value > at_most):
+        bounds = ((at_least, f"of at least {at_least}"), (above, f"above {above}"), (at_most, f"and at most {at_most}"))
+        wanted = " ".join(text for bound, text in bounds if bound is not None)
+        article = "a whole number" if kind is int else "a number"
+        raise BadRequestError(f"{name} must be {article} {wanted}".rstrip() + f"; got {value!r}")
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
+
+
+def _check_clip(clip: Any) -> None:
+    numbers = isinstance(clip, (tuple, list)) and len(clip) == 2 and all(isinstance(c, int | float) for c in clip)
+    if not numbers or not (0 < clip[0] < 1 and 0 < clip[1] < math.inf):
+        expected = "(low, high) with 0 < low < 1 and 0 < high, such as (0.2, 0.28)"
+        raise BadRequestError(f"clip must be {expected}; got {clip!r}")

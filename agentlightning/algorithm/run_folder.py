@@ -1,0 +1,118 @@
+"""The folder of one training run: settings, one line of metrics per step, the model, the log."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import BadRequestError
+
+_PACKAGES = ("agentlightning", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
+
+
+def new_run_folder(parent: str | Path = "runs") -> Path:
+    """Make a folder named after the time below `parent` and return it; nobody else gets the same one.
+
+    Raises:
+        BadRequestError: it cannot be made or written.
+    """
+    name = time.strftime("%Y%m%d-%H%M%S")
+    check_writable(parent)
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = Path(parent) / (name + suffix)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise BadRequestError(f"{parent} holds a hundred runs of this second; choose another folder")
+
+
+def check_writable(folder: str | Path) -> Path:
+    """Make the folder if needed and return it.
+
+    Raises:
+        BadRequestError: it is a file, or cannot be written; says why.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise BadRequestError(
+            f"The output folder {str(path)!r} cannot be written: {error.strerror or error}. "
+            "Choose another one, or make it writable."
+        ) from error
+    return path
+
+
+class RunFolder:
+    """Writes the files of a run. Each line is whole and on disk when the call returns."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = check_writable(path)
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model lies."""
+        return self.path / "model"
+
+    def check_unused(self) -> None:
+        """Make sure that no other run was written here, so that no figures are mixed or lost.
+
+        Raises:
+            BadRequestError: the folder has a `metrics.jsonl`.
+        """
+        if (self.path / "metrics.jsonl").exists():
+            raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
+
+    def write_config(self, **sections: Mapping[str, Any]) -> None:
+        """Write `config.json`: the settings, by who takes them, and the versions of what ran. Sections that are there
+        already stay."""
+        path = self.path / "config.json"
+        present: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        _write_json(path, {**present, **sections, "versions": versions()})
+
+    def append_metrics(self, figures: Mapping[str, Any]) -> None:
+        """Append one line to `metrics.jsonl`; numbers that are not finite become null."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(_finite(figures)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter."""
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    temporary.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- JSON data
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType] -- JSON data
+    return value

@@ -1,0 +1,65 @@
+"""Algorithm: what is bound comes back, and what is not says so."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+
+
+class Silent(agl.Algorithm):
+    """Does not call `super().__init__`."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> str:
+        self.ran += 1
+        return "done"
+
+
+class Waiting(agl.Algorithm):
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None: ...
+
+
+def test_what_is_bound_comes_back_and_is_kept() -> None:
+    algorithm, resources = Silent(), {"p": agl.PromptTemplate(template="x", engine="f-string")}
+    algorithm.set_store(store := agl.InMemoryLightningStore())
+    algorithm.set_adapter(agl.TracerTraceToTriplet())
+    algorithm.set_llm_proxy(proxy := agl.LLMProxy())
+    algorithm.set_initial_resources(resources)
+    algorithm.set_trainer(trainer := agl.Trainer())
+    gc.collect()
+    assert type(algorithm.get_adapter()) is agl.TracerTraceToTriplet
+    assert (algorithm.get_store(), algorithm.get_llm_proxy(), algorithm.get_trainer()) == (store, proxy, trainer)
+    assert algorithm.get_initial_resources() is resources
+
+
+def test_what_is_not_bound_is_none_or_an_error_that_names_it() -> None:
+    algorithm = Silent()
+    assert algorithm.get_llm_proxy() is None
+    assert algorithm.get_initial_resources() is None
+    for name, part in [("get_store", "Store"), ("get_adapter", "Adapter"), ("get_trainer", "Trainer")]:
+        with pytest.raises(ValueError, match=f"{part} has not been set"):
+            getattr(algorithm, name)()
+
+
+def test_calling_an_algorithm_runs_it() -> None:
+    algorithm = Silent()
+    assert algorithm() == "done"
+    assert algorithm.ran == 1
+
+
+def test_an_algorithm_knows_whether_it_is_asynchronous() -> None:
+    assert not Silent().is_async()
+    assert Waiting().is_async()
+
+
+def test_the_base_class_asks_for_run_and_has_no_old_client() -> None:
+    with pytest.raises(NotImplementedError, match="must define run"):
+        agl.Algorithm().run()
+    with pytest.raises(NotImplementedError, match="use get_store"):
+        agl.Algorithm().get_client()

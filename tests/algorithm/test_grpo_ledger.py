@@ -1,0 +1,290 @@
+"""The training ledger over whole runs: every model call ends as trained or excluded, whatever agents and engine do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.grpo import GRPOResult
+from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
+
+ENDS: list[Any] = ["good", "better", "raises", "raises", "no call", "none", "nan", "inf", "string", "too long"]
+
+
+@agl.rollout
+def many_ends(task: str, llm: agl.LLM) -> Any:
+    """An agent that ends in the way the task names, after one model call or two."""
+    end = task.split()[0]
+    if end == "no":
+        return 1.0
+    ask(llm, [say("a")])
+    match end:
+        case "good" | "better":
+            ask(llm, [say("b")])
+            return float(end == "better") + _share()
+        case "raises":
+            raise RuntimeError("the agent broke")
+        case "none":
+            return None
+        case "nan" | "inf":
+            return float(end)
+        case "string":
+            return "a string"
+        case _:
+            assert refused(llm, [say("1 " * 300)]) == 400
+            return _share()
+
+
+_count = iter(range(1_000_000))
+
+
+def _share() -> float:
+    """A reward that differs from call to call, so that groups have something to compare."""
+    return (next(_count) % 7) / 10
+
+
+async def _run(agent: Any, model: Path, folder: Path, tasks: list[Any], **settings: Any) -> tuple[Any, GRPOResult]:
+    store = agl.InMemoryLightningStore()
+    settings = {"batch_size": len(tasks), **settings}
+    result = await asyncio.to_thread(fit, agent, tasks, store=store, model=model, output_dir=folder, **settings)
+    return store, result
+
+
+def _assert_balanced(result: GRPOResult) -> None:
+    for line in metrics_of(result):
+        assert line["calls_captured"] == line["calls_trained"] + sum(line["calls_excluded"].values())
+
+
+async def test_every_step_adds_up_however_agents_end(untrained_model: Path, tmp_path: Path) -> None:
+    tasks = [f"{end} {number}" for number, end in enumerate(ENDS)]
+    store, result = await _run(many_ends, untrained_model, tmp_path, tasks)
+    _assert_balanced(result)
+    calls = await calls_of(store, await rollouts_of(store))
+    assert sum(figures.calls_captured for figures in result.metrics) == len(calls)
+    # Five tasks of four rollouts raise or return what is no reward; one returns None; one calls in vain.
+    expected = {"infrastructure_fault": 20, "no_reward": 4, "upstream_error": 4}
+    for figures in result.metrics:
+        assert expected.items() <= figures.calls_excluded.items()
+        assert figures.calls_trained + figures.calls_excluded.get("equal_rewards", 0) == 8 * 2 + 4
+
+
+async def test_a_crash_is_excluded_and_never_a_reward_of_zero(untrained_model: Path, tmp_path: Path) -> None:
+    store, result = await _run(many_ends, untrained_model, tmp_path, ["better 1", "raises 2"], steps=1)
+    [figures] = result.metrics
+    assert figures.mean_reward is not None
+    assert figures.mean_reward >= 1.0
+    assert figures.rollouts_failed == 4
+    for rollout in await rollouts_of(store):
+        [attempt] = await store.query_attempts(rollout.rollout_id)
+        spans = await store.query_spans(rollout.rollout_id)
+        if rollout.input == "raises 2":
+            assert (attempt.outcome, attempt.error.message) == ("infrastructure_fault", "the agent broke")
+            assert "RuntimeError" in attempt.error.traceback
+            assert agl.find_final_reward(list(spans)) is None
+
+
+async def test_the_rest_of_a_group_is_trained_when_some_of_it_crash(untrained_model: Path, tmp_path: Path) -> None:
+    crashes = iter([True, False] * 100)
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        reply = ask(llm, [say(task)])["content"]
+        if next(crashes):
+            raise RuntimeError
+        return float(len(reply)) + _share()
+
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    [figures] = result.metrics
+    assert (figures.calls_trained, figures.calls_excluded) == (2, {"infrastructure_fault": 2})
+
+
+async def test_a_group_of_which_one_is_left_has_nothing_to_compare_with(untrained_model: Path, tmp_path: Path) -> None:
+    crashes = iter([True, True, True, False])
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        if next(crashes):
+            raise RuntimeError
+        return 1.0
+
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    assert result.metrics[0].calls_excluded == {"infrastructure_fault": 3, "no_group": 1}
+    assert result.steps == 0
+
+
+async def test_equal_rewards_teach_nothing_and_take_no_update(untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        return 0.5
+
+    _, result = await _run(agent, untrained_model, tmp_path, ["a", "b"])
+    assert [figures.calls_excluded for figures in result.metrics] == [{"equal_rewards": 8}] * 2
+    assert [figures.mean_reward for figures in result.metrics] == [0.5, 0.5]
+    assert result.steps == 0
+
+
+async def test_a_policy_fault_is_trained_with_the_reward_that_was_said(untrained_model: Path, tmp_path: Path) -> None:
+    faults = iter([True, False] * 100)
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        if next(faults):
+            raise agl.PolicyFault("it said something rude", reward=-1.0)
+        return 1.0
+
+    store, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    [figures] = result.metrics
+    assert (figures.mean_reward, figures.calls_trained, figures.calls_excluded) == (0.0, 4, {})
+    outcomes = Counter([(await store.get_latest_attempt(r.rollout_id)).outcome for r in await rollouts_of(store)])
+    assert outcomes == {"scored": 2, "policy_fault": 2}
+
+
+async def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        if task == "crash":
+            raise RuntimeError
+        raise agl.PolicyFault("almost", reward=0.75)
+
+    settings = {"steps": 1, "val_dataset": ["fault", "crash"]}
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], **settings)
+    assert [evaluation.rewards for evaluation in result.evaluations] == [[0.75, None]] * 4
+    assert [evaluation.accuracy for evaluation in result.evaluations] == [0.5] * 4
+
+
+async def test_an_attempt_that_runs_past_its_limit_is_excluded(untrained_model: Path, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        if task == "hangs":
+            released.wait(30)
+        return _share()
+
+    settings: dict[str, Any] = {"rollout_timeout_seconds": 1.0, "steps": 1, "trainer_runner": _wide_runner()}
+    store, result = await _run(agent, untrained_model, tmp_path, ["quick", "hangs"], **settings)
+    released.set()
+    _assert_balanced(result)
+    assert result.metrics[0].calls_excluded["cancelled"] == 4
+    attempts = [await store.get_latest_attempt(rollout.rollout_id) for rollout in await rollouts_of(store)]
+    assert [attempt.outcome_reason for attempt in attempts].count("timeout") == 4
+
+
+async def test_a_call_that_ends_after_its_step_is_excluded_in_a_later_one(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        return _share()
+
+    settings: dict[str, Any] = {"rollout_timeout_seconds": 0.1, "max_new_tokens": 240, "steps": 3}
+    store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], trainer_runner=_wide_runner(), **settings)
+    _assert_balanced(result)
+    calls = await calls_of(store, await rollouts_of(store))
+    counted = sum(figures.calls_captured for figures in result.metrics) + sum(result.late_calls.values())
+    assert counted == len(calls) > 0
+    reasons = Counter(result.late_calls)
+    for figures in result.metrics:
+        reasons.update(figures.calls_excluded)
+    assert reasons["unfinished"] > 0
+
+
+async def test_a_call_that_the_agent_does_not_wait_for_is_counted_too(untrained_model: Path, tmp_path: Path) -> None:
+    threads: list[threading.Thread] = []
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        threads.append(threading.Thread(target=ask, args=(llm, [say(task)])))
+        threads[-1].start()
+        ask(llm, [say(task)], max_tokens=1)
+        return _share()
+
+    store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], steps=3, max_new_tokens=200)
+    for thread in threads:
+        thread.join()
+    counted = sum(figures.calls_captured for figures in result.metrics) + sum(result.late_calls.values())
+    assert counted == len(await calls_of(store, await rollouts_of(store))) == 2 * 3 * 8
+
+
+async def test_a_step_does_not_wait_longer_than_its_limit(untrained_model: Path, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        ask(llm, [say(task)])
+        if task == "hangs" and (rollout.metadata or {})["step"] == 1:
+            released.wait(30)
+        return _share()
+
+    settings: dict[str, Any] = {"step_timeout_seconds": 2.0, "trainer_runner": _wide_runner()}
+    store, result = await _run(agent, untrained_model, tmp_path, ["quick", "hangs"], **settings)
+    released.set()
+    _assert_balanced(result)
+    assert [figures.rollouts_failed for figures in result.metrics] == [4, 0]
+    assert result.metrics[0].calls_excluded["cancelled"] == 4
+    counted = sum(figures.calls_captured for figures in result.metrics) + sum(result.late_calls.values())
+    assert counted == len(await calls_of(store, await rollouts_of(store)))
+
+
+async def test_attempts_that_hang_do_not_hold_up_the_runner_for_ever(untrained_model: Path, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        ask(llm, [say(task)])
+        if (rollout.metadata or {})["step"] == 1:
+            released.wait(30)
+        return _share()
+
+    settings: dict[str, Any] = {"step_timeout_seconds": 2.0, "steps": 3, "trainer_runner": None}
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], **settings)
+    released.set()
+    assert result.metrics[0].rollouts_failed == 4
+    assert result.metrics[2].rollouts_done == 4
+
+
+def _wide_runner() -> dict[str, Any]:
+    return {"type": "agentlightning.LitAgentRunner", "concurrency": 16}
+
+
+def test_a_step_without_any_reward_is_told_with_its_commonest_cause(
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        raise ConnectionError("the database is down")
+
+    result = fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, steps=1, progress="plain")
+    assert result.steps == 0
+    told = capsys.readouterr().out
+    assert "none of 4 rollouts has a reward to learn from" in told
+    assert "ConnectionError: the database is down (4 of 4)" in told
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+async def test_a_reward_that_is_no_number_never_reaches_the_advantages(
+    untrained_model: Path, tmp_path: Path, reward: float
+) -> None:
+    rewards = iter([reward, 0.0, 1.0, 1.0])
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        return next(rewards)
+
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    [figures] = result.metrics
+    assert figures.mean_reward == pytest.approx(2 / 3)
+    assert (figures.calls_trained, figures.calls_excluded) == (3, {"infrastructure_fault": 1})

@@ -1,0 +1,103 @@
+"""The settings of GRPO are checked when they are given; a wrong one is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("learning_rte", "learning_rate"),
+        ("groupsize", "group_size"),
+        ("max_tokens", "max_new_tokens"),
+        ("step", "steps"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_right_name(name: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"GRPO has no setting '{name}'. Did you mean '{nearest}'"):
+        agl.GRPO(model="m", **{name: 1})
+
+
+def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() -> None:
+    with pytest.raises(TypeError, match=r"GRPO has no setting 'zzz'. The settings are: model, steps, batch_size"):
+        agl.GRPO(model="m", zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("steps", 0, "steps must be a whole number of at least 1; got 0"),
+        ("steps", -3, "got -3"),
+        ("steps", 2.5, "steps must be a whole number of at least 1; got 2.5"),
+        ("steps", True, "steps must be a whole number"),
+        ("batch_size", "16", "batch_size must be a whole number of at least 1; got '16'"),
+        ("group_size", 1, "group_size must be a whole number of at least 2; got 1"),
+        ("epochs", 0, "epochs must be"),
+        ("minibatch_rollouts", 0, "minibatch_rollouts must be a whole number of at least 1"),
+        ("max_new_tokens", 0, "max_new_tokens must be"),
+        ("engine_batch", 0, "engine_batch must be"),
+        ("learning_rate", 0, "learning_rate must be a number above 0; got 0"),
+        ("learning_rate", float("nan"), "learning_rate must be a number above 0; got nan"),
+        ("learning_rate", float("inf"), "learning_rate must be"),
+        ("temperature", 0, "temperature must be a number of at least 0.01 and at most 2; got 0"),
+        ("temperature", 2.5, "temperature must be"),
+        ("max_grad_norm", -1, "max_grad_norm must be"),
+        ("step_timeout_seconds", 0, "step_timeout_seconds must be"),
+        ("rollout_timeout_seconds", -1, "rollout_timeout_seconds must be"),
+        ("eval_every", -1, "eval_every must be a whole number of at least 0; got -1"),
+        ("eval_every", "2", "eval_every must be"),
+        ("seed", 1.5, "seed must be a whole number; got 1.5"),
+        ("clip", 0.2, r"clip must be \(low, high\) .* got 0.2"),
+        ("clip", (0.2,), "clip must be"),
+        ("clip", (1.0, 0.2), "clip must be"),
+        ("clip", (0.2, 0), "clip must be"),
+        ("clip", ("a", "b"), "clip must be"),
+        ("scale", "sdt", "scale must be one of 'std', 'none'; got 'sdt'. Did you mean 'std'"),
+        ("aggregation", "token", "aggregation must be one of 'tokens', 'rollouts'; got 'token'. Did you mean 'tokens'"),
+        ("progress", "fancy", "progress must be one of 'auto', 'live', 'plain', 'none'; got 'fancy'"),
+        ("lora", 16, "lora holds arguments of peft.LoraConfig"),
+        ("resource_name", "", "resource_name must be a text that is not empty"),
+        ("device", None, "device must be a text"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any, text: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=text):
+        agl.GRPO(model="m", **{name: value})
+
+
+@pytest.mark.parametrize("model", ["", None, 3])
+def test_a_model_that_is_no_path_is_refused(model: Any) -> None:
+    with pytest.raises(agl.BadRequestError, match="model must be a text"):
+        agl.GRPO(model=model)
+
+
+def test_paths_may_be_given_as_paths_and_the_settings_are_json() -> None:
+    settings = agl.GRPO(model=Path("m"), output_dir=Path("out"), lora={"r": 4}).settings
+    assert settings.model == "m"
+    assert json.loads(json.dumps(settings.as_json()))["output_dir"] == "out"
+
+
+def test_the_signature_names_every_setting_with_its_default() -> None:
+    parameters = inspect.signature(agl.GRPO).parameters
+    assert next(iter(parameters)) == "model"
+    assert parameters["group_size"].default == 8
+    assert parameters["clip"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_the_trainer_takes_the_short_name_with_settings() -> None:
+    trainer = agl.Trainer(algorithm={"type": "grpo", "model": "m", "steps": 3})
+    assert isinstance(trainer.algorithm, agl.GRPO)
+    assert trainer.algorithm.settings.steps == 3
+
+
+def test_the_trainer_refuses_an_unknown_setting_of_the_algorithm() -> None:
+    with pytest.raises(TypeError, match="group_size"):
+        agl.Trainer(algorithm={"type": "grpo", "model": "m", "groupsize": 3})
