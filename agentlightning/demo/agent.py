@@ -1,0 +1,52 @@
+"""The demo's agent: it asks a model, runs the calculator when the model wants it, and compares the answer.
+
+Nothing in here knows about training, but for the reward that it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import openai
+
+from agentlightning.demo.calculator import TOOLS, run_tool
+from agentlightning.demo.settings import MAX_TURNS
+
+if TYPE_CHECKING:
+    from agentlightning.demo.tasks import Task
+    from agentlightning.types.resources import LLM
+
+
+def calc_agent(task: Task, llm: LLM) -> float:
+    """Answer the question of the task with the help of a calculator; the reward is 1.0 for the right answer."""
+    client = _client(os.getpid()).with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    for _ in range(MAX_TURNS):
+        reply = client.chat.completions.create(
+            model=llm.model, messages=messages, tools=TOOLS, **llm.sampling_parameters
+        )
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return 1.0 if is_right(message.content or "", task["answer"]) else 0.0
+        messages.append(message)
+        for call in message.tool_calls:
+            result = run_tool(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return 0.0
+
+
+def is_right(reply: str, answer: float | str) -> bool:
+    """Return whether the reply is the answer: the same number, or the same text in any case."""
+    said = reply.strip().rstrip(".")
+    try:
+        return float(said) == float(answer)
+    except ValueError:
+        return said.casefold() == str(answer).strip().rstrip(".").casefold()
+
+
+@functools.cache
+def _client(process_id: int) -> openai.OpenAI:
+    """Return the one client of this process: its copies share connections and TLS settings, 50 ms of work."""
+    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")

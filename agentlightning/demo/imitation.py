@@ -1,0 +1,162 @@
+"""The warm start of the demo's policy: imitation of shown conversations, to a measured accuracy.
+
+Reinforcement learning can only prefer what the policy already does sometimes. So the model is first shown conversations
+that use the calculator, until it copies numbers, and then, while the learning rate falls, a mixture in which most
+conversations guess wrongly at once, so that it uses the calculator in about a third of its own. What it can do is
+measured on tasks of the imitation's own, never on those that are trained on or held out later; no clock decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from agentlightning.algorithm.grpo.chat import message_body
+from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.quiet import one_thread
+from agentlightning.algorithm.grpo.tool_calls import Reply, ToolCall, messages_for_template
+from agentlightning.demo import settings
+from agentlightning.demo.calculator import TOOLS
+from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.demo.play import Measured, measure
+from agentlightning.demo.tasks import Task, draw_imitation_task
+
+Progress = Callable[[int, Measured], None]
+"""Is told the steps so far and how the model does on tasks of the imitation's own, sampled at temperature 1."""
+
+
+def make_policy(
+    folder: str | Path, tasks: Iterable[Task] = (), *, seed: int = 0, on_progress: Progress | None = None
+) -> Measured:
+    """Make the demo's model, teach it (40 to 60 CPU seconds), write it with its tokenizer to the folder.
+
+    The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and transformers' own
+    `from_pretrained` read the folder. Returns how the model does on tasks of the imitation's own.
+
+    Args:
+        tasks: those to come; nothing but the words of their questions is used, for the vocabulary.
+
+    Raises:
+        RuntimeError: The accuracy wanted was not reached.
+    """
+    tokenizer = make_tokenizer(task["question"] for task in tasks)
+    model = make_model(tokenizer, seed)
+    with one_thread():
+        measured = WarmStart(model, tokenizer, seed=seed, on_progress=on_progress).run()
+    Policy(model, tokenizer).save(folder)
+    return measured
+
+
+class WarmStart:
+    """Teaches one model. The same seed gives the same weights."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._random = random.Random(f"imitation {seed}")
+        self._on_progress = on_progress
+        self._own_tasks = [draw_imitation_task(self._random)[0] for _ in range(settings.IMITATION_MEASURED_TASKS)]
+        self._assistant = tokenizer.convert_tokens_to_ids("<assistant>")
+        self._eos = tokenizer.eos_token_id
+        self._steps = 0
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.IMITATION_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
+        )
+
+    def run(self) -> Measured:
+        """Teach until the model is a good start and return its last measurement.
+
+        Raises:
+            RuntimeError: It does not become one within `IMITATION_MAX_STEPS` steps.
+        """
+        while self._measure().accuracy_with_tool < settings.SKILL_BEFORE_SETTLING:
+            self._steps_at(settings.IMITATION_LEARNING_RATE, 25, shown=1.0)
+        for left in range(settings.SETTLING_STEPS, 0, -1):
+            rate = settings.IMITATION_LEARNING_RATE * left / settings.SETTLING_STEPS
+            self._steps_at(rate, 1, shown=1.0 if 2 * left > settings.SETTLING_STEPS else settings.SHARE_SHOWING_TOOL)
+        low, high = settings.ACCURACY_AT_START
+        while not low <= (measured := self._measure()).accuracy <= high:
+            self._steps_at(settings.IMITATION_LEARNING_RATE / 10, 25, shown=settings.SHARE_SHOWING_TOOL)
+        return measured
+
+    def _measure(self) -> Measured:
+        measured = measure(self._model, self._tokenizer, self._own_tasks, seed=self._steps)
+        if self._on_progress is not None:
+            self._on_progress(self._steps, measured)
+        if self._steps >= settings.IMITATION_MAX_STEPS:
+            raise RuntimeError(f"the warm start did not reach its accuracy within {self._steps} steps: {measured}")
+        return measured
+
+    def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:
+        for _ in range(steps):
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)
+            self._step(shown)
+
+    def _step(self, shown: float) -> None:
+        """Take one step on fresh conversations, of which the share `shown` uses the tool."""
+        tokens, said = self._conversations(shown)
+        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][said[:, 1:]]  # (N, width)
+        loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][said[:, 1:]])
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._steps += 1
+
+    def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
+        """Return conversations, padded on the right, and where the assistant speaks: (B, T) int64, (B, T) bool."""
+        rows = [self._conversation(self._random.random() < shown) for _ in range(settings.IMITATION_BATCH)]
+        length = max(map(len, rows))
+        pad = self._tokenizer.pad_token_id
+        tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
+        said = torch.tensor([self._said_by_assistant(row) + [False] * (length - len(row)) for row in rows])
+        return tokens, said
+
+    def _conversation(self, shows_tool: bool) -> list[int]:
+        task, expression = draw_imitation_task(self._random)
+        messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
+        text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _said_by_assistant(self, row: list[int]) -> list[bool]:
+        said: list[bool] = []
+        speaking = False
+        for token in row:
+            said.append(speaking)
+            speaking = token == self._assistant or (speaking and token != self._eos)
+        return said
+
+
+def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:
+    """Return a conversation that uses the calculator and gives its result."""
+    call = message_body(Reply(None, (ToolCall("calculator", f'{{"expression": "{expression}"}}'),)))
+    answer = str(task["answer"])
+    return [
+        {"role": "user", "content": task["question"]},
+        call,
+        {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": answer},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def guessed_messages(task: Task, rng: random.Random) -> list[dict[str, Any]]:
+    """Return a conversation that answers at once, with a wrong number of about the right length."""
+    guess = task["answer"]
+    while guess == task["answer"]:
+        guess = rng.randint(0, 10 ** len(str(task["answer"])))
+    return [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": str(guess)}]

@@ -1,0 +1,203 @@
+"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, in about two minutes.
+
+The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in processes of their own, a
+real transformers model behind an OpenAI-compatible endpoint, GRPO on its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from agentlightning.algorithm.progress import Style
+from agentlightning.algorithm.run_folder import RunFolder, check_writable, new_run_folder
+from agentlightning.demo import settings as defaults
+from agentlightning.demo.tasks import Task, load_tasks, make_tasks
+from agentlightning.errors import BadRequestError, MissingExtraError
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo import GRPOResult
+    from agentlightning.store.base import LightningStore
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = ("torch", "transformers", "openai", "matplotlib")
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line may change."""
+
+    tasks: Path | None = None
+    """A JSONL file of the user's own tasks; None makes arithmetic ones."""
+    steps: int = defaults.STEPS
+    seed: int = 0
+    out: Path | None = None
+    """Where the run is written; None makes `runs/<time>`."""
+    runners: int = 2
+    progress: Style = "auto"
+
+
+@dataclass(frozen=True)
+class DemoOutcome:
+    """How a demo ended, for whoever runs several."""
+
+    better: bool
+    before: float
+    after: float
+    greedy_before: float
+    greedy_after: float
+    p_value: float
+    warm_start_seconds: float
+    train_seconds: float
+    folder: Path
+
+
+def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
+    """Run the demo and print its report.
+
+    Raises:
+        MissingExtraError: the packages of the extra `demo` are not installed.
+        BadRequestError: a task file, folder or setting is wrong; nothing was started.
+        KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder is left.
+    """
+    _check_packages()
+    _check(options)
+    folder: Path | None = None
+    try:
+        train, held_out = load_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
+        folder = _unused(options.out) if options.out else new_run_folder()
+        _say(out, f"{len(train)} tasks to train on, {len(held_out)} held out; the run is written to {folder}")
+        return _run(options, train, held_out, folder, out)
+    except KeyboardInterrupt:
+        _say(out, _interrupted(folder))
+        raise
+    except Exception:
+        if folder is not None:
+            logger.exception("the demo failed")
+            _say(out, f"failed; the traceback is in {folder / 'log.txt'}")
+        raise
+
+
+def _check_packages() -> None:
+    for package in _NEEDED:
+        try:
+            found = importlib.util.find_spec(package) is not None
+        except ImportError:  # whoever keeps packages from being imported may say so in this way
+            found = False
+        if not found:
+            raise MissingExtraError("agl demo", "demo", package)
+
+
+def _unused(out: Path) -> Path:
+    """Return the folder that the user chose; refuse one that holds something, so that no two runs are mixed."""
+    if out.is_dir() and any(out.iterdir()):
+        raise BadRequestError(f"The output folder {str(out)!r} is not empty. Choose another one, or leave --out away")
+    return check_writable(out)
+
+
+def _interrupted(folder: Path | None) -> str:
+    if folder is None:
+        return "interrupted; nothing was written"
+    held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing yet"
+    return f"interrupted; the run lies in {folder} and holds: {held}"
+
+
+def _check(options: DemoOptions) -> None:
+    for name in ("steps", "runners"):
+        value = getattr(options, name)
+        if value < 1:
+            raise BadRequestError(f"--{name} must be 1 or more; got {value}")
+
+
+def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, out: TextIO) -> DemoOutcome:
+    import agentlightning as agl
+    from agentlightning.demo.curve import draw_curve
+    from agentlightning.demo.report import conversations, report_lines, verdict
+
+    agl.setup_logging("INFO", console=False, files=str(folder / "log.txt"))
+    RunFolder(folder).write_config(demo=dataclasses.asdict(options))
+    warm_seconds = _warm_start(folder / "model", [*train, *held_out], options.seed, out)
+    store = agl.SQLiteLightningStore(folder / "store.db")
+    try:
+        result = _train(options, train, held_out, folder, store)
+        comparison = verdict(result)
+        lines = asyncio.run(conversations(store, result, comparison))
+    finally:
+        asyncio.run(store.close())
+    draw_curve(result, folder / "curve.png")
+    for line in (*lines, *report_lines(result, comparison)):
+        _say(out, line)
+    _say(out, f"model, metrics.jsonl, curve.png, config.json, store.db and log.txt lie in {folder}")
+    logger.info("verdict: %s, p = %.2g", comparison.verdict, comparison.p_value)
+    greedy = [result.evaluation("greedy", last=last) for last in (False, True)]
+    return DemoOutcome(
+        better=comparison.verdict == "better",
+        before=comparison.before.mean,
+        after=comparison.after.mean,
+        greedy_before=greedy[0].accuracy,
+        greedy_after=greedy[1].accuracy,
+        p_value=comparison.p_value,
+        warm_start_seconds=warm_seconds,
+        train_seconds=result.train_seconds,
+        folder=folder,
+    )
+
+
+def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float:
+    """Make the policy to begin with and return the seconds that it took."""
+    from agentlightning.demo.imitation import make_policy
+
+    began = time.monotonic()
+    _say(out, "warm start: the policy imitates conversations until it uses the calculator now and then")
+
+    def tell(steps: int, measured: Any) -> None:
+        uses, right = f"{measured.tool_use:.0%}", f"{measured.accuracy:.0%}"
+        _say(out, f"  imitation step {steps:3d}: uses the calculator in {uses} of its own tasks, right in {right}")
+
+    measured = make_policy(model, tasks, seed=seed, on_progress=tell)
+    seconds = time.monotonic() - began
+    _say(out, f"warm start took {seconds:.0f} s: right in {measured.accuracy:.0%} of tasks of its own")
+    return seconds
+
+
+def _train(
+    options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, store: LightningStore
+) -> GRPOResult:
+    import agentlightning as agl
+    from agentlightning.demo.agent import calc_agent
+
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(
+            model=folder / "model",
+            steps=options.steps,
+            group_size=defaults.GROUP_SIZE,
+            batch_size=min(defaults.BATCH_SIZE, len(train)),
+            learning_rate=defaults.LEARNING_RATE,
+            schedule="linear",
+            epochs=defaults.EPOCHS,
+            clip=defaults.CLIP,
+            temperature=defaults.TEMPERATURE,
+            max_new_tokens=defaults.MAX_NEW_TOKENS,
+            eval_every=defaults.EVAL_EVERY,
+            seed=options.seed,
+            output_dir=str(folder),
+            progress=options.progress,
+        ),
+        runner={"concurrency": defaults.CONCURRENCY},
+        store=store,
+        strategy="cs",
+        n_runners=options.runners,
+    )
+    trainer.fit(calc_agent, train_dataset=train, val_dataset=held_out)
+    return trainer.result
+
+
+def _say(out: TextIO, text: str) -> None:
+    print(text, file=out, flush=True)

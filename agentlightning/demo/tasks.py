@@ -1,0 +1,197 @@
+"""Tasks of the demo: arithmetic questions in words, from the generator or from a file of the user.
+
+A task is `{"question": str, "answer": int | float | str}`. The generator splits the facts (two numbers and what is
+done with them) into three parts by a fixed rule, so that the tasks to train, the held-out ones and those of the
+imitation before training never share a fact, whatever the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from typing_extensions import TypedDict
+
+from agentlightning.demo.settings import HELD_OUT_TASKS, MIN_USER_TASKS, TRAIN_TASKS
+
+Part = Literal["train", "held_out", "imitation"]
+
+EXAMPLE_LINE: Final = '{"question": "What is 34 plus 5?", "answer": 39}'
+
+
+class Task(TypedDict):
+    """One line of a tasks file."""
+
+    question: str
+    answer: int | float | str
+
+
+Operator = Literal["+", "-", "*"]
+Fact = tuple[int, Operator, int]
+
+PHRASES: Final[dict[Operator, tuple[str, ...]]] = {
+    "+": (
+        "What is {a} plus {b}?",
+        "Add {a} and {b}.",
+        "Find the sum of {a} and {b}.",
+        "Ann has {a} apples and gets {b} more. How many apples has she?",
+    ),
+    "-": (
+        "What is {a} minus {b}?",
+        "Subtract {b} from {a}.",
+        "Find the difference of {a} and {b}.",
+        "Tom has {a} coins and loses {b}. How many coins are left?",
+    ),
+    "*": (
+        "What is {a} times {b}?",
+        "Multiply {a} by {b}.",
+        "Find the product of {a} and {b}.",
+        "There are {a} boxes of {b} pens. How many pens are there?",
+    ),
+}
+
+_RESULTS: Final[dict[Operator, Callable[[int, int], int]]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+}
+_MOST_TASKS: Final = 3000  # of a part, each of which has 5,000 facts or more
+_PARTS: Final[Sequence[Part]] = (
+    "train",
+    "train",
+    "train",
+    "train",
+    "held_out",
+    "held_out",
+    "held_out",
+    "imitation",
+    "imitation",
+    "imitation",
+)
+
+
+def make_tasks(
+    seed: int = 0, *, train: int = TRAIN_TASKS, held_out: int = HELD_OUT_TASKS
+) -> tuple[list[Task], list[Task]]:
+    """Return `train` tasks to train on and `held_out` others; no fact is in both, none is there twice.
+
+    Raises:
+        ValueError: More than 3,000 tasks are asked for on one side: the facts would run out.
+    """
+    rng = random.Random(f"tasks {seed}")
+    return _distinct_tasks("train", train, rng), _distinct_tasks("held_out", held_out, rng)
+
+
+def draw_imitation_task(rng: random.Random) -> tuple[Task, str]:
+    """Return a task of the imitation part and its expression for the calculator (`"34 + 5"`)."""
+    fact = _draw_fact("imitation", rng)
+    return _task(fact, rng), "{} {} {}".format(*fact)
+
+
+def _distinct_tasks(part: Part, count: int, rng: random.Random) -> list[Task]:
+    if count > _MOST_TASKS:
+        raise ValueError(f"{count} different tasks are too many for the part {part!r}: at most {_MOST_TASKS}")
+    facts: dict[Fact, None] = {}
+    while len(facts) < count:
+        facts[_draw_fact(part, rng)] = None
+    return [_task(fact, rng) for fact in facts]
+
+
+def _draw_fact(part: Part, rng: random.Random) -> Fact:
+    while True:
+        a, b = rng.randint(2, 99), rng.randint(2, 99)
+        operator: Operator = rng.choice(("+", "-", "*"))
+        if operator == "-" and a < b:
+            a, b = b, a
+        fact: Fact = (a, operator, b)
+        if _part_of(fact) == part:
+            return fact
+
+
+def _part_of(fact: Fact) -> Part:
+    """Return the part that owns the fact; `3 + 4` and `4 + 3` lie in the same one."""
+    a, operator, b = fact
+    low, high = sorted((a, b))
+    return _PARTS[(low * 7919 + high * 104_729 + ord(operator) * 31) % 1_000_003 % 10]
+
+
+def _task(fact: Fact, rng: random.Random) -> Task:
+    a, operator, b = fact
+    question = rng.choice(PHRASES[operator]).format(a=a, b=b)
+    return {"question": question, "answer": _RESULTS[operator](a, b)}
+
+
+def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Task]]:
+    """Read the user's tasks from a JSONL file and return those to train on and a fifth of them (128 at most) held out.
+
+    Equal questions go to the same side; which side is drawn with `seed`.
+
+    Raises:
+        ValueError: The file is missing, empty, or has a line that is no task (the line is named, with an example of a
+            right one), or holds fewer than 16 different questions.
+    """
+    tasks = list(_read_tasks(Path(path)))
+    questions = list(dict.fromkeys(task["question"] for task in tasks))
+    if len(questions) < MIN_USER_TASKS:
+        raise ValueError(
+            f"{path} holds {len(questions)} different questions, at least {MIN_USER_TASKS} are needed "
+            f"(a fifth is held out to measure with). A right line: {EXAMPLE_LINE}"
+        )
+    random.Random(f"split {seed}").shuffle(questions)
+    held_out_questions = set(questions[: min(HELD_OUT_TASKS, len(questions) // 5)])
+    return _split(tasks, held_out_questions)
+
+
+def _split(tasks: list[Task], held_out_questions: Collection[str]) -> tuple[list[Task], list[Task]]:
+    train = [task for task in tasks if task["question"] not in held_out_questions]
+    held_out = [task for task in tasks if task["question"] in held_out_questions]
+    return train, held_out
+
+
+def _read_tasks(path: Path) -> Iterator[Task]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read the tasks file {path}: {error.strerror}. {_WANTED}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). {_WANTED}") from error
+    if not text.strip():
+        raise ValueError(f"the tasks file {path} is empty. {_WANTED}")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _parse_task(line, f"{path}, line {number}")
+
+
+_NO_ANSWERS: Final = ("", math.inf, -math.inf)
+_WANTED: Final = f"Expected one JSON object per line, such as {EXAMPLE_LINE}"
+
+
+def _parse_task(line: str, where: str) -> Task:
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error}). {_WANTED}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: a JSON object is expected, not {type(value).__name__}. {_WANTED}")
+    fields = cast("dict[str, object]", value)
+    question, answer = _field(fields, "question", where), _field(fields, "answer", where)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{where}: 'question' must be a text that is not empty, not {question!r}. {_WANTED}")
+    if (
+        isinstance(answer, bool)
+        or not isinstance(answer, int | float | str)
+        or answer in _NO_ANSWERS
+        or answer != answer
+    ):
+        raise ValueError(f"{where}: 'answer' must be a number or a text, not {answer!r}. {_WANTED}")
+    return {"question": question, "answer": answer}
+
+
+def _field(fields: dict[str, object], name: str, where: str) -> object:
+    if name not in fields:
+        raise ValueError(f"{where}: the field {name!r} is missing (found: {', '.join(fields) or 'none'}). {_WANTED}")
+    return fields[name]

@@ -1,0 +1,298 @@
+"""`agl demo` as a user runs it: the whole path, wrong inputs, and Ctrl+C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli import main
+
+ROOT = Path(__file__).parents[2]
+QUICK = [sys.executable, "-m", "tests.demo.quick"]
+FILES = {"model", "metrics.jsonl", "curve.png", "config.json", "store.db", "log.txt"}
+GOOD = '{"question": "What is 1 plus 1?", "answer": 2}'
+
+
+# --- a whole demo ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
+    agl_script = Path(sys.executable).with_name("agl")
+    out = tmp_path / "run"
+    command = [agl_script, "demo", "--steps", "10", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for text in (
+        "512 tasks to train on, 128 held out",
+        "held-out tasks: 128, the same before and after",
+        "exact McNemar test, two-sided: p = ",
+        "verdict: better",
+        "--- a conversation before training",
+        "--- a conversation after training",
+        "calls calculator(expression=",
+        "step  10/10  reward ",
+    ):
+        assert text in done.stdout
+
+    assert {path.name for path in out.iterdir()} >= FILES
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    for line in lines:
+        assert line["calls_captured"] == line["calls_trained"] + sum(line["calls_excluded"].values())
+        assert line["rollouts_done"] + line["rollouts_failed"] == 128
+    config = json.loads((out / "config.json").read_text())
+    assert (config["demo"]["steps"], config["grpo"]["steps"], config["grpo"]["seed"]) == (10, 10, 0)
+    assert "torch" in config["versions"]
+    assert "verdict: better" in (out / "log.txt").read_text()
+    _load_model(out / "model")
+
+    rollouts = asyncio.run(_rollouts_of(out / "store.db"))
+    assert sum(rollout.mode == "train" for rollout in rollouts) == 10 * 128
+    held_out = {rollout.input["question"] for rollout in rollouts if rollout.mode == "val"}
+    assert not held_out & {rollout.input["question"] for rollout in rollouts if rollout.mode == "train"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_it_trains_on_the_users_own_tasks(tmp_path: Path) -> None:
+    tasks = _tasks(tmp_path, *_sums(40))
+    command = [*QUICK, "demo", "--steps", "2", "--runners", "1", "--tasks", tasks, "--out", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # two steps from a bad start need not make it better
+    assert "32 tasks to train on, 8 held out" in done.stdout
+    assert "user: Please tell me" in done.stdout
+    assert ("verdict: better" in done.stdout) == (done.returncode == 0)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["demo"]["tasks"] == tasks
+
+
+async def _rollouts_of(path: Path) -> list[Any]:
+    store = agl.SQLiteLightningStore(path)
+    rollouts = await store.query_rollouts()
+    await store.close()
+    return list(rollouts)
+
+
+def _load_model(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "What is 1 plus 1?"}], tokenize=False)
+    assert model(**tokenizer(prompt, return_tensors="pt")).logits.isfinite().all()
+
+
+# --- wrong inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """A function that runs `agl demo`, sees that it starts and writes nothing, and returns the one line it says."""
+    threads, children = set(threading.enumerate()), psutil.Process().children()
+
+    def refused(*arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        code = main(["demo", "--out", str(tmp_path / "run"), *arguments])
+        said = capsys.readouterr()
+        assert code == 2
+        assert said.out == ""
+        assert sorted(tmp_path.rglob("*")) == before
+        [line] = said.err.splitlines()
+        assert line.startswith("agl: ")
+        return line
+
+    yield refused
+    assert set(threading.enumerate()) <= threads
+    assert psutil.Process().children() == children
+
+
+def _sums(count: int) -> list[str]:
+    return [json.dumps({"question": f"Please tell me {n} plus {n}", "answer": 2 * n}) for n in range(count)]
+
+
+def _tasks(folder: Path, *lines: str) -> str:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_a_tasks_file_that_is_not_there_is_refused(refusal: Any, tmp_path: Path) -> None:
+    line = refusal("--tasks", str(tmp_path / "nowhere.jsonl"))
+    assert "nowhere.jsonl" in line
+    assert '{"question"' in line
+
+
+def test_an_empty_tasks_file_is_refused(refusal: Any, tmp_path: Path) -> None:
+    line = refusal("--tasks", _tasks(tmp_path))
+    assert "is empty" in line
+    assert '{"question"' in line
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("not json", "line 17: not JSON"),
+        ('{"question": "What is 2?"}', "line 17: the field 'answer' is missing (found: question)"),
+        ('{"answer": 2}', "line 17: the field 'question' is missing"),
+        ("[1, 2]", "line 17: a JSON object is expected, not list"),
+        ('{"question": "", "answer": 2}', "line 17: 'question' must be a text that is not empty"),
+        ('{"question": "What?", "answer": null}', "line 17: 'answer' must be a number or a text"),
+    ],
+)
+def test_a_wrong_line_is_named_with_an_example_of_a_right_one(
+    refusal: Any, tmp_path: Path, line: str, text: str
+) -> None:
+    said = refusal("--tasks", _tasks(tmp_path, *[GOOD] * 16, line, *[GOOD] * 4))
+    assert text in said
+    assert '{"question": "What is 34 plus 5?", "answer": 39}' in said
+
+
+def test_fewer_than_16_tasks_are_refused(refusal: Any, tmp_path: Path) -> None:
+    said = refusal("--tasks", _tasks(tmp_path, *_sums(15)))
+    assert "15 different questions, at least 16 are needed" in said
+
+
+@pytest.mark.parametrize("out", ["/proc/run", "/dev/null/run"])
+def test_an_output_folder_that_cannot_be_written_is_refused(refusal: Any, out: str) -> None:
+    assert f"output folder '{out}' cannot be written" in refusal("--out", out)
+
+
+def test_an_output_folder_that_holds_something_is_refused_and_left_alone(refusal: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    assert "is not empty. Choose another one" in refusal("--out", str(tmp_path / "mine"))
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("name", ["runners", "steps"])
+@pytest.mark.parametrize("value", ["0", "-2"])
+def test_numbers_below_one_are_refused_by_name(refusal: Any, name: str, value: str) -> None:
+    assert f"--{name} must be 1 or more; got {value}" in refusal(f"--{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        ("from agentlightning.cli import main; sys.exit(main(['demo']))", "agentlightning[demo]"),
+        ("import agentlightning as agl; agl.GRPO(model='m')", "agentlightning[grpo]"),
+        ("import agentlightning as agl; agl.Trainer(algorithm={'type': 'grpo', 'model': 'm'})", "agentlightning[grpo]"),
+    ],
+)
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
+    tmp_path: Path, use: str, text: str, package: str
+) -> None:
+    program = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+{use}
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert f"needs the package '{package}', which is not installed" in last
+    assert f"Install it with: pip install '{text}'" in last
+    assert not list(tmp_path.iterdir())
+
+
+# --- Ctrl+C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Any]:
+    """A function that starts a demo in a session of its own and returns it when it has said what is waited for."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(until: str) -> subprocess.Popen[str]:
+        tasks = _tasks(tmp_path, *_sums(20))  # four of them are held out: little to measure before the training
+        command = [*QUICK, "demo", "--steps", "500", "--tasks", tasks, "--out", str(tmp_path / "run")]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
+        )
+        running.append(process)
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith(until):
+                return process
+        raise AssertionError(f"it ended before {until!r}: {said}")
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _everything_of(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[int]]:
+    """Return the processes of a demo and the ports that they listen on."""
+    parent = psutil.Process(process.pid)
+    family = [parent, *parent.children(recursive=True)]
+    ports = {c.laddr.port for member in family for c in member.net_connections("tcp") if c.status == "LISTEN"}
+    return family, sorted(ports)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("whom", ["the terminal's processes", "the main process"])
+def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: Any, tmp_path: Path, whom: str) -> None:
+    process = demo(until="step   2/500")
+    family, ports = _everything_of(process)
+    assert len(family) >= 3  # two runners beside the main process
+    assert len(ports) >= 3  # store, gateway and engine
+    if whom == "the main process":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    run = tmp_path / "run"
+    assert said.splitlines()[-1].startswith(f"interrupted; the run lies in {run} and holds: config.json, log.txt, ")
+    assert {"config.json", "log.txt", "metrics.jsonl", "model", "store.db"} <= {path.name for path in run.iterdir()}
+    _, alive = psutil.wait_procs(family, timeout=1)
+    assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]
+    assert all(_is_free(port) for port in ports)
+
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert len(lines) >= 2
+    _load_model(run / "model")
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_in_the_warm_start_ends_it_too(demo: Any, tmp_path: Path) -> None:
+    process = demo(until="warm start: ")
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.splitlines()[-1] == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"
