@@ -84,7 +84,7 @@ class WarmStart:
             RuntimeError: It does not become one within `IMITATION_MAX_STEPS` steps.
         """
         while self._measure().accuracy_with_tool < settings.SKILL_BEFORE_SETTLING:
-            self._steps_at(settings.IMITATION_LEARNING_RATE, 25, shown=1.0)
+            self._steps_at(settings.IMITATION_LEARNING_RATE, 50, shown=1.0)
         for left in range(settings.SETTLING_STEPS, 0, -1):
             rate = settings.IMITATION_LEARNING_RATE * left / settings.SETTLING_STEPS
             self._steps_at(rate, 1, shown=1.0 if 2 * left > settings.SETTLING_STEPS else settings.SHARE_SHOWING_TOOL)

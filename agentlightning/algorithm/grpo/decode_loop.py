@@ -149,6 +149,8 @@ class DecodeLoop:
             taken = [self._waiting.popleft() for _ in range(room)]
             jobs = [job for job in taken if job.finished.set_running_or_notify_cancel()]
             self._in_flight |= {job.completion: job for job in jobs}
+            if jobs:
+                self._changed.notify_all()
             return jobs
 
     def _advance(self, new: list[Completion]) -> list[Completion]:
