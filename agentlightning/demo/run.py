@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TOOL_TOKENS = 16
+"""Of a result of the calculator, with the signs around it."""
 _NEEDED = ("torch", "transformers", "openai", "matplotlib")
 
 
@@ -71,7 +73,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     _check(options)
     folder: Path | None = None
     try:
-        train, held_out = load_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
+        train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
         folder = _unused(options.out) if options.out else new_run_folder()
         _say(out, f"{len(train)} tasks to train on, {len(held_out)} held out; the run is written to {folder}")
         return _run(options, train, held_out, folder, out)
@@ -93,6 +95,24 @@ def _check_packages() -> None:
             found = False
         if not found:
             raise MissingExtraError("agl demo", "demo", package)
+
+
+def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
+    """Return the user's tasks to train on and held out; refuse a question that leaves no room for a conversation."""
+    train, held_out = load_tasks(path)
+    from agentlightning.demo.model import make_tokenizer
+
+    room = defaults.CONTEXT_LENGTH - defaults.MAX_TURNS * (defaults.MAX_NEW_TOKENS + _TOOL_TOKENS)
+    questions = [task["question"] for task in (*train, *held_out)]
+    tokenizer = make_tokenizer(questions)
+    for question in questions:
+        length = len(tokenizer(question)["input_ids"])
+        if length > room:
+            raise BadRequestError(
+                f"{path}: the question {question[:60]!r} ... takes {length} tokens (words, digits and signs); "
+                f"the demo's small model has room for {room}"
+            )
+    return train, held_out
 
 
 def _unused(out: Path) -> Path:

@@ -62,6 +62,7 @@ def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() ->
         ("clip", ("a", "b"), "clip must be"),
         ("scale", "sdt", "scale must be one of 'std', 'none'; got 'sdt'. Did you mean 'std'"),
         ("aggregation", "token", "aggregation must be one of 'tokens', 'rollouts'; got 'token'. Did you mean 'tokens'"),
+        ("schedule", "linaer", "schedule must be one of 'constant', 'linear'; got 'linaer'. Did you mean 'linear'"),
         ("progress", "fancy", "progress must be one of 'auto', 'live', 'plain', 'none'; got 'fancy'"),
         ("lora", 16, "lora holds arguments of peft.LoraConfig"),
         ("resource_name", "", "resource_name must be a text that is not empty"),
@@ -83,6 +84,12 @@ def test_paths_may_be_given_as_paths_and_the_settings_are_json() -> None:
     settings = agl.GRPO(model=Path("m"), output_dir=Path("out"), lora={"r": 4}).settings
     assert settings.model == "m"
     assert json.loads(json.dumps(settings.as_json()))["output_dir"] == "out"
+
+
+def test_a_linear_schedule_falls_from_the_learning_rate_towards_zero() -> None:
+    settings = agl.GRPO(model="m", learning_rate=0.4, steps=4, schedule="linear").settings
+    assert [settings.learning_rate_at(step) for step in (1, 2, 3, 4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert agl.GRPO(model="m", learning_rate=0.4).settings.learning_rate_at(99) == 0.4
 
 
 def test_the_signature_names_every_setting_with_its_default() -> None:

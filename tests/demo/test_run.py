@@ -89,6 +89,22 @@ async def _rollouts_of(path: Path) -> list[Any]:
     return list(rollouts)
 
 
+@pytest.mark.slow
+def test_a_port_that_is_taken_ends_it_with_one_line_and_the_traceback_in_the_log(tmp_path: Path) -> None:
+    command = [*QUICK, "demo", "--steps", "1", "--tasks", _tasks(tmp_path, *_sums(20)), "--out", tmp_path / "run"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        environment = {**os.environ, "AGL_SERVER_PORT": str(taken.getsockname()[1])}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("agl: ")
+    assert environment["AGL_SERVER_PORT"] in line
+    assert done.stdout.splitlines()[-1] == f"failed; the traceback is in {tmp_path / 'run' / 'log.txt'}"
+    assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def _load_model(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -166,6 +182,14 @@ def test_a_wrong_line_is_named_with_an_example_of_a_right_one(
 def test_fewer_than_16_tasks_are_refused(refusal: Any, tmp_path: Path) -> None:
     said = refusal("--tasks", _tasks(tmp_path, *_sums(15)))
     assert "15 different questions, at least 16 are needed" in said
+
+
+def test_a_question_that_the_small_model_cannot_read_is_refused(refusal: Any, tmp_path: Path) -> None:
+    long = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
+    said = refusal("--tasks", _tasks(tmp_path, *_sums(16), long))
+    assert "the question '1 2 3 1 2 3" in said
+    assert "takes 301 tokens" in said
+    assert "has room for 136" in said
 
 
 @pytest.mark.parametrize("out", ["/proc/run", "/dev/null/run"])
