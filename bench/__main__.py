@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+
+from bench.idle_runner import idle_runner
 
 BASE = (
     "import time; t = time.perf_counter(); import pydantic, opentelemetry.sdk.trace\n"
@@ -37,21 +38,6 @@ def bench_import(runs: int) -> dict[str, float]:
     }
 
 
-def _runner(url: str, times: Any, count: int) -> None:
-    from agentlightning.store.client_server import LightningStoreClient
-
-    async def work() -> None:
-        client = LightningStoreClient(url)
-        for _ in range(count):
-            claim = await client.dequeue_rollout(worker_id="bench", timeout=20)
-            times.put(time.time())
-            assert claim is not None
-            await client.finish_rollout(claim.rollout_id)
-        await client.close()
-
-    asyncio.run(work())
-
-
 async def bench_wake_up(count: int) -> dict[str, float]:
     """Return the time from enqueue to the claim of an idle runner in another process, over HTTP, store in SQLite."""
     from agentlightning.store.client_server import LightningStoreServer
@@ -63,7 +49,7 @@ async def bench_wake_up(count: int) -> dict[str, float]:
         await server.start()
         context = multiprocessing.get_context("spawn")
         times = context.Queue()
-        runner = context.Process(target=_runner, args=(server.endpoint, times, count))
+        runner = context.Process(target=idle_runner, args=(server.endpoint, times, count))
         runner.start()
         delays: list[float] = []
         await asyncio.sleep(2.0)

@@ -75,9 +75,11 @@ class Policy:
     @classmethod
     def load(cls, path: str | Path, *, dtype: torch.dtype = torch.float32, **settings: Any) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor."""
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         with no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            )
         return cls(model, tokenizer, **settings)
 
     def save(self, path: str | Path) -> None:
