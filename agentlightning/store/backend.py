@@ -219,10 +219,6 @@ class Backend(Protocol):
         """Return the sizes."""
         ...
 
-    def change_mark(self) -> object:
-        """Return a value that differs once another process has changed the data."""
-        ...
-
     def close(self) -> None:
         """Release threads and files; may be called twice."""
         ...

@@ -180,9 +180,6 @@ class MemoryBackend:
         data = self._data
         return Counts(len(data.records), data.attempts, data.span_count, data.span_bytes)
 
-    def change_mark(self) -> object:
-        return None
-
     def close(self) -> None:
         """Nothing to release."""
 

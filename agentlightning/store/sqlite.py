@@ -211,10 +211,6 @@ class SQLiteBackend:
             spans, size = self._reader.execute("SELECT count(*), coalesce(sum(length(body)), 0) FROM spans").fetchone()
         return Counts(rollouts, attempts, spans, size)
 
-    def change_mark(self) -> object:
-        with self._lock:
-            return self._reader.execute("PRAGMA data_version").fetchone()[0]
-
     def close(self) -> None:
         with self._lock:
             if self._closed:
