@@ -66,6 +66,12 @@ class StoreUnreachableError(AgentLightningError, ConnectionError):
     http_status = 503
 
 
+class StoreWriteError(AgentLightningError, OSError):
+    """The store could not write: disk full, file read-only, database down. Nothing of the call was stored (HTTP 507)."""
+
+    http_status = 507
+
+
 class PolicyFault(AgentLightningError):
     """Raised by an agent to say: the policy did this wrong, and this is the reward it earns.
 
@@ -111,6 +117,7 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
         BusyError,
         UnauthorizedError,
         StoreUnreachableError,
+        StoreWriteError,
     )
 }
 """Classes that a server names in its reply and a client raises again."""

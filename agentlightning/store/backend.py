@@ -32,6 +32,12 @@ class Record:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     spans_issued: int = 0
     """The largest span number given out or seen."""
+    span_count: int = 0
+    """Spans that are stored now."""
+    span_bytes: int = 0
+    """Their encoded size."""
+    attempts_dropped: int = 0
+    """Spans of the first so many attempts were evicted to keep the store within its bound."""
     queued_at: float | None = None
     """When it entered the queue; None while it is in none."""
     deadline: float | None = None
@@ -45,10 +51,21 @@ class Record:
             self.rollout,
             list(self.attempts),
             self.spans_issued,
+            self.span_count,
+            self.span_bytes,
+            self.attempts_dropped,
             self.queued_at,
             self.deadline,
             self.infrastructure_retries,
         )
+
+    @property
+    def available_at(self) -> float | None:
+        """First moment at which it may be claimed; None while it is in no queue."""
+        if self.queued_at is None:
+            return None
+        not_before = self.rollout.not_before
+        return self.queued_at if not_before is None else max(self.queued_at, not_before)
 
     @property
     def latest(self) -> Attempt | None:
@@ -127,9 +144,13 @@ class Notes:
     """What a script changed that somebody may be waiting for."""
 
     queued: list[str | None] = field(default_factory=list[str | None])
-    """Run of each rollout that entered the queue."""
+    """Run of each rollout that entered the queue and may be claimed at once."""
+    delayed: list[str | None] = field(default_factory=list[str | None])
+    """Run of each rollout that entered the queue and may be claimed later."""
     finished: list[str] = field(default_factory=list[str])
-    """Rollouts that came to an end."""
+    """Rollouts that came to an end, or were deleted."""
+    changed: bool = False
+    """A rollout changed."""
 
 
 class Tx(Protocol):
@@ -142,35 +163,66 @@ class Tx(Protocol):
         ...
 
     def save(self, record: Record) -> None:
-        """Insert or replace a record; its place in the queue follows `queued_at`."""
+        """Insert or replace a record; its place in the queue follows `available_at`, its place among the changes is
+        the last."""
         ...
 
-    def claim(self, run_id: str | None) -> Record | None:
-        """Return the record of the run that has waited longest, for this script alone."""
+    def delete(self, rollout_id: str) -> bool:
+        """Remove a record and all its spans; False if it is not there."""
+        ...
+
+    def claim(self, run_id: str | None, now: float) -> Record | None:
+        """Return the record of the run to be claimed next, for this script alone: of those that are available at
+        `now` the one of highest priority, among equals the one available longest, then the one inserted first."""
+        ...
+
+    def next_available(self, run_id: str | None) -> float | None:
+        """Return the earliest `available_at` in the queue of a run; None if the queue is empty."""
         ...
 
     def find(self, plan: Plan) -> tuple[list[Record], int]:
-        """Return one page of records and the number of matches."""
+        """Return one page of records and the number of matches. Reading scripts only."""
+        ...
+
+    def runs(self) -> list[str | None]:
+        """Return the runs that have records."""
+        ...
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        """Return the sizes of the store, or of one run (given as a tuple of one)."""
+        ...
+
+    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+        """Return records changed after a cursor, each once, the one changed first coming first, and the cursor behind
+        the last of them. The cursor "0" is before everything. Reading scripts only.
+
+        Raises:
+            BadRequestError: not a cursor of this store.
+        """
+        ...
+
+    def last_change(self) -> str:
+        """Return the cursor behind everything that is there."""
         ...
 
     def due(self, now: float, limit: int) -> list[Record]:
-        """Return records whose deadline is past."""
+        """Return records whose deadline is past, the longest past first."""
         ...
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         """Return (rollout id, attempt id) of what a worker has in hand, the newest first."""
         ...
 
-    def add_spans(self, spans: Sequence[Span]) -> list[bool]:
-        """Store spans; say for each whether it was new."""
-        ...
-
-    def spans(self, rollout_id: str, attempt_id: str | None) -> list[Span]:
-        """Return spans in the order in which they were stored.
+    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+        """Store spans; say for each its encoded size in bytes, 0 for one that was there already.
 
         Raises:
-            GoneError: they were evicted.
+            BusyError: the store is full.
         """
+        ...
+
+    def spans(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> list[Span]:
+        """Return spans of a rollout, of one attempt, or with one span id, in the order in which they were stored."""
         ...
 
     def get(self, kind: Kind, key: str) -> Row | None:
@@ -185,8 +237,12 @@ class Tx(Protocol):
         """Remove one row if it is there."""
         ...
 
-    def scan(self, kind: Kind) -> list[tuple[str, Row]]:
-        """Return all rows of a kind in the order of first insertion."""
+    def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
+        """Return the rows of a kind in the order of first insertion, the first `limit` of them."""
+        ...
+
+    def count_rows(self, kind: Kind) -> int:
+        """Return how many rows of a kind there are."""
         ...
 
 
@@ -194,10 +250,10 @@ class Tx(Protocol):
 class Counts:
     """Sizes of a store."""
 
-    rollouts: int
-    attempts: int
-    spans: int
-    span_bytes: int
+    rollouts: int = 0
+    attempts: int = 0
+    spans: int = 0
+    span_bytes: int = 0
 
 
 class Backend(Protocol):
@@ -208,28 +264,35 @@ class Backend(Protocol):
     persistent: bool
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        """Run a script from any thread and wait for it; raise what it raises and leave no trace of it."""
+        """Run a script from any thread and wait for it; raise what it raises and leave no trace of it.
+
+        Raises:
+            BusyError: too many scripts wait already.
+        """
         ...
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        """The same without blocking the event loop."""
+        """The same without blocking the event loop for long."""
         ...
 
-    def counts(self) -> Counts:
-        """Return the sizes."""
+    def await_change(self, timeout: float) -> bool:
+        """Block for at most `timeout` seconds (from a thread of the caller) until another process may have changed the
+        data; False if surely none did. Called on a shared backend only, by one thread at a time."""
         ...
 
     def close(self) -> None:
-        """Release threads and files; may be called twice."""
+        """Release threads, connections and files; may be called twice."""
         ...
 
 
-def note_change(tx: Tx, record: Record, before: str | None) -> None:
+def note_change(tx: Tx, record: Record, before: str | None, now: float) -> None:
     """Save a record and note for waiters what its status became."""
     tx.save(record)
+    tx.notes.changed = True
     status = record.rollout.status
     if status != before:
         if status in QUEUING:
-            tx.notes.queued.append(record.rollout.run_id)
+            later = record.rollout.not_before is not None and record.rollout.not_before > now
+            (tx.notes.delayed if later else tx.notes.queued).append(record.rollout.run_id)
         elif status in FINISHED:
             tx.notes.finished.append(record.rollout.rollout_id)

@@ -20,6 +20,7 @@ from agentlightning.types import (
     AttemptError,
     AttemptStatus,
     EnqueueRolloutRequest,
+    EventPage,
     NamedResources,
     Outcome,
     PaginatedResult,
@@ -175,8 +176,13 @@ class LightningStore:
         metadata: dict[str, Any] | None = None,
         *,
         run_id: str | None = None,
+        priority: int = 0,
+        not_before: float | None = None,
     ) -> Rollout:
-        """Create a rollout and put it at the end of the queue of its run.
+        """Create a rollout and put it into the queue of its run.
+
+        Of what may be claimed, the highest `priority` goes first, then what could be claimed longest. Nobody claims it
+        before `not_before` (wall-clock seconds).
 
         Raises:
             TypeError: `input` holds something that is no JSON value; names the place.
@@ -190,7 +196,7 @@ class LightningStore:
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
     ) -> AttemptedRollout | None:
-        """Claim the oldest queued rollout of the run, with a new attempt; None if there is none.
+        """Claim the next queued rollout of the run, with a new attempt; None if there is none.
 
         Waits up to `timeout` seconds for one to arrive. A claim is a lease: a worker that has sent heartbeats and then
         falls silent loses it.
@@ -290,6 +296,28 @@ class LightningStore:
         Raises:
             NotFoundError: no such rollout or attempt.
             ConflictError: the attempt has `failed` or `succeeded` and `status` is another one.
+        """
+        raise NotImplementedError
+
+    async def delete_rollouts(
+        self,
+        *,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+        keep_last: int | None = None,
+        max_age: float | None = None,
+        max_bytes: int | None = None,
+        force: bool = False,
+    ) -> int:
+        """Remove rollouts with their attempts and spans; returns how many were removed.
+
+        Either those with the given ids (unknown ones are passed over), or of each run, or of the one run given, those
+        ended rollouts that go beyond `keep_last` (how many), `max_age` (seconds since their end) or `max_bytes` (of
+        spans); with a run and no bound, all its ended ones. `force` removes a given rollout that has not ended, too.
+
+        Raises:
+            ConflictError: a given rollout has not ended; then nothing is removed.
+            BadRequestError: neither ids nor a run nor a bound, or ids beside one of the others.
         """
         raise NotImplementedError
 
@@ -400,6 +428,25 @@ class LightningStore:
         """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
 
         `timeout` is in seconds; None waits without limit. Unknown ids are left out and not waited for.
+        """
+        raise NotImplementedError
+
+    async def query_events(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        timeout: float = 0.0,
+        run_id: str | Unset | None = UNSET,
+    ) -> EventPage:
+        """Return which rollouts changed after a cursor, each once and as it stands; waits for the first of them.
+
+        `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
+        of this or an earlier process. Waits up to `timeout` seconds. A page may be empty and its cursor newer, when all
+        changes were of other runs.
+
+        Raises:
+            BadRequestError: not a cursor of this store.
         """
         raise NotImplementedError
 

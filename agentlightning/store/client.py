@@ -31,6 +31,7 @@ from agentlightning.store.values import to_json
 from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,
+    EventPage,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -137,10 +138,13 @@ class LightningStoreClient(LightningStore):
         metadata: dict[str, Any] | None = None,
         *,
         run_id: str | None = None,
+        priority: int = 0,
+        not_before: float | None = None,
     ) -> Rollout:
         request = EnqueueRolloutRequest(
-            input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata, run_id=run_id
-        )
+            input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata, run_id=run_id,
+            priority=priority, not_before=not_before,
+        )  # fmt: skip
         return (await self.enqueue_many_rollouts([request]))[0]
 
     @override
@@ -176,7 +180,10 @@ class LightningStoreClient(LightningStore):
             left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
             began = time.monotonic()
             result = await self._request(row, {**arguments, "timeout": left}, left + self._request_timeout)
-            complete = time.monotonic() - began < left if waits else bool(result)
+            if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
+                arguments, complete = {**arguments, "after": result.cursor}, bool(result.events)
+            else:
+                complete = time.monotonic() - began < left if waits else bool(result)
             if complete or (end is not None and time.monotonic() >= end):
                 return result
 

@@ -1,14 +1,12 @@
-"""Binds the scripts to a backend: one store class for every backend. Draws time and ids once per call, wakes waiters,
-and looks for lost workers and lapsed attempts, on a timer and (at most every `scan_debounce_seconds`) within calls."""
+"""Binds the scripts to a backend: one store class for every backend. Checks and converts what callers give, draws time
+and ids once per call, hands out copies. Waiting and watching are in `runtime.py`."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import TypeAdapter
@@ -16,7 +14,7 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store import scripts
-from agentlightning.store.backend import Backend, Notes, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.backend import Backend, ResourcesRow, Tx, WorkerRow
 from agentlightning.store.base import (
     UNSET,
     FilterLogic,
@@ -29,9 +27,9 @@ from agentlightning.store.base import (
     request_token,
 )
 from agentlightning.store.query import Plan, check_page, combine, page_of, text_filter
-from agentlightning.store.reaper import watch
+from agentlightning.store.runtime import StoreRuntime
 from agentlightning.store.values import evolve, public_attempt, public_attempted, public_rollout, to_json
-from agentlightning.store.waiters import Key, Waiters
+from agentlightning.store.waiters import ANY_CHANGE, Key
 from agentlightning.types import (
     LLM,
     Attempt,
@@ -39,10 +37,12 @@ from agentlightning.types import (
     AttemptError,
     AttemptStatus,
     EnqueueRolloutRequest,
+    EventPage,
     NamedResources,
     Outcome,
     PaginatedResult,
     ResourcesUpdate,
+    RetentionPolicy,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -54,28 +54,36 @@ from agentlightning.types import (
 )
 from agentlightning.utils.id import derive_id, generate_id
 
+if TYPE_CHECKING:
+    from agentlightning.utils.metrics import MetricsBackend
+
 logger = logging.getLogger(__name__)
-R = TypeVar("R")
 _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
-_OTHER_PROCESS_POLL = (0.05, 1.0)
-"""Seconds between looks at data that other processes change: first and largest."""
 
 
 class EngineStore(LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
-    def __init__(self, backend: Backend, *, scan_debounce_seconds: float = 10.0, lease_seconds: float = 30.0) -> None:
-        if lease_seconds <= 0:
-            raise BadRequestError(f"lease_seconds must be positive; got {lease_seconds}")
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        scan_debounce_seconds: float = 10.0,
+        lease_seconds: float = 30.0,
+        retention: RetentionPolicy | None = None,
+        tracker: MetricsBackend | None = None,
+    ) -> None:
         self._backend = backend
-        self._waiters = Waiters()
-        self._scan_debounce_seconds = scan_debounce_seconds
-        self._lease_seconds = lease_seconds
-        self._started = time.monotonic()
-        self._last_scan = float("-inf")
-        self._scanning = threading.Lock()
-        self._clocks = (time.time(), time.monotonic())
-        self._leases_hold_until = time.time() + lease_seconds if backend.persistent else 0.0
+        self._runtime = StoreRuntime(
+            backend,
+            scan_debounce_seconds=scan_debounce_seconds,
+            lease_seconds=lease_seconds,
+            policy=retention,
+        )
+        if tracker is not None:
+            from agentlightning.store.observed import observe_operations
+
+            observe_operations(self, tracker)
 
     @property
     @override
@@ -92,13 +100,13 @@ class EngineStore(LightningStore):
 
     @override
     async def close(self) -> None:
-        self._backend.close()
+        self._runtime.close()
 
     @override
     async def statistics(self) -> LightningStoreStatistics:
-        counts = self._backend.counts()
-        resources = len(await self._read(lambda tx: tx.scan("resources")))
-        workers = len(await self._read(lambda tx: tx.scan("worker")))
+        counts, resources, workers = await self._runtime.read(
+            lambda tx: (tx.counts(), tx.count_rows("resources"), tx.count_rows("worker"))
+        )
         return {
             "name": type(self).__name__,
             "total_rollouts": counts.rollouts,
@@ -107,7 +115,7 @@ class EngineStore(LightningStore):
             "total_span_bytes": counts.span_bytes,
             "total_resources": resources,
             "total_workers": workers,
-            "uptime": time.monotonic() - self._started,
+            "uptime": time.monotonic() - self._runtime.started,
         }
 
     # --- work comes in ---------------------------------------------------------------------------------------------
@@ -125,9 +133,9 @@ class EngineStore(LightningStore):
         run_id: str | None = None,
     ) -> AttemptedRollout:
         request = _request(input, mode, resources_id, config, metadata, run_id)
-        await self._scan()
+        await self._runtime.scan()
         rollout_id, attempt_id = "ro-" + _ids(12)(0), "at-" + _ids(8)(0)
-        claim = await self._write(
+        claim = await self._runtime.write(
             lambda tx: scripts.start_rollout(tx, time.time(), rollout_id, attempt_id, request, worker_id)
         )
         return self._hand_out(claim)
@@ -142,18 +150,24 @@ class EngineStore(LightningStore):
         metadata: dict[str, Any] | None = None,
         *,
         run_id: str | None = None,
+        priority: int = 0,
+        not_before: float | None = None,
     ) -> Rollout:
-        return (await self._enqueue([_request(input, mode, resources_id, config, metadata, run_id)]))[0]
+        request = _request(input, mode, resources_id, config, metadata, run_id, priority, not_before)
+        return (await self._enqueue([request]))[0]
 
     @override
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-        requests = [_request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id) for r in rollouts]
+        requests = [
+            _request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id, r.priority, r.not_before)
+            for r in rollouts
+        ]
         return await self._enqueue(requests) if requests else []
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
-        await self._scan()
+        await self._runtime.scan()
         ids, now = _ids(12), time.time()
-        made = await self._write(lambda tx: scripts.enqueue(tx, now, ids, requests))
+        made = await self._runtime.write(lambda tx: scripts.enqueue(tx, now, ids, requests))
         return [public_rollout(rollout) for rollout in made]
 
     @override
@@ -170,30 +184,36 @@ class EngineStore(LightningStore):
         limit = scripts.check_limit(limit)
         if limit <= 0:
             return []
-        await self._scan()
+        await self._runtime.scan()
         token, ids = request_token.get(), _ids(8)
 
-        async def attempt() -> list[AttemptedRollout]:
-            claims = await self._write(lambda tx: scripts.claim(tx, time.time(), ids, token, run_id, worker_id, limit))
-            return [self._hand_out(claim) for claim in claims]
+        async def attempt() -> _Claims:
+            now = time.time()
+            claims, due = await self._runtime.write(
+                lambda tx: scripts.claim_or_due(tx, now, ids, token, run_id, worker_id, limit)
+            )
+            return [self._hand_out(claim) for claim in claims], None if due is None else max(0.001, due - now)
 
         if timeout <= 0:
-            return await attempt()
-        work: set[Key] = {("work", run_id)}
-        return await self._until(attempt, lambda claims: set() if claims else work, work, timeout)
+            return (await attempt())[0]
+        work: list[Key] = [("work", run_id)]
+        claims, _ = await self._runtime.until(
+            attempt, lambda found: [] if found[0] else work, work, timeout, lambda found: found[1]
+        )
+        return claims
 
     @override
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        await self._scan()
+        await self._runtime.scan()
         attempt_id, now = "at-" + _ids(8)(0), time.time()
         return self._hand_out(
-            await self._write(lambda tx: scripts.start_attempt(tx, now, rollout_id, attempt_id, worker_id))
+            await self._runtime.write(lambda tx: scripts.start_attempt(tx, now, rollout_id, attempt_id, worker_id))
         )
 
     def _hand_out(self, claim: scripts.Claim) -> AttemptedRollout:
         rollout, attempt = claim
         if rollout.config.timeout_seconds is not None or rollout.config.unresponsive_seconds is not None:
-            watch(self)
+            self._runtime.watch()
         return public_attempted(rollout, attempt)
 
     # --- evidence comes in -----------------------------------------------------------------------------------------
@@ -208,7 +228,7 @@ class EngineStore(LightningStore):
 
     async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
         now = time.time()
-        stored = await self._write(lambda tx: scripts.add_spans(tx, now, spans))
+        stored = await self._runtime.write(lambda tx: scripts.add_spans(tx, now, spans))
         for span, answer in zip(spans, stored, strict=True):
             if answer is None:
                 logger.error(
@@ -232,7 +252,7 @@ class EngineStore(LightningStore):
 
     @override
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
-        return await self._write(lambda tx: scripts.next_sequence_ids(tx, rollout_attempt_ids))
+        return await self._runtime.write(lambda tx: scripts.next_sequence_ids(tx, rollout_attempt_ids))
 
     # --- changes ---------------------------------------------------------------------------------------------------
 
@@ -254,9 +274,11 @@ class EngineStore(LightningStore):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
             changes["config"] = RolloutConfig.model_validate(config)
-        await self._scan()
+        await self._runtime.scan()
         now = time.time()
-        return public_rollout(await self._write(lambda tx: scripts.update_rollout(tx, now, rollout_id, dict(changes))))
+        return public_rollout(
+            await self._runtime.write(lambda tx: scripts.update_rollout(tx, now, rollout_id, dict(changes)))
+        )
 
     @override
     async def update_attempt(
@@ -278,11 +300,38 @@ class EngineStore(LightningStore):
         )  # fmt: skip
         if not isinstance(metadata, Unset):
             changes["metadata"] = to_json(metadata, "metadata")
-        await self._scan()
+        await self._runtime.scan()
         now = time.time()
         return public_attempt(
-            await self._write(lambda tx: scripts.update_attempt(tx, now, rollout_id, attempt_id, dict(changes)))
+            await self._runtime.write(lambda tx: scripts.update_attempt(tx, now, rollout_id, attempt_id, dict(changes)))
         )
+
+    @override
+    async def delete_rollouts(
+        self,
+        *,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+        keep_last: int | None = None,
+        max_age: float | None = None,
+        max_bytes: int | None = None,
+        force: bool = False,
+    ) -> int:
+        bounds = RetentionPolicy(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
+        if rollout_ids is None:
+            if bounds == RetentionPolicy():
+                if isinstance(run_id, Unset):
+                    raise BadRequestError(
+                        "Say what to delete: rollout_ids=[...], run_id=..., or a bound (keep_last, ...)"
+                    )
+                bounds = RetentionPolicy(keep_last=0)
+            return await self._runtime.delete_surplus(bounds, None if isinstance(run_id, Unset) else (run_id,))
+        if bounds != RetentionPolicy() or not isinstance(run_id, Unset):
+            raise BadRequestError(
+                "rollout_ids cannot be given together with run_id or a bound; call delete_rollouts twice"
+            )
+        ids = list(rollout_ids)
+        return await self._runtime.write(lambda tx: scripts.delete(tx, ids, "force" if force else "refuse"))
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -316,8 +365,8 @@ class EngineStore(LightningStore):
             limit=limit,
             offset=offset,
         )
-        await self._scan()
-        records, total = await self._read(lambda tx: tx.find(plan))
+        await self._runtime.scan()
+        records, total = await self._runtime.read(lambda tx: tx.find(plan))
         items = [_public(record.rollout, record.latest) for record in records]
         return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
 
@@ -332,8 +381,8 @@ class EngineStore(LightningStore):
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
         check_page(Attempt, sort_by, limit, offset)
-        await self._scan()
-        record = await self._read(lambda tx: tx.load(rollout_id))
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
         return _page(attempts, sort_by, sort_order, limit, offset)
 
@@ -366,16 +415,9 @@ class EngineStore(LightningStore):
             results += text_filter(name, name_contains, span.name)
             return combine(results, filter_logic)
 
-        def script(tx: Tx) -> list[Span]:
-            wanted = attempt_id
-            if wanted == "latest":
-                record = tx.load(rollout_id)
-                if record is None or record.latest is None:
-                    return []
-                wanted = record.latest.attempt_id
-            return tx.spans(rollout_id, wanted)
-
-        spans = [span for span in await self._read(script) if keep(span)]
+        only = span_id if filter_logic == "and" else None
+        found = await self._runtime.read(lambda tx: scripts.read_spans(tx, rollout_id, attempt_id, only))
+        spans = [span for span in found if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
 
     @override
@@ -390,7 +432,7 @@ class EngineStore(LightningStore):
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
         check_page(ResourcesUpdate, sort_by, limit, offset)
-        rows = await self._read(lambda tx: tx.scan("resources"))
+        rows = await self._runtime.read(lambda tx: tx.scan("resources"))
         updates = [
             _without_keys(cast("ResourcesRow", row).update)
             for key, row in rows
@@ -411,7 +453,7 @@ class EngineStore(LightningStore):
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         check_page(Worker, sort_by, limit, offset)
-        await self._scan()
+        await self._runtime.scan()
 
         def keep(worker: Worker) -> bool:
             results = text_filter(None, worker_id_contains, worker.worker_id)
@@ -419,25 +461,25 @@ class EngineStore(LightningStore):
                 results.append(worker.status in status_in)
             return combine(results, filter_logic)
 
-        rows = await self._read(lambda tx: tx.scan("worker"))
+        rows = await self._runtime.read(lambda tx: tx.scan("worker"))
         workers = [evolve(cast("WorkerRow", row).worker) for _, row in rows]
         return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
 
     @override
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
-        await self._scan()
-        record = await self._read(lambda tx: tx.load(rollout_id))
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return None if record is None else _public(record.rollout, record.latest)
 
     @override
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        await self._scan()
-        record = await self._read(lambda tx: tx.load(rollout_id))
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return public_attempt(record.latest) if record and record.latest else None
 
     @override
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        row = await self._read(lambda tx: tx.get("worker", worker_id))
+        row = await self._runtime.read(lambda tx: tx.get("worker", worker_id))
         return evolve(cast("WorkerRow", row).worker) if row else None
 
     @override
@@ -447,13 +489,13 @@ class EngineStore(LightningStore):
         if heartbeat_stats is None:
             raise TypeError("heartbeat_stats is invalid; it cannot be a null value.")
         stats = heartbeat_stats if isinstance(heartbeat_stats, Unset) else to_json(heartbeat_stats, "heartbeat_stats")
-        watch(self)
+        self._runtime.watch()
         now = time.time()
-        return evolve(await self._write(lambda tx: scripts.heartbeat(tx, now, worker_id, stats, run_id)))
+        return evolve(await self._runtime.write(lambda tx: scripts.heartbeat(tx, now, worker_id, stats, run_id)))
 
     @override
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        await self._scan()
+        await self._runtime.scan()
 
         def look(tx: Tx) -> tuple[list[Rollout], list[str]]:
             records = [tx.load(rollout_id) for rollout_id in rollout_ids]
@@ -461,14 +503,37 @@ class EngineStore(LightningStore):
             return [r for r in known if is_finished(r)], [r.rollout_id for r in known if not is_finished(r)]
 
         async def attempt() -> tuple[list[Rollout], list[str]]:
-            return await self._read(look)
+            return await self._runtime.read(look)
 
         if timeout is not None and timeout <= 0:
             finished, _ = await attempt()
         else:
             keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
-            finished, _ = await self._until(attempt, lambda seen: {("end", i) for i in seen[1]}, keys, timeout)
+            finished, _ = await self._runtime.until(attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout)
         return [public_rollout(rollout) for rollout in finished]
+
+    @override
+    async def query_events(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        timeout: float = 0.0,
+        run_id: str | Unset | None = UNSET,
+    ) -> EventPage:
+        if not 1 <= limit <= 1000:
+            raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
+        run = None if isinstance(run_id, Unset) else (run_id,)
+        cursor = after
+
+        async def look() -> EventPage:
+            nonlocal cursor
+            found, cursor = await self._runtime.read(lambda tx: scripts.events(tx, cursor, limit, run))
+            return EventPage(events=found, cursor=cursor)
+
+        if timeout <= 0:
+            return await look()
+        return await self._runtime.until(look, lambda page: [] if page.events else [ANY_CHANGE], [ANY_CHANGE], timeout)
 
     # --- resources -------------------------------------------------------------------------------------------------
 
@@ -484,119 +549,22 @@ class EngineStore(LightningStore):
             raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
         checked = _NAMED_RESOURCES.validate_python({k: v.model_copy(deep=True) for k, v in resources.items()})
         token, now = request_token.get(), time.time()
-        update = await self._write(lambda tx: scripts.publish(tx, now, resources_id, token, checked, run_id))
+        update = await self._runtime.write(lambda tx: scripts.publish(tx, now, resources_id, token, checked, run_id))
         return update.model_copy(deep=True)
 
     @override
     async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
-        update = await self._read(lambda tx: scripts.resources_by_id(tx, resources_id, version))
+        update = await self._runtime.read(lambda tx: scripts.resources_by_id(tx, resources_id, version))
         return update.model_copy(deep=True) if update else None
 
     @override
     async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
-        update = await self._read(lambda tx: scripts.latest_resources(tx, run_id))
+        update = await self._runtime.read(lambda tx: scripts.latest_resources(tx, run_id))
         return update.model_copy(deep=True) if update else None
 
-    # --- running scripts, waiting, watching ------------------------------------------------------------------------
 
-    async def _read(self, script: Callable[[Tx], R]) -> R:
-        return (await self._backend.run(script, write=False))[0]
-
-    async def _write(self, script: Callable[[Tx], R]) -> R:
-        result, notes = await self._backend.run(script)
-        self._tell(notes)
-        return result
-
-    def _tell(self, notes: Notes) -> None:
-        if notes.queued or notes.finished:
-            self._waiters.wake(notes)
-
-    async def _until(
-        self,
-        look: Callable[[], Awaitable[R]],
-        missing: Callable[[R], set[Key]],
-        keys: Collection[Key],
-        timeout: float | None,
-    ) -> R:
-        """Repeat `look` until nothing is `missing` in its result, or time is up; returns the last result."""
-        end = None if timeout is None else time.monotonic() + timeout
-        first, largest = _OTHER_PROCESS_POLL
-        pause = first
-        while True:
-            with self._waiters.for_keys(keys) as waiter:
-                result = await look()
-                left = None if end is None else end - time.monotonic()
-                still = missing(result)
-                if not still or (left is not None and left <= 0):
-                    return result
-                waiter.arm(still)
-                if self._backend.shared:
-                    left = pause if left is None else min(pause, left)
-                    pause = min(pause * 1.5, largest)
-                await waiter.wait(left)
-
-    async def _scan(self) -> None:
-        """Look for lapsed attempts within a call, unless somebody did lately. Never fails the call."""
-        now = time.monotonic()
-        if now - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
-            return
-        try:
-            self._last_scan = now
-            for rollout_id, attempt_id, to, reason in await self._read(self._lapsed_script()):
-                script = partial(
-                    scripts.expire, now=time.time(), rollout_id=rollout_id, attempt_id=attempt_id, to=to, reason=reason
-                )
-                await self._write(script)
-        except Exception:  # the call that happens to carry the scan must not suffer from it
-            logger.exception("looking for lapsed attempts failed; the next scan tries again")
-        finally:
-            self._scanning.release()
-
-    def scan_now(self) -> None:
-        """Look for lapsed attempts at once; blocks. Called by the timer."""
-        self._last_scan = time.monotonic()
-        (lapsed, _) = self._backend.execute(self._lapsed_script(), write=False)
-        for rollout_id, attempt_id, to, reason in lapsed:
-            script = partial(
-                scripts.expire, now=time.time(), rollout_id=rollout_id, attempt_id=attempt_id, to=to, reason=reason
-            )
-            _, notes = self._backend.execute(script)
-            logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
-            self._tell(notes)
-
-    @property
-    def scan_interval(self) -> float:
-        """Seconds between two looks of the timer."""
-        return min(1.0, self._lease_seconds / 4)
-
-    def _lapsed_script(self) -> Callable[[Tx], list[tuple[str, str, AttemptStatus, str]]]:
-        now = time.time()
-        leases = self._leases_count(now)
-
-        def script(tx: Tx) -> list[tuple[str, str, AttemptStatus, str]]:
-            lapsed: list[tuple[str, str, AttemptStatus, str]] = []
-            for record in tx.due(now, 256):
-                attempt = record.latest
-                status = scripts.lifecycle.health(attempt, record.rollout.config, now) if attempt else None
-                if attempt is not None and status is not None:
-                    lapsed.append((record.rollout.rollout_id, attempt.attempt_id, status, status))
-            if leases:
-                for rollout_id, attempt_id in scripts.lost_claims(tx, now, self._lease_seconds):
-                    lapsed.append((rollout_id, attempt_id, "unresponsive", scripts.LEASE_EXPIRED))
-            return lapsed
-
-        return script
-
-    def _leases_count(self, now: float) -> bool:
-        """False for one lease after a start on durable data, and after the wall clock jumped or this process slept."""
-        wall, mono = self._clocks
-        self._clocks = (now, time.monotonic())
-        jump = (now - wall) - (self._clocks[1] - mono)
-        if jump > max(1.0, self._lease_seconds / 10):
-            self._leases_hold_until = now + self._lease_seconds
-        elif jump < -1.0:
-            self._leases_hold_until = min(self._leases_hold_until, now + self._lease_seconds)
-        return now >= self._leases_hold_until
+_Claims = tuple[list[AttemptedRollout], "float | None"]
+"""What was claimed; if nothing, the seconds until something may be."""
 
 
 def _request(
@@ -606,6 +574,8 @@ def _request(
     config: RolloutConfig | None,
     metadata: dict[str, Any] | None,
     run_id: str | None,
+    priority: int = 0,
+    not_before: float | None = None,
 ) -> EnqueueRolloutRequest:
     """Return the request with values of its own."""
     return EnqueueRolloutRequest(
@@ -615,6 +585,8 @@ def _request(
         config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
         metadata=to_json(metadata, "metadata"),
         run_id=run_id,
+        priority=priority,
+        not_before=not_before,
     )
 
 

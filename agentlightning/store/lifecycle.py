@@ -88,6 +88,14 @@ def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retrie
     return "requeuing" if status in config.retry_condition and counted < config.max_attempts else "failed"
 
 
+def retry_pause(attempts: int, config: RolloutConfig) -> float:
+    """Return the seconds to wait before the retry that follows so many attempts: delay times backoff^(attempts - 1)."""
+    if config.retry_delay_seconds <= 0:
+        return 0.0
+    growth = config.retry_backoff ** min(attempts - 1, 64)
+    return min(config.retry_delay_seconds * growth, config.retry_delay_max_seconds)
+
+
 def health(attempt: Attempt, config: RolloutConfig, now: float) -> AttemptStatus | None:
     """Return `timeout` or `unresponsive` if the attempt is past a limit of its rollout, else None."""
     if config.timeout_seconds is not None and now - attempt.start_time > config.timeout_seconds:

@@ -31,6 +31,8 @@ class Plan:
     """Combine the three filters above with `or`."""
     run_id: tuple[str | None] | None = None
     """A tuple of one: the run; None: every run."""
+    ended_before: float | None = None
+    """Only rollouts whose `end_time` is earlier."""
     sort_by: str | None = None
     descending: bool = False
     limit: int = -1
@@ -42,6 +44,8 @@ class Plan:
     def matches(self, rollout: Rollout) -> bool:
         """True if the rollout passes the filters."""
         if self.run_id is not None and rollout.run_id != self.run_id[0]:
+            return False
+        if self.ended_before is not None and (rollout.end_time is None or rollout.end_time >= self.ended_before):
             return False
         tests = self.tests(rollout)
         if not tests:

@@ -90,11 +90,13 @@ ROWS: tuple[Row, ...] = (
         "/workers/{worker_id}",
         also=(("POST", "/workers/{worker_id}/heartbeat"),),
     ),
+    Row("delete_rollouts", "POST", "/rollouts/delete", wrap="deleted"),
+    Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
     Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish"),
 )
 
-LONG_POLLS = frozenset(("dequeue_many_rollouts", "wait_for_rollouts"))
+LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollouts"))
 """Operations that may wait at the server; the client asks in chunks of at most `POLL_SECONDS`."""
 POLL_SECONDS = 20.0
 

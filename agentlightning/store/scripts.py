@@ -7,9 +7,9 @@ plain call, made from the token for one that carries a token, so that a repeated
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.errors import BadRequestError, ConflictError, GoneError, NotFoundError
 from agentlightning.semconv import STALE
 from agentlightning.store import lifecycle
 from agentlightning.store.backend import (
@@ -32,11 +32,14 @@ from agentlightning.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    RolloutEvent,
     Span,
     Worker,
 )
 
 Ids = Callable[[int], str]
+_WORKER_KEPT_SECONDS = 86_400.0
+_TOKEN_KEPT_SECONDS = 3_600.0
 Claim = tuple[Rollout, Attempt]
 
 
@@ -52,7 +55,7 @@ def enqueue(tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutReque
         known = tx.load(rollout_id)
         if known is None:
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
-            note_change(tx, Record(rollout, queued_at=now), None)
+            note_change(tx, Record(rollout, queued_at=now), None, now)
             made.append(rollout)
         else:
             made.append(known.rollout)
@@ -82,7 +85,7 @@ def claim(
             return [_claimed(tx, *pair) for pair in row.claims]
     taken: list[Claim] = []
     while len(taken) < limit:
-        record = tx.claim(run_id)
+        record = tx.claim(run_id, now)
         if record is None:
             break
         taken.append(_begin_attempt(tx, record, now, "at-" + ids(len(taken)), worker_id, claimed=True))
@@ -92,6 +95,14 @@ def claim(
         pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in taken]
         tx.put("claim", token, ClaimRow(pairs, now))
     return taken
+
+
+def claim_or_due(
+    tx: Tx, now: float, ids: Ids, token: str | None, run_id: str | None, worker_id: str | None, limit: int
+) -> tuple[list[Claim], float | None]:
+    """The same; when there is nothing, with the moment at which the first delayed rollout may be claimed."""
+    claims = claim(tx, now, ids, token, run_id, worker_id, limit)
+    return claims, None if claims else tx.next_available(run_id)
 
 
 def start_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, worker_id: str | None) -> Claim:
@@ -132,6 +143,8 @@ def _new_rollout(
         config=request.config or RolloutConfig(),
         metadata={} if request.metadata is None else request.metadata,
         run_id=request.run_id,
+        priority=request.priority,
+        not_before=request.not_before,
     )
 
 
@@ -149,7 +162,7 @@ def _begin_attempt(
     record.attempts.append(attempt)
     _set_status(record, "preparing", now)
     record.deadline = lifecycle.deadline(attempt, record.rollout.config)
-    note_change(tx, record, before)
+    note_change(tx, record, before, now)
     _sync_worker(tx, attempt, now, record.rollout.run_id, claimed=claimed)
     return record.rollout, attempt
 
@@ -169,12 +182,17 @@ def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
     for span in spans:
         record = records.get(span.rollout_id) or records.setdefault(span.rollout_id, _existing(tx, span.rollout_id))
         ready.append(_numbered(record, span))
-    new = tx.add_spans(ready)
-    fresh = [span for span, is_new in zip(ready, new, strict=True) if is_new]
+    sizes = tx.add_spans(ready)
+    seen: dict[str, set[str]] = {rollout_id: set() for rollout_id in records}
+    for span, size in zip(ready, sizes, strict=True):
+        if size:
+            record = records[span.rollout_id]
+            record.span_count += 1
+            record.span_bytes += size
+            seen[span.rollout_id].add(span.attempt_id)
     for rollout_id, record in records.items():
-        seen = {span.attempt_id for span in fresh if span.rollout_id == rollout_id}
-        _sign_of_life(tx, record, seen, now)
-    return [span if is_new else None for span, is_new in zip(ready, new, strict=True)]
+        _sign_of_life(tx, record, seen[rollout_id], now)
+    return [span if size else None for span, size in zip(ready, sizes, strict=True)]
 
 
 def _numbered(record: Record, span: Span) -> Span:
@@ -210,7 +228,7 @@ def _sign_of_life(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> 
             record.deadline = lifecycle.deadline(changed, record.rollout.config)
             if attempt.status == "unresponsive":
                 _sync_worker(tx, changed, now, record.rollout.run_id)
-    note_change(tx, record, before)
+    note_change(tx, record, before, now)
 
 
 def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
@@ -243,7 +261,7 @@ def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any])
             record.deadline = lifecycle.deadline(record.latest, record.rollout.config)
     if lifecycle.check_rollout_change(rollout_id, before, to):
         _set_status(record, to, now)
-    note_change(tx, record, before)
+    note_change(tx, record, before, now)
     return record.rollout
 
 
@@ -261,7 +279,7 @@ def update_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, changes
     record.put_attempt(new)
     if latest:
         _follow(record, new, now, moved=changed)
-    note_change(tx, record, before)
+    note_change(tx, record, before, now)
     if changed or changes.get("worker_id"):
         _sync_worker(tx, new, now, record.rollout.run_id)
     return new
@@ -280,7 +298,7 @@ def expire(tx: Tx, now: float, rollout_id: str, attempt_id: str, to: AttemptStat
     new = evolve(attempt, **{**_end_of_attempt(attempt, to, now), **changes, "status": to})
     record.put_attempt(new)
     _follow(record, new, now, moved=True)
-    note_change(tx, record, before)
+    note_change(tx, record, before, now)
     _sync_worker(tx, new, now, record.rollout.run_id)
     return True
 
@@ -300,8 +318,11 @@ def _follow(record: Record, attempt: Attempt, now: float, *, moved: bool) -> Non
     if not moved or status in FINISHED:
         return
     to = lifecycle.rollout_after(attempt, record.rollout.config, record.infrastructure_retries)
-    if to == "requeuing" and attempt.outcome_reason == LEASE_EXPIRED:
-        record.infrastructure_retries += 1
+    if to == "requeuing":
+        if attempt.outcome_reason == LEASE_EXPIRED:
+            record.infrastructure_retries += 1
+        pause = lifecycle.retry_pause(attempt.sequence_id, record.rollout.config)
+        record.rollout = evolve(record.rollout, not_before=now + pause if pause else None)
     if to != status:
         _set_status(record, to, now)
 
@@ -317,6 +338,80 @@ def _set_status(record: Record, to: Any, now: float) -> None:
         record.queued_at = None
     if to not in RUNNING:
         record.deadline = None
+
+
+def delete(tx: Tx, rollout_ids: Sequence[str], active: Literal["refuse", "skip", "force"]) -> int:
+    """Remove rollouts with their spans; unknown ones are passed over. Returns how many were removed.
+
+    `active` says what becomes of one that has not ended: an error, nothing, or its removal.
+    """
+    removed = 0
+    for rollout_id in dict.fromkeys(rollout_ids):
+        record = tx.load(rollout_id)
+        if record is None:
+            continue
+        status = record.rollout.status
+        if status not in FINISHED:
+            if active == "refuse":
+                raise ConflictError(
+                    f"Rollout {rollout_id} is {status} and has not ended, so it is not deleted (nothing was). "
+                    "Cancel it with update_rollout(status='cancelled') first, or pass force=True."
+                )
+            if active == "skip":
+                continue
+        tx.delete(rollout_id)
+        tx.notes.finished.append(rollout_id)
+        tx.notes.changed = True
+        removed += 1
+    return removed
+
+
+def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> tuple[list[RolloutEvent], str]:
+    """Return what changed after a cursor and the cursor to go on from; None is this moment."""
+    if after is None:
+        return [], tx.last_change()
+    records, cursor = tx.changes(after, limit)
+    return [_event(record) for record in records if run_id is None or record.rollout.run_id == run_id[0]], cursor
+
+
+def _event(record: Record) -> RolloutEvent:
+    rollout, attempt = record.rollout, record.latest
+    return RolloutEvent(
+        rollout_id=rollout.rollout_id,
+        run_id=rollout.run_id,
+        status=rollout.status,
+        mode=rollout.mode,
+        attempt_id=attempt.attempt_id if attempt else None,
+        attempt_status=attempt.status if attempt else None,
+        outcome=attempt.outcome if attempt else None,
+        worker_id=attempt.worker_id if attempt else None,
+        spans=record.span_count,
+        start_time=rollout.start_time,
+        end_time=rollout.end_time,
+    )
+
+
+def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> list[Span]:
+    """Return spans of a rollout or of one attempt; none for an unknown one.
+
+    Raises:
+        GoneError: some of them were evicted.
+    """
+    record = tx.load(rollout_id)
+    if record is None:
+        return []
+    if attempt_id == "latest":
+        if record.latest is None:
+            return []
+        attempt_id = record.latest.attempt_id
+    attempt = record.find_attempt(attempt_id) if attempt_id is not None else None
+    if record.attempts_dropped and (attempt is None or attempt.sequence_id <= record.attempts_dropped):
+        raise GoneError(
+            f"Spans for rollout {rollout_id} have been evicted (those of its first {record.attempts_dropped} attempts) "
+            "to keep the store within its bound. Read spans before that, give the store more room "
+            "(max_span_bytes), or use a durable one (sqlite:///FILE)."
+        )
+    return tx.spans(rollout_id, attempt_id, span_id)
 
 
 def _existing(tx: Tx, rollout_id: str) -> Record:
@@ -356,10 +451,29 @@ def lost_claims(tx: Tx, now: float, lease_seconds: float) -> list[tuple[str, str
         worker = cast("WorkerRow", row).worker
         if worker.last_heartbeat_time is None:
             continue
-        alive = max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0)
-        if now - alive > lease_seconds:
+        if now - max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0) > lease_seconds:
             lost.extend(tx.held(worker_id, 1000))
     return lost
+
+
+def forget_old_rows(tx: Tx, now: float, lease_seconds: float) -> None:
+    """Call silent workers unknown, forget those silent for a day, and the tokens of claims older than an hour."""
+    for worker_id, row in tx.scan("worker"):
+        worker = cast("WorkerRow", row).worker
+        silent = now - _last_sign(worker)
+        if silent > _WORKER_KEPT_SECONDS and not tx.held(worker_id, 1):
+            tx.drop("worker", worker_id)
+        elif silent > lease_seconds and worker.last_heartbeat_time is not None and worker.status == "idle":
+            tx.put("worker", worker_id, WorkerRow(evolve(worker, status="unknown")))
+    for token, row in tx.scan("claim", 1000):
+        if now - cast("ClaimRow", row).time <= _TOKEN_KEPT_SECONDS:
+            break
+        tx.drop("claim", token)
+
+
+def _last_sign(worker: Worker) -> float:
+    times = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time)
+    return max((time for time in times if time is not None), default=0.0)
 
 
 def _worker(tx: Tx, worker_id: str, run_id: str | None) -> Worker:

@@ -11,7 +11,7 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.forward import forward_operations
 from agentlightning.utils.background import BackgroundLoop
 
-_WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts"))
+_WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "query_events"))
 
 
 @forward_operations

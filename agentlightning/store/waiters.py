@@ -13,7 +13,8 @@ from typing_extensions import Self
 from agentlightning.store.backend import Notes
 
 Key = tuple[str, str | None]
-"""("work", run id) or ("end", rollout id)."""
+"""("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
+ANY_CHANGE: Key = ("change", None)
 
 
 class Waiter:
@@ -66,6 +67,8 @@ class Waiters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
+        self.parked = 0
+        """How many callers are entered."""
 
     def for_keys(self, keys: Collection[Key]) -> Waiter:
         """Return a waiter for these events; nothing is parked until it is entered."""
@@ -74,12 +77,14 @@ class Waiters:
     def add(self, waiter: Waiter) -> None:
         """Park a caller."""
         with self._lock:
+            self.parked += 1
             for key in waiter.keys:
                 self._by_key.setdefault(key, {})[waiter] = None
 
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
         """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
         with self._lock:
+            self.parked -= 1
             for key in waiter.keys:
                 parked = self._by_key.get(key)
                 if parked is not None:
@@ -97,18 +102,31 @@ class Waiters:
                 waiter.wake()
 
     def wake(self, notes: Notes) -> None:
-        """Tell the callers what happened; of those who wait for work, as many as rollouts were queued."""
+        """Tell the callers what happened; of those who wait for work, as many as rollouts may be claimed at once, and
+        all of them for one that may be claimed later, since any of them may have given up by then."""
         with self._lock:
             for rollout_id in notes.finished:
-                key: Key = ("end", rollout_id)
-                for waiter in self._by_key.get(key, ()):
-                    self._happened(waiter, key)
+                self._tell_all(("end", rollout_id))
             for run_id in notes.queued:
-                key = ("work", run_id)
+                key: Key = ("work", run_id)
                 parked = self._by_key.get(key)
                 waiter = next((w for w in parked if not w.woken and key not in w.seen), None) if parked else None
                 if waiter is not None:
                     self._happened(waiter, key)
+            for run_id in notes.delayed:
+                self._tell_all(("work", run_id))
+            self._tell_all(ANY_CHANGE)
+
+    def wake_all(self) -> None:
+        """Have every caller look again: something may have been missed."""
+        with self._lock:
+            for parked in self._by_key.values():
+                for waiter in parked:
+                    waiter.wake()
+
+    def _tell_all(self, key: Key) -> None:
+        for waiter in self._by_key.get(key, ()):
+            self._happened(waiter, key)
 
     @staticmethod
     def _happened(waiter: Waiter, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Every public value type, in five files; this is the one place that re-exports them."""
+"""Every public value type, in six files; this is the one place that re-exports them."""
 
 from agentlightning.types.agent import (
     Dataset,
@@ -19,6 +19,7 @@ from agentlightning.types.core import (
     AttemptStatus,
     EnqueueRolloutRequest,
     Outcome,
+    RetentionPolicy,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -27,6 +28,7 @@ from agentlightning.types.core import (
     Worker,
     WorkerStatus,
 )
+from agentlightning.types.events import EventPage, RolloutEvent
 from agentlightning.types.query import FilterField, FilterOptions, PaginatedResult, SortOptions
 from agentlightning.types.resources import (
     LLM,
@@ -66,6 +68,7 @@ __all__ = [
     "Dataset",
     "EnqueueRolloutRequest",
     "Event",
+    "EventPage",
     "FilterField",
     "FilterOptions",
     "GenericResponse",
@@ -81,8 +84,10 @@ __all__ = [
     "Resource",
     "ResourceUnion",
     "ResourcesUpdate",
+    "RetentionPolicy",
     "Rollout",
     "RolloutConfig",
+    "RolloutEvent",
     "RolloutLegacy",
     "RolloutMode",
     "RolloutRawResult",

@@ -37,6 +37,12 @@ class RolloutConfig(BaseModel):
     """Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect."""
     infrastructure_retries: int = Field(default=3, ge=0)
     """Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out)."""
+    retry_delay_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Pause before the first retry may be claimed."""
+    retry_backoff: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    """By how much the pause grows with each further retry."""
+    retry_delay_max_seconds: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    """Longest pause before a retry."""
 
 
 class AttemptError(BaseModel):
@@ -86,6 +92,10 @@ class Rollout(BaseModel):
     """The run it belongs to; runners of a run claim its rollouts only. None is a run of its own."""
     resources_version: int | None = None
     """The version of `resources_id` that it was created with."""
+    priority: int = 0
+    """Higher is claimed first; equal ones in the order in which they became claimable."""
+    not_before: float | None = None
+    """No claim before this moment; a retry with a pause sets it."""
 
     @property
     def id(self) -> str:
@@ -124,6 +134,9 @@ class EnqueueRolloutRequest(BaseModel):
     config: RolloutConfig | None = None
     metadata: dict[str, Any] | None = None
     run_id: str | None = None
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    not_before: float | None = Field(default=None, allow_inf_nan=False)
+    """Wall-clock seconds before which it may not be claimed."""
 
 
 class Worker(BaseModel):
@@ -139,3 +152,16 @@ class Worker(BaseModel):
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
     run_id: str | None = None
+
+
+class RetentionPolicy(BaseModel):
+    """How much of what has ended a store keeps, for each run apart. What has not ended is never removed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keep_last: int | None = Field(default=None, ge=0)
+    """Rollouts that ended last."""
+    max_age: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Seconds since their end."""
+    max_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of spans, of all rollouts of the run; the oldest ended ones go first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import shutil
 import socket
@@ -39,6 +40,19 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, Any]:
     if include_gpu:
         snapshot["gpus"] = _gpus()
     return snapshot
+
+
+@functools.cache
+def memory_capacity_bytes() -> int:
+    """Return how much memory this process may use: that of the machine, or of its control group if that is less."""
+    capacity = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                capacity = min(capacity, int(file.read()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return capacity
 
 
 @functools.cache

@@ -1,0 +1,88 @@
+"""Sorted views over the records in memory, so that a page of rollouts by run and status costs its own size.
+
+A view is made when a query first asks for its order, and kept from then on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from sortedcontainers import SortedList
+
+from agentlightning.store.backend import Record
+from agentlightning.store.query import Plan
+
+Key = tuple[float, int, str]
+"""(value, number, rollout id): the order within a view."""
+Group = tuple["str | None", str]
+"""(run, status)"""
+
+ORDERS: dict[str | None, Callable[[Record], float]] = {
+    None: lambda record: 0.0,
+    "start_time": lambda record: record.rollout.start_time,
+    "end_time": lambda record: math.inf if record.rollout.end_time is None else record.rollout.end_time,
+}
+"""What a view may be sorted by; ties are in the order of insertion."""
+
+
+class View:
+    """All rollouts in one order, in groups by run and status."""
+
+    def __init__(self, order: str | None) -> None:
+        self._value = ORDERS[order]
+        self._groups: dict[Group, Any] = {}
+
+    def key(self, record: Record, number: int) -> tuple[Group, Key]:
+        """Return where a record belongs."""
+        rollout = record.rollout
+        return (rollout.run_id, rollout.status), (self._value(record), number, rollout.rollout_id)
+
+    def add(self, group: Group, key: Key) -> None:
+        """Put a rollout in."""
+        found: Any = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = cast("Any", SortedList())
+        found.add(key)
+
+    def remove(self, group: Group, key: Key) -> None:
+        """Take a rollout out."""
+        self._groups[group].remove(key)
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def page(self, plan: Plan) -> tuple[list[str], int]:
+        """Return the ids of a page and the number of matches. The plan asks for runs, statuses and ends only."""
+        bound = None if plan.ended_before is None else (plan.ended_before, -1, "")
+        chosen = [
+            found
+            for (run_id, status), found in self._groups.items()
+            if (plan.run_id is None or run_id == plan.run_id[0])
+            and (plan.status_in is None or status in plan.status_in)
+        ]
+        ends = [len(found) if bound is None else cast("int", found.bisect_left(bound)) for found in chosen]
+        ranges = [_keys(found, end, plan.descending) for found, end in zip(chosen, ends, strict=True)]
+        merged = cast("Iterator[Key]", heapq.merge(*ranges, reverse=plan.descending))
+        ordered = _ties_in_order(merged) if plan.descending else merged
+        stop = None if plan.limit == -1 else plan.offset + plan.limit
+        return [key[2] for key in itertools.islice(ordered, plan.offset, stop)], sum(ends)
+
+
+def suits(plan: Plan) -> bool:
+    """True if a view can answer the plan."""
+    if plan.ids is not None or plan.id_contains is not None or plan.sort_by not in ORDERS:
+        return False
+    return plan.ended_before is None or plan.sort_by == "end_time"
+
+
+def _keys(found: Any, end: int, descending: bool) -> Iterable[Key]:
+    return cast("Iterable[Key]", found.islice(0, end, reverse=descending))
+
+
+def _ties_in_order(keys: Iterator[Key]) -> Iterator[Key]:
+    """Turn the keys of equal value back into the order of insertion."""
+    for _, ties in itertools.groupby(keys, key=lambda key: key[0]):
+        yield from sorted(ties)

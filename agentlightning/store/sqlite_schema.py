@@ -1,0 +1,113 @@
+"""The tables of the SQLite store, and how a file of an earlier version is brought up to date.
+
+A version is one more entry of `_MIGRATIONS`; `PRAGMA user_version` holds the version of a file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from pydantic import TypeAdapter
+
+from agentlightning.errors import ConflictError
+from agentlightning.store.backend import Record
+
+RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+"""How a record is written."""
+
+_FIRST = """
+CREATE TABLE rollouts (
+    number INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, run_id TEXT, status TEXT NOT NULL,
+    start_time REAL NOT NULL, queued_at REAL, deadline REAL,
+    worker_id TEXT, attempts INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX rollouts_queue ON rollouts (run_id, queued_at, number) WHERE queued_at IS NOT NULL;
+CREATE INDEX rollouts_deadline ON rollouts (deadline) WHERE deadline IS NOT NULL;
+CREATE INDEX rollouts_worker ON rollouts (worker_id, number) WHERE worker_id IS NOT NULL;
+CREATE INDEX rollouts_status ON rollouts (status, start_time);
+CREATE TABLE spans (
+    number INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, attempt_id TEXT NOT NULL, span_id TEXT NOT NULL,
+    body BLOB NOT NULL, UNIQUE (rollout_id, attempt_id, span_id)
+);
+CREATE TABLE rows (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, UNIQUE (kind, key)
+)
+"""
+
+_SECOND = """
+DROP INDEX rollouts_queue;
+ALTER TABLE rollouts RENAME COLUMN queued_at TO available_at;
+ALTER TABLE rollouts ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rollouts ADD COLUMN end_time REAL NOT NULL DEFAULT 9e999;
+ALTER TABLE rollouts ADD COLUMN span_count INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rollouts ADD COLUMN span_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rollouts ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX rollouts_queue ON rollouts (run_id, priority DESC, available_at, number) WHERE available_at IS NOT NULL;
+CREATE INDEX rollouts_run ON rollouts (run_id, start_time, number);
+CREATE INDEX rollouts_end ON rollouts (run_id, end_time, number);
+CREATE INDEX rollouts_change ON rollouts (change);
+CREATE INDEX rollouts_sizes ON rollouts (run_id, attempts, span_count, span_bytes);
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counters VALUES ('change', (SELECT coalesce(max(number), 0) FROM rollouts))
+"""
+"""The end of a rollout that has none is infinite, so that an index orders it last."""
+
+
+def _begin(db: sqlite3.Connection) -> None:
+    _run(db, _FIRST)
+
+
+def _count_spans_and_changes(db: sqlite3.Connection) -> None:
+    _run(db, _SECOND)
+    sizes = "SELECT rollout_id, count(*), sum(length(body)) FROM spans GROUP BY rollout_id"
+    spans = {rollout_id: (count, size) for rollout_id, count, size in db.execute(sizes)}
+    for number, body in db.execute("SELECT number, body FROM rollouts").fetchall():
+        record = RECORD.validate_json(body)
+        record.span_count, record.span_bytes = spans.get(record.rollout.rollout_id, (0, 0))
+        end = float("inf") if record.rollout.end_time is None else record.rollout.end_time
+        db.execute(
+            "UPDATE rollouts SET end_time = ?, span_count = ?, span_bytes = ?, change = ?, body = ? WHERE number = ?",
+            (end, record.span_count, record.span_bytes, number, RECORD.dump_json(record), number),
+        )
+
+
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin, _count_spans_and_changes)
+SCHEMA_VERSION = len(_MIGRATIONS)
+
+
+def prepare(db: sqlite3.Connection, path: str) -> None:
+    """Make the tables in a new file, bring those of an older one up to date, all in one transaction.
+
+    Raises:
+        ConflictError: a newer version wrote the file, or it is no store.
+    """
+    version = _version(db)
+    if version > SCHEMA_VERSION:
+        raise ConflictError(
+            f"The store {path!r} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
+            "Open it with the newer agentlightning that wrote it."
+        )
+    if version == SCHEMA_VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(db)
+        if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise ConflictError(f"The file {path!r} is a SQLite database of another program; choose another file")
+        for migrate in _MIGRATIONS[version:]:
+            migrate(db)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return db.execute("PRAGMA user_version").fetchone()[0]
+
+
+def _run(db: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
+        db.execute(statement)

@@ -1,0 +1,132 @@
+"""Removing rollouts: by id, by run, and by bounds on what a run keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import BadRequestError, ConflictError, NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import AttemptedRollout, Span
+
+
+async def _ended(store: LightningStore, span: Callable[..., Span], spans: int = 1, **start: Any) -> AttemptedRollout:
+    attempted = await store.start_rollout(input=1, **start)
+    if spans:
+        await store.add_many_spans([span(attempted) for _ in range(spans)])
+    await store.update_attempt(attempted.rollout_id, attempted.attempt.attempt_id, status="succeeded")
+    return attempted
+
+
+async def _ids(store: LightningStore) -> list[str]:
+    return [rollout.rollout_id for rollout in await store.query_rollouts(sort_by="start_time")]
+
+
+async def test_a_deleted_rollout_is_gone_with_its_attempts_and_spans(
+    store: LightningStore, span: Callable[..., Span]
+) -> None:
+    gone, kept = await _ended(store, span, 3), await _ended(store, span, 2)
+    assert await store.delete_rollouts(rollout_ids=[gone.rollout_id, "ro-unknown", gone.rollout_id]) == 1
+    assert await store.get_rollout_by_id(gone.rollout_id) is None
+    assert list(await store.query_attempts(gone.rollout_id)) == []
+    assert list(await store.query_spans(gone.rollout_id)) == []
+    with pytest.raises(NotFoundError):
+        await store.update_rollout(gone.rollout_id, status="cancelled")
+    assert await _ids(store) == [kept.rollout_id]
+    counts = await store.statistics()
+    assert (counts["total_rollouts"], counts["total_attempts"], counts["total_spans"]) == (1, 1, 2)
+    assert await store.delete_rollouts(rollout_ids=[gone.rollout_id]) == 0
+
+
+async def test_a_rollout_that_has_not_ended_is_refused_and_nothing_is_deleted(
+    store: LightningStore, span: Callable[..., Span]
+) -> None:
+    ended = await _ended(store, span)
+    queued = await store.enqueue_rollout(input=2)
+    with pytest.raises(ConflictError, match=f"{queued.rollout_id} is queuing.*force"):
+        await store.delete_rollouts(rollout_ids=[ended.rollout_id, queued.rollout_id])
+    assert len(await _ids(store)) == 2
+    assert await store.delete_rollouts(rollout_ids=[ended.rollout_id, queued.rollout_id], force=True) == 2
+    assert await store.dequeue_rollout() is None
+
+
+async def test_a_worker_does_not_hold_what_was_deleted(store: LightningStore) -> None:
+    await store.enqueue_rollout(input=1)
+    claimed = await store.dequeue_rollout("w1")
+    assert claimed is not None
+    await store.delete_rollouts(rollout_ids=[claimed.rollout_id], force=True)
+    assert await store.dequeue_rollout("w1") is None
+    worker = await store.get_worker_by_id("w1")
+    assert worker is not None
+    assert (worker.status, worker.current_rollout_id) == ("idle", None)
+
+
+async def test_keep_last_keeps_those_that_ended_last_of_each_run(
+    store: LightningStore, span: Callable[..., Span]
+) -> None:
+    runs: dict[str, list[str]] = {"a": [], "b": []}
+    for run_id, made in runs.items():
+        for _ in range(4):
+            made.append((await _ended(store, span, run_id=run_id)).rollout_id)
+    running = await store.start_rollout(input=2, run_id="a")
+    assert await store.delete_rollouts(keep_last=1, run_id="a") == 3
+    assert set(await _ids(store)) == {runs["a"][3], running.rollout_id, *runs["b"]}
+    assert await store.delete_rollouts(keep_last=2) == 2
+    assert set(await _ids(store)) == {runs["a"][3], running.rollout_id, *runs["b"][2:]}
+
+
+async def test_max_age_removes_what_ended_longer_ago(store: LightningStore, span: Callable[..., Span]) -> None:
+    old = await _ended(store, span)
+    await asyncio.sleep(0.3)
+    young = await _ended(store, span)
+    ended = (await store.get_rollout_by_id(old.rollout_id)).end_time  # type: ignore[union-attr]
+    assert ended is not None
+    assert await store.delete_rollouts(max_age=time.time() - ended - 0.15) == 1
+    assert await _ids(store) == [young.rollout_id]
+
+
+async def test_max_bytes_removes_the_oldest_ended_ones_until_the_run_fits(
+    store: LightningStore, span: Callable[..., Span]
+) -> None:
+    made = [await _ended(store, span, 10) for _ in range(3)]
+    running = await store.start_rollout(input=2)
+    await store.add_many_spans([span(running) for _ in range(10)])
+    size = (await store.statistics())["total_span_bytes"]
+    assert await store.delete_rollouts(max_bytes=size * 3 // 5) == 2
+    assert await _ids(store) == [made[2].rollout_id, running.rollout_id]
+    assert await store.delete_rollouts(max_bytes=0) == 1
+    assert await _ids(store) == [running.rollout_id]
+
+
+async def test_a_run_alone_removes_all_its_ended_rollouts(store: LightningStore, span: Callable[..., Span]) -> None:
+    await _ended(store, span, run_id="a")
+    other = await _ended(store, span, run_id="b")
+    queued = await store.enqueue_rollout(input=3, run_id="a")
+    assert await store.delete_rollouts(run_id="a") == 1
+    assert set(await _ids(store)) == {other.rollout_id, queued.rollout_id}
+
+
+async def test_who_waits_for_a_deleted_rollout_is_told(store: LightningStore) -> None:
+    queued = await store.enqueue_rollout(input=1)
+    waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[queued.rollout_id], timeout=20.0))
+    await asyncio.sleep(0.05)
+    await store.delete_rollouts(rollout_ids=[queued.rollout_id], force=True)
+    assert await asyncio.wait_for(waiting, 5.0) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"rollout_ids": ["ro-1"], "keep_last": 1}, {"rollout_ids": ["ro-1"], "run_id": "a"}, {"force": True}],
+)
+async def test_an_unclear_selection_is_refused(store: LightningStore, wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        await store.delete_rollouts(**wrong)
+
+
+async def test_a_negative_bound_is_refused(store: LightningStore) -> None:
+    with pytest.raises(ValueError, match="keep_last"):
+        await store.delete_rollouts(keep_last=-1)

@@ -1,0 +1,94 @@
+"""Which rollout is claimed next: priority, `not_before`, pauses before a retry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
+
+
+async def _claim_all(store: LightningStore) -> list[int]:
+    inputs: list[int] = []
+    while (claimed := await store.dequeue_rollout()) is not None:
+        inputs.append(claimed.input)
+    return inputs
+
+
+async def test_higher_priority_is_claimed_first_and_equal_ones_in_order(store: LightningStore) -> None:
+    for task, priority in enumerate((0, 5, -1, 5, 0)):
+        await store.enqueue_rollout(input=task, priority=priority)
+    assert await _claim_all(store) == [1, 3, 0, 4, 2]
+
+
+async def test_a_batch_carries_its_priorities(store: LightningStore) -> None:
+    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i, priority=i) for i in range(3)])
+    assert [rollout.priority for rollout in made] == [0, 1, 2]
+    claims = await store.dequeue_many_rollouts(limit=2)
+    assert [claim.input for claim in claims] == [2, 1]
+
+
+async def test_nobody_claims_a_rollout_before_its_time(store: LightningStore) -> None:
+    later = await store.enqueue_rollout(input="later", not_before=time.time() + 60, priority=9)
+    await store.enqueue_rollout(input="now")
+    claimed = await store.dequeue_rollout()
+    assert claimed is not None
+    assert claimed.input == "now"
+    assert await store.dequeue_rollout() is None
+    assert (await store.get_rollout_by_id(later.rollout_id)).status == "queuing"  # type: ignore[union-attr]
+
+
+async def test_a_waiting_claim_wakes_when_the_time_has_come(store: LightningStore) -> None:
+    at = time.time() + 0.3
+    await store.enqueue_rollout(input="soon", not_before=at)
+    claimed = await store.dequeue_rollout(timeout=10.0)
+    assert claimed is not None
+    assert claimed.attempt.start_time >= at
+
+
+async def test_a_claim_that_waits_already_hears_of_a_rollout_for_later(store: LightningStore) -> None:
+    waiting = asyncio.create_task(store.dequeue_rollout(timeout=10.0))
+    await asyncio.sleep(0.05)
+    at = time.time() + 0.2
+    await store.enqueue_rollout(input="soon", not_before=at)
+    claimed = await waiting
+    assert claimed is not None
+    assert claimed.attempt.start_time >= at
+
+
+async def test_a_retry_waits_for_its_pause_which_grows(store: LightningStore) -> None:
+    config = RolloutConfig(
+        max_attempts=4, retry_condition=["failed"], retry_delay_seconds=0.1, retry_backoff=3.0, infrastructure_retries=0
+    )
+    made = await store.enqueue_rollout(input=1, config=config)
+    pauses: list[float] = []
+    for _ in range(3):
+        claimed = await store.dequeue_rollout(timeout=10.0)
+        assert claimed is not None
+        before = time.time()
+        await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="failed")
+        waiting = await store.get_rollout_by_id(made.rollout_id)
+        assert waiting is not None
+        assert waiting.status == "requeuing"
+        assert waiting.not_before is not None
+        pauses.append(waiting.not_before - before)
+    assert pauses == pytest.approx([0.1, 0.3, 0.9], abs=0.09)
+
+
+async def test_a_rollout_that_is_queued_by_hand_keeps_its_priority(store: LightningStore) -> None:
+    first = await store.enqueue_rollout(input="first", priority=1)
+    await store.enqueue_rollout(input="second")
+    claimed = await store.dequeue_rollout()
+    assert claimed is not None
+    await store.update_rollout(first.rollout_id, status="requeuing")
+    assert await _claim_all(store) == ["first", "second"]
+
+
+async def test_a_cancelled_rollout_is_never_claimed(store: LightningStore) -> None:
+    made = [await store.enqueue_rollout(input=i, priority=i) for i in range(4)]
+    await store.update_rollout(made[3].rollout_id, status="cancelled")
+    await store.update_rollout(made[1].rollout_id, status="cancelled")
+    assert await _claim_all(store) == [2, 0]
