@@ -54,6 +54,10 @@ class LightningCallAttributes(Enum):
     HTTP_STATUS = "agentlightning.call.http_status"
     UPSTREAM_TRIES = "agentlightning.call.upstream_tries"
     LATENCY_SECONDS = "agentlightning.call.latency_seconds"
+    DIALECT = "agentlightning.call.dialect"
+    """Route that the agent called: `chat/completions`, `messages`, ..."""
+    STREAMED = "agentlightning.call.streamed"
+    FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
     STATE = "agentlightning.call.state"
     """How the call ended: `ok`, `no_tokens`, `upstream_error`, `refused`, `client_left`."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import unquote_to_bytes
 
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, Dialect
 from agentlightning.llm_proxy.replies import refuse
 
-Route = Literal["chat/completions", "models"]
-ROUTES: dict[Route, str] = {"chat/completions": "POST", "models": "GET"}
+ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), "models": "GET"}
 """What is served below an attempt's URL, with or without `v1/` before it, and by which method."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -26,7 +25,7 @@ class CallAddress:
 
     rollout_id: str
     attempt_id: str
-    route: Route
+    route: str
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
@@ -49,6 +48,13 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
     if method != wanted:
         raise refuse(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
     return CallAddress(rollout_id, attempt_id, route)
+
+
+def spoken(raw_path: bytes) -> Dialect:
+    """Return the dialect that a path is written in, as far as it can be told; chat completions otherwise."""
+    path = raw_path.decode("latin-1")
+    fitting = (dialect for route, dialect in DIALECTS.items() if path.endswith(f"/{route}"))
+    return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
 
 
 def _id(segment: str, noun: str) -> str:

@@ -31,18 +31,31 @@ class ModelCall:
     arrived_at: float = field(default_factory=time.time)
     """Wall clock, seconds."""
     began: float = field(default_factory=time.monotonic)
+    dialect: str = "chat/completions"
+    """Route of the dialect that the agent speaks."""
+    streamed: bool = False
+    """The agent asked for a stream."""
     request: dict[str, Any] | None = None
-    """As the agent sent it; None if it could not be read."""
+    """What the model server was asked, without what the gateway added; None if the agent's could not be read."""
     reply: dict[str, Any] | None = None
     """As the model server gave it."""
     tokens: CallTokens | None = None
     weight_version: int | None = None
     """The weights that served it; None if it did not come that far."""
+    first_frame_at: float | None = None
+    """Wall clock; when the first frame of a stream came."""
     upstream_tries: int = 0
     state: CallState = "upstream_error"
     http_status: int = 500
     """What the agent got; 499 if it had left."""
     error: str | None = None
+
+    def heard(self, reply: dict[str, Any] | None) -> None:
+        """A stream broke off: keep what came of the reply, but for its tokens, since nobody knows the rest."""
+        if reply is not None:
+            hidden = ("prompt_token_ids", "token_ids", "logprobs")
+            choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
+            self.reply = {**{k: v for k, v in reply.items() if k not in hidden}, "choices": choices}
 
     def answered(self, reply: dict[str, Any], tokens: CallTokens | None) -> None:
         """The model server answered."""
@@ -50,8 +63,8 @@ class ModelCall:
         self.state, self.http_status = "ok" if tokens else "no_tokens", 200
 
     def failed(self, failure: CallFailed) -> None:
-        """There is no answer."""
-        self.state, self.http_status, self.error = failure.state, failure.reply.status, failure.summary
+        """There is no answer, or the rest of it is missing."""
+        self.state, self.http_status, self.error = failure.state, failure.status, failure.message
 
     def left(self) -> None:
         """The agent closed its connection."""

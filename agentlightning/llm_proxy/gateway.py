@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.llm_proxy import dialects
-from agentlightning.llm_proxy.addresses import CallAddress, parse_address
+from agentlightning.llm_proxy.addresses import CallAddress, parse_address, spoken
 from agentlightning.llm_proxy.admission import AttemptBook, Slots
 from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
 from agentlightning.llm_proxy.keys import check_key
 from agentlightning.llm_proxy.limits import GatewayLimits
 from agentlightning.llm_proxy.models import ModelTable
 from agentlightning.llm_proxy.recorder import ask_store, keep
-from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, error_reply, json_reply, refuse
+from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, json_reply, refuse
+from agentlightning.llm_proxy.serving import Outlet, Server, Tail
 from agentlightning.llm_proxy.upstream import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -45,7 +46,7 @@ class Gateway:
     ) -> None:
         self._store, self._models = store, models
         self._token, self._limits = token, limits
-        self._gate, self._upstream = gate, upstream
+        self._server = Server(models, gate, upstream, limits.call_seconds)
         self._attempts = AttemptBook()
         self._slots = Slots(limits.calls, limits.calls_per_attempt)
         self._warned: set[str] = set()
@@ -59,14 +60,14 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reply = await self._answer(scope, receive)
+            reply = await self._answer(scope, receive, Outlet(send))
         except CallFailed as failure:
             self.ended["rejected"] += 1
-            reply = failure.reply
+            reply = spoken(scope["raw_path"]).failure(failure)
         if reply is not None:
             await reply.send(send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply | None:
+    async def _answer(self, scope: Scope, receive: Receive, outlet: Outlet) -> Reply | Tail | None:
         """Return what to send; None when nobody is there to read it."""
         if scope["path"] == "/health":
             return json_reply({"status": "ok"})
@@ -77,8 +78,9 @@ class Gateway:
         if address.route == "models":
             return self._list_models()
         call = await self._arrival(store, address)
-        reply = await self._outcome(store, call, receive)
-        return await self._conclude(store, call, reply)
+        dialect = DIALECTS[address.route]
+        reply = await self._outcome(store, call, dialect, receive, outlet)
+        return await self._conclude(store, call, dialect, outlet, reply)
 
     def _list_models(self) -> Reply:
         entries = [
@@ -89,33 +91,43 @@ class Gateway:
     async def _arrival(self, store: LightningStore, address: CallAddress) -> ModelCall:
         number = store.get_next_span_sequence_id(address.rollout_id, address.attempt_id)
         sequence_id = await ask_store(number, self._limits.store_seconds)
-        return ModelCall(address.rollout_id, address.attempt_id, sequence_id)
+        return ModelCall(address.rollout_id, address.attempt_id, sequence_id, dialect=address.route)
 
-    async def _outcome(self, store: LightningStore, call: ModelCall, receive: Receive) -> Reply | None:
+    async def _outcome(
+        self, store: LightningStore, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
+    ) -> Reply | Tail | None:
         """Make the call and return the reply for the agent; how it ended is in `call`."""
         try:
             with self._slots.take(call.rollout_id, call.attempt_id):
-                return await self._while_connected(call, receive)
+                return await self._while_connected(call, dialect, receive, outlet)
         except CallFailed as failure:
             call.failed(failure)
-            return failure.reply
+            return _failed_reply(dialect, failure, outlet)
         except ClientLeft:
             call.left()
             return None
         except asyncio.CancelledError:  # the gateway stops: a last word, then go
             call.failed(refuse(503, "The gateway stopped during the call", state="upstream_error"))
-            await self._conclude(store, call, None, seconds=0.5)
+            await self._conclude(store, call, dialect, outlet, None, seconds=0.5)
             raise
         except Exception:  # boundary: a fault of ours must not look like the agent's
             logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
             failure = refuse(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
             call.failed(failure)
-            return failure.reply
+            return _failed_reply(dialect, failure, outlet)
 
-    async def _while_connected(self, call: ModelCall, receive: Receive) -> Reply:
+    async def _while_connected(
+        self, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
+    ) -> Reply | Tail:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         has_body = asyncio.Event()
-        work = asyncio.ensure_future(self._serve(call, receive, has_body))
+
+        async def serve() -> Reply | Tail:
+            raw = await _body(receive, self._limits.body_bytes)
+            has_body.set()
+            return await self._server.serve(call, dialect, raw, outlet)
+
+        work = asyncio.ensure_future(serve())
         gone = asyncio.ensure_future(_disconnected(receive, has_body))
         tasks: set[asyncio.Future[Any]] = {work, gone}
         try:
@@ -130,35 +142,23 @@ class Gateway:
         text = f"The call took longer than {self._limits.call_seconds} seconds"
         raise refuse(504, text, code="timeout", state="upstream_error")
 
-    async def _serve(self, call: ModelCall, receive: Receive, has_body: asyncio.Event) -> Reply:
-        raw = await _body(receive, self._limits.body_bytes)
-        has_body.set()
-        call.request = dialects.read_request(raw)
-        endpoints = self._models().endpoints(call.request["model"], call.rollout_id)
-        call.weight_version = await self._gate.enter()
-        try:
-            answer = await self._upstream.send(call, endpoints, call.began + self._limits.call_seconds)
-        finally:
-            self._gate.leave()
-        reply = dialects.read_reply(answer)
-        if reply is None:
-            text = "The model server's reply is no chat completion (JSON with a list of choices)"
-            raise refuse(502, text, code="upstream_unusable", state="upstream_error")
-        call.answered(reply, dialects.tokens_of(reply))
-        visible = dialects.visible_reply(reply, call.request)
-        return Reply(200, answer) if visible == reply else json_reply(visible)
-
     async def _conclude(
-        self, store: LightningStore, call: ModelCall, reply: Reply | None, seconds: float | None = None
-    ) -> Reply | None:
-        """Keep the spans, then let the reply go; without the spans there is no reply."""
+        self,
+        store: LightningStore,
+        call: ModelCall,
+        dialect: Dialect,
+        outlet: Outlet,
+        reply: Reply | Tail | None,
+        seconds: float | None = None,
+    ) -> Reply | Tail | None:
+        """Keep the spans, then let the reply go; without the spans there is no reply, and no end of a stream."""
         lost = await keep(store, call, seconds or self._limits.store_seconds)
         if lost is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
             logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
             message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
-            return error_reply(503, message, code="record_lost", retry_after=1.0)
+            return _failed_reply(dialect, refuse(503, message, code="record_lost", retry_after=1.0), outlet)
         self.ended[call.state] += 1
         if call.state == "no_tokens":
             self._warn_about_tokens(call)
@@ -174,6 +174,11 @@ class Gateway:
                 "serve the model with such an engine",
                 model,
             )
+
+
+def _failed_reply(dialect: Dialect, failure: CallFailed, outlet: Outlet) -> Reply | Tail:
+    """Return a failure as a reply, or as the last frames of a stream that has begun."""
+    return Tail(outlet, dialect.stream_failure(failure)) if outlet.begun else dialect.failure(failure)
 
 
 async def _body(receive: Receive, limit: int) -> bytes:

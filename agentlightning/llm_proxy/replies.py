@@ -1,4 +1,4 @@
-"""What goes back to the agent: a reply, or a failure in OpenAI's error form."""
+"""What goes back to the agent: a reply, or the failure that a dialect puts into its own words."""
 
 from __future__ import annotations
 
@@ -33,55 +33,42 @@ class Reply:
 
 
 class CallFailed(Exception):
-    """The call has no answer of a model; `reply` is what the agent gets instead, `state` what the span says."""
+    """The call has no answer of a model. `message` is for the agent's developer and goes into the span too."""
 
-    def __init__(self, reply: Reply, summary: str, state: CallState = "refused") -> None:
-        super().__init__(summary)
-        self.reply = reply
-        self.summary = summary
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+        state: CallState = "refused",
+        own_words: bytes | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+        """Seconds."""
         self.state: CallState = state
+        self.own_words = own_words
+        """The model server's error body, a JSON object, for an agent that speaks the server's dialect."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that go with it."""
+        return {} if self.retry_after is None else {"retry-after": str(max(1, math.ceil(self.retry_after)))}
 
 
 class ClientLeft(Exception):
     """The agent closed its connection before it had a reply."""
 
 
-def json_reply(value: Any, status: int = 200) -> Reply:
-    return Reply(status, json.dumps(value).encode())
+refuse = CallFailed
 
 
-def error_reply(
-    status: int,
-    message: str,
-    *,
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: float | None = None,
-) -> Reply:
-    """Return an error in OpenAI's form. `retry_after` is in seconds."""
-    error = {"message": message, "type": _error_type(status), "param": param, "code": code}
-    headers = {} if retry_after is None else {"retry-after": str(max(1, math.ceil(retry_after)))}
-    return Reply(status, json.dumps({"error": error}).encode(), headers)
-
-
-def refuse(
-    status: int,
-    message: str,
-    *,
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: float | None = None,
-    state: CallState = "refused",
-) -> CallFailed:
-    """Return the failure to raise; `message` is for the agent's developer and goes into the span too."""
-    return CallFailed(error_reply(status, message, code=code, param=param, retry_after=retry_after), message, state)
-
-
-def _error_type(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 403:
-        return "permission_error"
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
+def json_reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    return Reply(status, json.dumps(value).encode(), headers or {})

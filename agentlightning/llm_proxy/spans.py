@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.semconv import LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
 
@@ -109,8 +110,8 @@ class _Budget:
 def _request_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     request, reply = call.request or {}, call.reply or {}
     yield "gen_ai.system", "hosted_vllm"
-    yield "llm.request.type", "chat"
-    yield "llm.is_streaming", "False"
+    yield "llm.request.type", DIALECTS[call.dialect].kind
+    yield "llm.is_streaming", str(call.streamed)
     for name in _PARAMETERS:
         if isinstance(value := request.get(name), (str, int, float, bool)):
             yield f"gen_ai.request.{name}", keep(value) if isinstance(value, str) else value
@@ -172,6 +173,10 @@ def _raw_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     yield keys.HTTP_STATUS.value, call.http_status
     yield keys.UPSTREAM_TRIES.value, call.upstream_tries
     yield keys.LATENCY_SECONDS.value, call.seconds
+    yield keys.DIALECT.value, call.dialect
+    yield keys.STREAMED.value, call.streamed
+    if call.first_frame_at is not None:
+        yield keys.FIRST_FRAME_SECONDS.value, max(0.0, call.first_frame_at - call.arrived_at)
     if call.weight_version is not None:
         yield keys.WEIGHT_VERSION.value, call.weight_version
     if call.reply is not None:

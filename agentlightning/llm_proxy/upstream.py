@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import io
-import json
 import logging
 import random
 import time
@@ -22,10 +21,11 @@ from typing import Literal
 
 import aiohttp
 
-from agentlightning.llm_proxy import dialects
 from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.dialects.base import WireDialect, read_json
 from agentlightning.llm_proxy.models import Endpoint
-from agentlightning.llm_proxy.replies import CallFailed, Reply, error_reply
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.sse import Frames, FrameTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,40 @@ class Answer:
         return 200 <= self.status < 300 and not self.trouble
 
 
+class Opened:
+    """A stream that a model server has begun. `frames` reads it once; whoever opened it closes it."""
+
+    def __init__(self, response: aiohttp.ClientResponse, endpoint: Endpoint, limit: int) -> None:
+        self.response = response
+        self._endpoint = endpoint
+        self._limit = limit
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Give the frames as they come.
+
+        Raises:
+            CallFailed: the connection broke, or the stream is beyond its bound.
+        """
+        frames, size = Frames(self._limit), 0
+        try:
+            async for chunk in self.response.content.iter_any():
+                size += len(chunk)
+                if size > self._limit:
+                    raise FrameTooLarge(f"a stream above {self._limit} bytes")
+                for frame in frames.feed(chunk):
+                    yield _without_secret(frame, self._endpoint.api_key)
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, FrameTooLarge) as error:
+            raise self._broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
+        if frames.rest().strip():
+            yield _without_secret(frames.rest(), self._endpoint.api_key)
+
+    def _broken(self, detail: str) -> CallFailed:
+        logger.warning("the model server %s broke off its stream: %s", self._endpoint.label, detail)
+        return CallFailed(
+            502, f"The model server broke off its stream: {detail}", code="upstream_unusable", state="upstream_error"
+        )
+
+
 class Upstream:
     """The connections to the model servers. Owned by the serving loop, between entering and leaving `opened`."""
 
@@ -75,8 +109,13 @@ class Upstream:
             yield
         self._session = None
 
-    async def send(self, call: ModelCall, endpoints: list[Endpoint], deadline: float) -> bytes:
-        """Return the body of the first good reply. `deadline` is on the monotonic clock.
+    @asynccontextmanager
+    async def ask(
+        self, call: ModelCall, wire: WireDialect, endpoints: list[Endpoint], deadline: float
+    ) -> AsyncGenerator[Answer | Opened, None]:
+        """Give the first good reply: whole, or opened if the call is streamed and the server streams too.
+
+        `deadline` is on the monotonic clock. Nothing is tried again once a reply has been given.
 
         Raises:
             CallFailed: no good reply; the server's own reply where it gave one, else 502.
@@ -84,9 +123,16 @@ class Upstream:
         moved = 0
         while True:
             endpoint = endpoints[moved % len(endpoints)]
-            answer = await self._ask(call, endpoint)
+            answer = await self._ask(call, wire, endpoint)
+            if isinstance(answer, Opened):
+                try:
+                    yield answer
+                finally:
+                    answer.response.close()  # a stream that was not read to its end ends the generation there
+                return
             if answer.ok:
-                return answer.body
+                yield answer
+                return
             if not self._may_retry(answer, call.upstream_tries, len(endpoints)):
                 raise _failure(answer, call, endpoint)
             moved += answer.trouble == "unreachable"
@@ -107,30 +153,34 @@ class Upstream:
             return tries <= self._num_retries
         return answer.status in _TRANSIENT and tries <= patience
 
-    async def _ask(self, call: ModelCall, endpoint: Endpoint) -> Answer:
+    async def _ask(self, call: ModelCall, wire: WireDialect, endpoint: Endpoint) -> Answer | Opened:
         """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
         assert call.request is not None
         unsupported = self._unsupported.get(endpoint, frozenset())
-        answer = await self._post(call, endpoint, unsupported)
-        while culprit := _refused_extra(answer, dialects.added_extras(call.request, unsupported)):
+        answer = await self._post(call, wire, endpoint, unsupported)
+        while isinstance(answer, Answer) and (
+            culprit := _refused_extra(answer, list(wire.added(call.request, unsupported)))
+        ):
             unsupported |= {culprit}
-            answer = await self._post(call, endpoint, unsupported)
-            if answer.ok:
+            answer = await self._post(call, wire, endpoint, unsupported)
+            if isinstance(answer, Opened) or answer.ok:
                 self._unsupported[endpoint] = unsupported
                 logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, culprit)
         return answer
 
-    async def _post(self, call: ModelCall, endpoint: Endpoint, unsupported: frozenset[str]) -> Answer:
+    async def _post(
+        self, call: ModelCall, wire: WireDialect, endpoint: Endpoint, unsupported: frozenset[str]
+    ) -> Answer | Opened:
         assert self._session is not None
         assert call.request is not None
         call.upstream_tries += 1
-        body = dialects.upstream_request(call.request, endpoint.model, unsupported)
+        body = wire.upstream_request(call.request, endpoint.model, unsupported)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if endpoint.api_key:
             headers["Authorization"] = f"Bearer {endpoint.api_key}"
         try:
             reply = await self._session.post(
-                f"{endpoint.api_base}/chat/completions",
+                f"{endpoint.api_base}/{wire.route}",
                 data=io.BytesIO(body) if len(body) > _LARGE_BYTES else body,
                 headers=headers,
                 allow_redirects=False,
@@ -141,6 +191,8 @@ class Upstream:
             return Answer(trouble="cut", detail=type(error).__name__)
         except aiohttp.ClientError as error:
             return Answer(trouble="garbage", detail=type(error).__name__)
+        if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
+            return Opened(reply, endpoint, self._body_bytes)
         async with reply:
             return await self._read(reply, endpoint)
 
@@ -199,19 +251,16 @@ def _failure(answer: Answer, call: ModelCall, endpoint: Endpoint) -> CallFailed:
         what = {"unreachable": "cannot be reached", "cut": "closed the connection"}.get(answer.trouble)
         text = f"The model server of {model!r} {what or 'gave no usable reply'}: {_said(answer)}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
-        return CallFailed(error_reply(502, text, code="upstream_unusable"), text, "upstream_error")
+        return CallFailed(502, text, code="upstream_unusable", state="upstream_error")
     shown = answer.body[:_SHOWN_BYTES].decode("utf-8", "replace")
-    summary = f"The model server of {model!r} answered {answer.status} (tries: {tries}): {shown}"
+    text = f"The model server of {model!r} answered {answer.status} (tries: {tries}): {shown}"
     if answer.status in (401, 403):
         logger.error("%s: the model server %s refuses the gateway's key for %r", call.call_id, endpoint.label, model)
-    return CallFailed(_passed_on(answer, summary), summary, "upstream_error")
-
-
-def _passed_on(answer: Answer, summary: str) -> Reply:
-    """The server's own words if they are JSON, else the same status in OpenAI's form."""
-    try:
-        is_object = isinstance(json.loads(answer.body), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    wrapped = error_reply(answer.status, summary, code="upstream_error", retry_after=answer.retry_after)
-    return Reply(answer.status, answer.body, wrapped.headers) if is_object else wrapped
+    return CallFailed(
+        answer.status,
+        text,
+        code="upstream_error",
+        retry_after=answer.retry_after,
+        state="upstream_error",
+        own_words=answer.body if read_json(answer.body) is not None else None,
+    )

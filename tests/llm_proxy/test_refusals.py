@@ -131,7 +131,6 @@ BAD_REQUESTS: dict[str, tuple[Any, int, str | None]] = {
     "no model": ({"messages": MESSAGES}, 400, "model"),
     "model is a number": ({"model": 3, "messages": MESSAGES}, 400, "model"),
     "no messages": ({"model": "policy"}, 400, "messages"),
-    "streamed": ({"model": "policy", "messages": MESSAGES, "stream": True}, 400, "stream"),
     "unknown model": ({"model": "gpt", "messages": MESSAGES}, 404, "model"),
 }
 
@@ -146,11 +145,6 @@ async def test_a_bad_request_names_the_field_and_is_recorded_as_refused(desk: De
     [call] = await desk.raw(attempt)
     assert (call["state"], call["http_status"], call["upstream_tries"]) == ("refused", status, 0)
     assert desk.model.calls == []
-
-
-async def test_a_stream_is_refused_in_words_that_say_so(desk: Desk) -> None:
-    answer = await desk.ask(await desk.attempt(), stream=True)
-    assert "'stream' is not supported yet" in error_of(answer)["message"]
 
 
 async def test_an_unknown_model_is_answered_with_the_known_ones(desk: Desk) -> None:

@@ -78,7 +78,12 @@ class ModelServer:
         tokens: bool = True,
         refused_fields: tuple[str, ...] = (),
         delay: float = 0.0,
+        streams: bool = True,
     ) -> None:
+        self.streams = streams
+        """False answers a call for a stream in one piece, as servers do that cannot stream."""
+        self.frame_gate: Callable[[int], float] = lambda index: 0.0
+        """Seconds to wait before the frame with this index."""
         self.answer: Callable[[Json], str | Json] = answer
         self.tokens, self.refused_fields, self.delay = tokens, refused_fields, delay
         self.calls: list[Exchange] = []
@@ -199,9 +204,24 @@ class ModelServer:
         if body is None and fault.status == 200 and not fault.cut:
             exchange.reply = self._completion(request, len(self.calls))
             body = json.dumps(exchange.reply).encode()
+        if exchange.reply is not None and request.get("stream") and self.streams:
+            return await self._stream(exchange, exchange.reply, writer)
         if body is None:
             body = json.dumps({"error": {"message": f"told to answer {fault.status}", "type": "stub"}}).encode()
         return fault.cut != "before" and await _send(writer, fault.status, body, fault.headers, fault.cut == "middle")
+
+    async def _stream(self, exchange: Exchange, reply: Json, writer: asyncio.StreamWriter) -> bool:
+        """Send the reply in frames, a word each; the connection closes at the end."""
+        head = b"HTTP/1.1 200 Stub\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        writer.write(head)
+        try:
+            for index, frame in enumerate(frames_of(reply)):
+                await asyncio.sleep(self.frame_gate(index))
+                writer.write(frame)
+                await writer.drain()
+        except ConnectionError:
+            exchange.client_left = True
+        return False
 
     def _completion(self, request: Json, number: int) -> Json:
         answer = self.answer(request)
@@ -218,6 +238,44 @@ class ModelServer:
             pairs = zip(token_ids, logprobs_of(token_ids), strict=True)
             choice["logprobs"] = {"content": [{"token": str(t), "logprob": p, "top_logprobs": []} for t, p in pairs]}
         return reply
+
+
+def frames_of(reply: Json) -> list[bytes]:
+    """Return the frames of a streamed reply, in vLLM's spelling: prompt ids in the first, token ids in each."""
+    (choice,) = reply["choices"]
+    message = choice["message"]
+    head = {"id": reply["id"], "object": "chat.completion.chunk", "created": reply["created"], "model": reply["model"]}
+    first = {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    if "prompt_token_ids" in reply:
+        first["prompt_token_ids"] = reply["prompt_token_ids"]
+    chunks: list[Json] = [first]
+    words = str(message.get("content") or "").split()
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")
+    for index, word in enumerate(words):
+        piece: Json = {"index": 0, "delta": {"content": word if index == 0 else f" {word}"}, "finish_reason": None}
+        if ids is not None:
+            piece["token_ids"] = [ids[index]]
+        if logprobs is not None:
+            piece["logprobs"] = {"content": [logprobs[index]]}
+        chunks.append({**head, "choices": [piece]})
+    for index, call in enumerate(message.get("tool_calls") or []):
+        start = {
+            "index": index,
+            "id": call["id"],
+            "type": "function",
+            "function": {**call["function"], "arguments": ""},
+        }
+        chunks.append({**head, "choices": [{"index": 0, "delta": {"tool_calls": [start]}, "finish_reason": None}]})
+        arguments = call["function"]["arguments"]
+        for part in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
+            delta = {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
+            chunks.append({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    if message.get("tool_calls"):
+        last = chunks[-1]["choices"][0]
+        last |= {} if ids is None else {"token_ids": ids}
+        last |= {} if logprobs is None else {"logprobs": {"content": logprobs}}
+    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    return [*(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
 
 
 def _usage(prompt: int, completion: int) -> Json:

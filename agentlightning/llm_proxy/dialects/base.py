@@ -1,0 +1,198 @@
+"""What a dialect is: how one family of model APIs writes requests, replies, streams and errors.
+
+A *wire* dialect is spoken to model servers; the gateway adds the fields that ask for tokens and takes them out again.
+A *translated* one is spoken by agents only and served over chat completions. Dialects are pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Set
+from typing import Any, cast
+
+from agentlightning.llm_proxy.calls import CallTokens
+from agentlightning.llm_proxy.replies import CallFailed, Reply, json_reply, refuse
+from agentlightning.llm_proxy.sse import frame_of
+
+Json = dict[str, Any]
+
+
+class Dialect(ABC):
+    """One family of APIs, as agents see it."""
+
+    route: str
+    """Below an attempt's URL, and below `api_base` of a server that speaks it."""
+    kind: str
+    """What the call is, for spans: `chat`, `completion`, `embedding`, ..."""
+
+    @abstractmethod
+    def read_request(self, raw: bytes) -> Json:
+        """Return the request of an agent.
+
+        Raises:
+            CallFailed: 400 that names the field that is wrong.
+        """
+
+    def wants_stream(self, request: Json) -> bool:
+        """True if the agent asked for a stream."""
+        return bool(request.get("stream"))
+
+    def failure(self, failed: CallFailed) -> Reply:
+        """Return a failure in the dialect's own form; OpenAI's here. A server that speaks it too is heard itself."""
+        if failed.own_words is not None and isinstance(self, WireDialect):
+            return Reply(failed.status, failed.own_words, failed.headers)
+        return json_reply({"error": openai_error(failed)}, failed.status, failed.headers)
+
+    def stream_failure(self, failed: CallFailed) -> bytes:
+        """Return the frames that end a stream which failed after it had begun."""
+        return frame_of(json.dumps({"error": openai_error(failed)}).encode())
+
+
+class StreamReader(ABC):
+    """Reads one stream of a wire dialect: what the agent is to see of each frame, and the whole reply at the end."""
+
+    ended = False
+    """The server has said that the stream is at its end; what it sends afterwards is not read."""
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing is missing when the connection ends here."""
+        return self.ended
+
+    @abstractmethod
+    def feed(self, frame: bytes) -> bytes:
+        """Take one frame and return what the agent sees of it; the very same bytes where nothing of ours is in it.
+
+        The last frame of the stream, after which `ended` is true, is returned like the others.
+
+        Raises:
+            CallFailed: the server reports an error in the stream.
+        """
+
+    @abstractmethod
+    def reply(self) -> Json | None:
+        """Return the reply as a call without a stream would have given it; None before the first piece of it."""
+
+
+class WireDialect(Dialect):
+    """A dialect that model servers speak."""
+
+    extras: tuple[str, ...] = ()
+    """Request fields that the gateway adds, each a field of which a server may say that it does not know it."""
+
+    @abstractmethod
+    def added(self, request: Json, unsupported: Set[str]) -> Json:
+        """Return the fields that the gateway adds to this request."""
+
+    def upstream_request(self, request: Json, model: str, unsupported: Set[str]) -> bytes:
+        """Return the body for the server: the agent's, with the server's model name and the fields added."""
+        return json.dumps({**request, "model": model, **self.added(request, unsupported)}).encode()
+
+    @abstractmethod
+    def read_reply(self, raw: bytes) -> Json | None:
+        """Return the server's reply; None if it is none of this dialect."""
+
+    @abstractmethod
+    def tokens_of(self, reply: Json) -> CallTokens | None:
+        """Return the tokens of the first choice; None unless both the prompt's and the completion's are there."""
+
+    @abstractmethod
+    def visible_reply(self, reply: Json, request: Json) -> Json:
+        """Return the reply as it would have been without what the agent did not ask for."""
+
+    @abstractmethod
+    def read_stream(self, request: Json) -> StreamReader:
+        """Return the reader for one stream that answers this request."""
+
+    @abstractmethod
+    def stream_of(self, reply: Json, request: Json) -> bytes:
+        """Return a whole reply as a stream, for a server that answered in one piece though a stream was asked for."""
+
+
+class StreamWriter(ABC):
+    """Turns the chunks of one chat stream into the events of a translated dialect."""
+
+    @abstractmethod
+    def feed(self, chunk: Json) -> bytes:
+        """Return the events for one chunk; may be none."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+
+
+class TranslatedDialect(Dialect):
+    """A dialect that agents speak and that is served over chat completions."""
+
+    @abstractmethod
+    def to_chat(self, request: Json) -> Json:
+        """Return the request as a chat completion.
+
+        Raises:
+            CallFailed: 400 that names the field that cannot be translated; nothing is dropped silently.
+        """
+
+    @abstractmethod
+    def from_chat(self, reply: Json, request: Json) -> Json:
+        """Return a chat completion as a reply of this dialect."""
+
+    @abstractmethod
+    def write_stream(self, request: Json) -> StreamWriter:
+        """Return the writer for one stream that answers this request."""
+
+
+def read_json_object(raw: bytes) -> Json:
+    """Return a request body.
+
+    Raises:
+        CallFailed: 400, it is no JSON object.
+    """
+    try:
+        request = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise refuse(400, f"The body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(request, dict):
+        raise refuse(400, "The body must be a JSON object", code="invalid_json")
+    return cast(Json, request)
+
+
+def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a field of a request.
+
+    Raises:
+        CallFailed: 400, it is missing or of another type.
+    """
+    value = request.get(field)
+    if not isinstance(value, kind):
+        raise refuse(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
+    return value
+
+
+def read_json(raw: bytes) -> Json | None:
+    """Return a JSON object of a server; None if it is none."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return cast(Json, value) if isinstance(value, dict) else None
+
+
+def openai_error(failed: CallFailed) -> Json:
+    """Return the error object of OpenAI's APIs."""
+    return {
+        "message": failed.message,
+        "type": _openai_type(failed.status),
+        "param": failed.param,
+        "code": failed.code,
+    }
+
+
+def _openai_type(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 403:
+        return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

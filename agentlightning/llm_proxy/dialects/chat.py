@@ -1,0 +1,243 @@
+"""OpenAI chat completions, as far as the gateway must read them: what it asks for, what it finds, what it takes out.
+
+Never tokenises: token ids and log-probabilities are the model server's own (vLLM's spelling: `prompt_token_ids` beside
+the choices, `token_ids` in each choice; in a stream the former in the first chunk, the latter in each).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Set
+from typing import Any, cast
+
+from typing_extensions import override
+
+from agentlightning.llm_proxy.calls import CallTokens
+from agentlightning.llm_proxy.dialects.base import Json, StreamReader, WireDialect, checked, read_json, read_json_object
+from agentlightning.llm_proxy.replies import refuse
+from agentlightning.llm_proxy.sse import data_of, frame_of
+
+DONE = b"[DONE]"
+_IDS = ("prompt_token_ids", "token_ids")
+
+
+class ChatCompletions(WireDialect):
+    """`POST /chat/completions`."""
+
+    route = "chat/completions"
+    kind = "chat"
+    extras = ("return_token_ids", "logprobs")
+
+    @override
+    def read_request(self, raw: bytes) -> Json:
+        request = read_json_object(raw)
+        checked(request, "model", str, "a string")
+        checked(request, "messages", list, "a list")
+        return request
+
+    @override
+    def added(self, request: Json, unsupported: Set[str]) -> Json:
+        return {name: True for name in self.extras if not request.get(name) and name not in unsupported}
+
+    @override
+    def read_reply(self, raw: bytes) -> Json | None:
+        reply = read_json(raw)
+        return reply if reply is not None and has_choices(reply) else None
+
+    @override
+    def tokens_of(self, reply: Json) -> CallTokens | None:
+        choice = cast(Json, reply["choices"][0])
+        prompt, completion = token_ids(reply.get("prompt_token_ids")), token_ids(choice.get("token_ids"))
+        if not prompt or completion is None:
+            return None
+        return CallTokens(prompt, completion, _logprobs(choice.get("logprobs"), len(completion)))
+
+    @override
+    def visible_reply(self, reply: Json, request: Json) -> Json:
+        return visible(reply, request)
+
+    @override
+    def read_stream(self, request: Json) -> StreamReader:
+        return ChatStream(request)
+
+    @override
+    def stream_of(self, reply: Json, request: Json) -> bytes:
+        return b"".join(_frames_of(visible(reply, request), request))
+
+
+class ChatStream(StreamReader):
+    """One stream of chunks, put together as it passes."""
+
+    def __init__(self, request: Json) -> None:
+        self._request = request
+        self._reply: Json = {}
+        self._choices: dict[int, Json] = {}
+
+    @property
+    @override
+    def complete(self) -> bool:
+        finished = [choice["finish_reason"] is not None for choice in self._choices.values()]
+        return bool(finished) and all(finished)
+
+    @override
+    def feed(self, frame: bytes) -> bytes:
+        data = data_of(frame)
+        if data is None:
+            return frame
+        if data.strip() == DONE:
+            self.ended = True
+            return frame
+        chunk = read_json(data)
+        if chunk is None:
+            text = f"The model server sent a frame that is no JSON object: {data[:200]!r}"
+            raise refuse(502, text, code="upstream_unusable", state="upstream_error")
+        if chunk.get("error") is not None and "choices" not in chunk:
+            text = f"The model server failed in the stream: {json.dumps(chunk['error'])[:2000]}"
+            raise refuse(502, text, code="upstream_error", state="upstream_error")
+        self._collect(chunk)
+        shown = visible(chunk, self._request)
+        return frame if shown == chunk else frame_of(json.dumps(shown, ensure_ascii=False).encode())
+
+    @override
+    def reply(self) -> Json | None:
+        if not self._choices:
+            return None
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        return {**self._reply, "object": "chat.completion", "choices": choices}
+
+    def _collect(self, chunk: Json) -> None:
+        for name, value in chunk.items():
+            if name != "choices" and value is not None:
+                self._reply[name] = value
+        for piece in _objects(chunk.get("choices")):
+            index = piece.get("index")
+            if isinstance(index, int):
+                empty: Json = {"index": index, "message": {"role": "assistant", "content": None}, "finish_reason": None}
+                _collect_choice(self._choices.setdefault(index, empty), piece)
+
+
+def _collect_choice(choice: Json, piece: Json) -> None:
+    delta = piece.get("delta")
+    if isinstance(delta, dict):
+        _collect_delta(choice["message"], cast(Json, delta))
+    if piece.get("finish_reason") is not None:
+        choice["finish_reason"] = piece["finish_reason"]
+    if isinstance(ids := piece.get("token_ids"), list):
+        choice.setdefault("token_ids", []).extend(cast("list[Any]", ids))
+    logprobs = piece.get("logprobs")
+    if isinstance(logprobs, dict):
+        collected = choice.setdefault("logprobs", {})
+        for name, entries in cast(Json, logprobs).items():
+            if isinstance(entries, list):
+                collected.setdefault(name, []).extend(cast("list[Any]", entries))
+
+
+def _collect_delta(message: Json, delta: Json) -> None:
+    for name, value in delta.items():
+        if value is None:
+            continue
+        if name == "tool_calls":
+            _collect_tool_calls(message.setdefault("tool_calls", []), _objects(value))
+        elif isinstance(value, str) and name != "role":
+            message[name] = (message.get(name) or "") + value
+        else:
+            message[name] = value
+
+
+def _collect_tool_calls(collected: list[Json], pieces: list[Json]) -> None:
+    for piece in pieces:
+        index = piece.get("index")
+        known = next((call for call in collected if call["index"] == index), None)
+        if known is None:
+            function_so_far: Json = {"name": "", "arguments": ""}
+            known = {"index": index, "id": None, "type": "function", "function": function_so_far}
+            collected.append(known)
+        known.update({name: piece[name] for name in ("id", "type") if piece.get(name)})
+        function = piece.get("function")
+        if isinstance(function, dict):
+            for name, value in cast(Json, function).items():
+                if isinstance(value, str):
+                    so_far = cast(Json, known["function"])
+                    so_far[name] = so_far.get(name, "") + value
+
+
+def _frames_of(reply: Json, request: Json) -> list[bytes]:
+    """Return a whole reply as chunks: all of it in one, then the reason of its end, then the usage if asked for."""
+    usage = reply.get("usage")
+    head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
+    head["object"] = "chat.completion.chunk"
+    chunks: list[Json] = []
+    for choice in _objects(reply.get("choices")):
+        message = cast(Json, choice.get("message") or {})
+        calls: list[Json] = [{"index": i, **call} for i, call in enumerate(_objects(message.get("tool_calls")))]
+        delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+        if calls:
+            delta["tool_calls"] = calls
+        rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+        chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
+        end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason")}
+        chunks.append({**head, "choices": [end]})
+    options = request.get("stream_options")
+    if isinstance(options, dict) and cast(Json, options).get("include_usage") and usage is not None:
+        chunks.append({**head, "choices": [], "usage": usage})
+    if "prompt_token_ids" in reply:
+        chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
+    frames = [frame_of(json.dumps(chunk, ensure_ascii=False).encode()) for chunk in chunks]
+    return [*frames, frame_of(DONE)]
+
+
+def has_choices(reply: Json) -> bool:
+    """True for a reply with at least one choice, all of them objects."""
+    choices: Any = reply.get("choices")
+    return isinstance(choices, list) and bool(choices) and len(_objects(choices)) == len(cast("list[Any]", choices))
+
+
+def visible(reply: Json, request: Json) -> Json:
+    """Return a reply, or a chunk of one, as it would have been without the extras that the agent did not ask for."""
+    keeps_ids, keeps_logprobs = bool(request.get("return_token_ids")), bool(request.get("logprobs"))
+    if keeps_ids and keeps_logprobs:
+        return reply
+    hidden = () if keeps_ids else _IDS
+    shown = {name: value for name, value in reply.items() if name not in hidden}
+    if isinstance(choices := reply.get("choices"), list):
+        shown["choices"] = [
+            _visible_choice(cast(Json, choice), hidden, keeps_logprobs) if isinstance(choice, dict) else choice
+            for choice in cast("list[Any]", choices)
+        ]
+    return shown
+
+
+def _visible_choice(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool) -> Json:
+    shown = {name: value for name, value in choice.items() if name not in hidden}
+    if not keeps_logprobs and "logprobs" in shown:
+        shown["logprobs"] = None
+    return shown
+
+
+def token_ids(value: Any) -> list[int] | None:
+    """Return a list of token ids; None if it is none."""
+    if not isinstance(value, list):
+        return None
+    ids = cast("list[Any]", value)
+    return ids if all(type(token) is int and token >= 0 for token in ids) else None
+
+
+def _logprobs(value: Any, length: int) -> list[float] | None:
+    content = cast(Json, value).get("content") if isinstance(value, dict) else None
+    entries = _objects(content)
+    if len(entries) != length or not isinstance(content, list):
+        return None
+    return finite([entry.get("logprob") for entry in entries])
+
+
+def finite(values: list[Any]) -> list[float] | None:
+    """Return the numbers as floats; None if one of them is none or not finite."""
+    if all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
+        return [float(value) for value in values]
+    return None
+
+
+def _objects(value: Any) -> list[Json]:
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
