@@ -31,6 +31,8 @@ _READ: Final = frozenset(
         "seed",
         "logprobs",
         "return_token_ids",
+        "stream",
+        "stream_options",
     }
 )
 _WITHOUT_EFFECT: Final = frozenset(
@@ -38,8 +40,6 @@ _WITHOUT_EFFECT: Final = frozenset(
 )
 _ONLY_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # fields that ask for nothing when they have this value
     "n": (1,),
-    "stream": (False,),
-    "stream_options": (),
     "stop": ([], ""),
     "top_logprobs": (0,),
     "frequency_penalty": (0,),

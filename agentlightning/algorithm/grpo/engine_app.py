@@ -2,7 +2,8 @@
 
 Replies are spelled as vLLM spells them: `prompt_token_ids` at the top and `token_ids` in the choice when the request
 says `return_token_ids`, and `logprobs.content[*].logprob` when it says `logprobs`. The token ids include the one that
-ends the sequence, when the model drew it; its log-probability is among the others.
+ends the sequence, when the model drew it; its log-probability is among the others. A call for a stream gets the whole
+completion in its first frames: sequences are decoded together and short, so there is little to gain by sending pieces.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from starlette.routing import Route
 
 from agentlightning.algorithm.grpo.chat import ChatFormat, ChatRequest, RequestError, message_body, parse_request
 from agentlightning.algorithm.grpo.decode import Completion
+from agentlightning.llm_proxy.dialects import CHAT
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 
@@ -155,7 +157,11 @@ def make_app(service: ChatService, health: Callable[[], dict[str, Any]], ready: 
 
     async def chat_completions(request: Request) -> Response:
         try:
-            return JSONResponse(await service.reply(await _json_body(request)))
+            body = await _json_body(request)
+            reply = await service.reply(body)
+            if isinstance(body, dict) and body.get("stream"):
+                return Response(CHAT.stream_of(reply, body), media_type="text/event-stream")
+            return JSONResponse(reply)
         except RequestError as error:
             headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
             return JSONResponse(error.body(), status_code=error.status, headers=headers)

@@ -62,7 +62,6 @@ def test_fields_that_change_nothing_are_accepted(neutral: dict[str, Any]) -> Non
     [
         ("n", 2),
         ("n", 0),
-        ("stream", True),
         ("stop", ["\n"]),
         ("top_logprobs", 3),
         ("frequency_penalty", 0.1),

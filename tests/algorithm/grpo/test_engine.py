@@ -20,6 +20,7 @@ from agentlightning.algorithm.grpo.engine import InferenceEngine
 from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.tool_calls import parse_reply
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.llm_proxy.dialects import CHAT
 
 ASK = {"return_token_ids": True, "logprobs": True}
 
@@ -53,6 +54,24 @@ def test_a_reply_is_spelled_as_openai_and_vllm_spell_it(engine: InferenceEngine)
     plain = post(engine, max_tokens=5)
     assert "prompt_token_ids" not in plain
     assert "token_ids" not in plain["choices"][0]
+
+
+def test_a_call_for_a_stream_is_answered_with_frames_that_hold_the_same(engine: InferenceEngine) -> None:
+    whole = post(engine, max_tokens=6, seed=3, temperature=1.0, **ASK)
+    body = {"model": engine.model_name, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
+    body |= {"max_tokens": 6, "seed": 3, "temperature": 1.0, "stream": True, **ASK}
+    request = urllib.request.Request(f"{engine.base_url}/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        frames = [frame for frame in answer.read().split(b"\n\n") if frame]
+    reader = CHAT.read_stream(body)
+    for frame in frames:
+        reader.feed(frame)
+    assert reader.ended
+    streamed = reader.reply()
+    assert streamed is not None
+    assert CHAT.tokens_of(streamed) == CHAT.tokens_of(whole)
+    assert streamed["choices"][0]["message"]["content"] == whole["choices"][0]["message"]["content"]
 
 
 def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: InferenceEngine, policy: Policy) -> None:
@@ -101,7 +120,7 @@ def test_the_same_seed_draws_the_same_tokens(engine: InferenceEngine) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stream", True), ("n", 2), ("temperature", -1), ("max_tokens", 0), ("messages", "hello"), ("messages", [])],
+    [("n", 2), ("temperature", -1), ("max_tokens", 0), ("messages", "hello"), ("messages", [])],
 )
 def test_a_request_that_cannot_be_served_names_the_field(engine: InferenceEngine, field: str, value: Any) -> None:
     status, error = refusal(engine, **{field: value})
