@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentlightning.llm_proxy.models import Endpoint
 from agentlightning.llm_proxy.replies import CallFailed, CallState
 from agentlightning.utils.id import generate_id
 
@@ -44,6 +45,8 @@ class ModelCall:
     """The weights that served it; None if it did not come that far."""
     first_frame_at: float | None = None
     """Wall clock; when the first frame of a stream came."""
+    endpoint: Endpoint | None = None
+    """Where the reply came from."""
     upstream_tries: int = 0
     state: CallState = "upstream_error"
     http_status: int = 500

@@ -15,11 +15,13 @@ from typing import Any
 
 from agentlightning.llm_proxy.addresses import CallAddress, parse_address, spoken
 from agentlightning.llm_proxy.admission import AttemptBook, Slots
+from agentlightning.llm_proxy.budget import Budgets
 from agentlightning.llm_proxy.calls import ModelCall
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
 from agentlightning.llm_proxy.keys import check_key
 from agentlightning.llm_proxy.limits import GatewayLimits
 from agentlightning.llm_proxy.models import ModelTable
+from agentlightning.llm_proxy.privacy import Privacy
 from agentlightning.llm_proxy.recorder import ask_store, keep
 from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, json_reply, refuse
 from agentlightning.llm_proxy.serving import Outlet, Server, Tail
@@ -43,10 +45,13 @@ class Gateway:
         limits: GatewayLimits,
         gate: WeightGate,
         upstream: Upstream,
+        privacy: Privacy,
     ) -> None:
         self._store, self._models = store, models
         self._token, self._limits = token, limits
         self._server = Server(models, gate, upstream, limits.call_seconds)
+        self._privacy = privacy
+        self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
         self._slots = Slots(limits.calls, limits.calls_per_attempt)
         self._warned: set[str] = set()
@@ -98,6 +103,7 @@ class Gateway:
     ) -> Reply | Tail | None:
         """Make the call and return the reply for the agent; how it ended is in `call`."""
         try:
+            self._budgets.check(call.rollout_id)
             with self._slots.take(call.rollout_id, call.attempt_id):
                 return await self._while_connected(call, dialect, receive, outlet)
         except CallFailed as failure:
@@ -152,7 +158,8 @@ class Gateway:
         seconds: float | None = None,
     ) -> Reply | Tail | None:
         """Keep the spans, then let the reply go; without the spans there is no reply, and no end of a stream."""
-        lost = await keep(store, call, seconds or self._limits.store_seconds)
+        self._budgets.add(call, call.endpoint)
+        lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds)
         if lost is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"

@@ -25,8 +25,13 @@ class GatewayLimits:
     """Time of one call from its arrival, waiting and retries included (504)."""
     store_seconds: float = 5.0
     """Time that the store has for one question or one record (503)."""
+    tokens_per_rollout: int | None = None
+    """Tokens of all calls of a rollout, prompts included (429 for the next call); None is no bound."""
+    cost_per_rollout: float | None = None
+    """The same in money, by the prices in `ModelConfig` (429 for the next call)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(f"GatewayLimits.{field.name} must be positive; got {getattr(self, field.name)!r}")
+            bound = getattr(self, field.name)
+            if bound is not None and not bound > 0:
+                raise ValueError(f"GatewayLimits.{field.name} must be positive; got {bound!r}")

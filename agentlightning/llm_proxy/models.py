@@ -16,7 +16,8 @@ from agentlightning.llm_proxy.replies import refuse
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ENVIRONMENT = "os.environ/"
-_PARAMETERS = ("model", "api_base", "api_key")
+_PRICES = ("input_cost_per_token", "output_cost_per_token")
+_PARAMETERS = ("model", "api_base", "api_key", *_PRICES)
 
 
 class ModelConfig(TypedDict):
@@ -26,7 +27,8 @@ class ModelConfig(TypedDict):
     """What agents ask for. Several entries with the same name share its rollouts."""
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
-    one (`os.environ/NAME` reads it from the environment)."""
+    one (`os.environ/NAME` reads it from the environment); `input_cost_per_token` and `output_cost_per_token` for a
+    budget in money."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Endpoint:
     """The name that the model server knows."""
     api_base: str
     api_key: str | None = field(default=None, repr=False)
+    input_cost: float = 0.0
+    """Of one prompt token."""
+    output_cost: float = 0.0
+    """Of one completion token."""
 
     @property
     def label(self) -> str:
@@ -97,7 +103,8 @@ def _read_entry(place: str, entry: Any) -> tuple[str, Endpoint]:
     if urlsplit(api_base).scheme not in ("http", "https") or not urlsplit(api_base).hostname:
         raise ValueError(f"{place}.api_base must be a URL such as http://127.0.0.1:8000/v1")
     api_key = _key(f"{place}.api_key", parameters.get("api_key"))
-    return name, Endpoint(_without_provider(model), api_base.rstrip("/"), api_key)
+    prices = [_price(f"{place}.{field}", parameters.get(field)) for field in _PRICES]
+    return name, Endpoint(_without_provider(model), api_base.rstrip("/"), api_key, *prices)
 
 
 def _mapping(place: str, value: Any) -> Mapping[str, Any]:
@@ -111,6 +118,14 @@ def _text(place: str, value: Any) -> str:
         problem = "is missing" if value is None else f"must be a non-empty string; got {type(value).__name__}"
         raise ValueError(f"{place} {problem}")
     return value
+
+
+def _price(place: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise ValueError(f"{place} must be a number of 0 or more; got {value!r}")
+    return float(value)
 
 
 def _key(place: str, value: Any) -> str | None:

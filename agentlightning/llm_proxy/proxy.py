@@ -12,6 +12,7 @@ from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has
 from agentlightning.llm_proxy.gateway import Gateway
 from agentlightning.llm_proxy.limits import GatewayLimits
 from agentlightning.llm_proxy.models import ModelConfig, ModelTable
+from agentlightning.llm_proxy.privacy import Kept, Privacy, Redact
 from agentlightning.llm_proxy.upstream import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -40,6 +41,9 @@ class LLMProxy:
             504 are tried again `max(num_retries, 3)` times in any case.
         launcher_args: in place of port, host and launch_mode.
         limits: every bound of the gateway.
+        keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
+        redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the
+            call is answered with an error and nothing leaves.
 
     Raises:
         ValueError: an argument has no effect here, or contradicts another; names it.
@@ -60,6 +64,8 @@ class LLMProxy:
         callbacks: Sequence[Any] | None = None,
         *,
         limits: GatewayLimits | None = None,
+        keep: Kept = "all",
+        redact: Redact | None = None,
     ) -> None:
         refuse_what_has_no_effect(litellm_config, middlewares, callbacks, num_workers)
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
@@ -68,6 +74,7 @@ class LLMProxy:
             raise ValueError(f"num_retries must be 0 or more; got {num_retries}")
         self.store = store
         self.limits = limits or GatewayLimits()
+        self._privacy = Privacy(keep, redact)
         self.server_launcher_args = launcher_args or PythonServerLauncherArgs(
             port=port, host=host, launch_mode=launch_mode, healthcheck_url="/health"
         )
@@ -170,6 +177,7 @@ class LLMProxy:
             limits=self.limits,
             gate=self._gate,
             upstream=upstream,
+            privacy=self._privacy,
         )
         await self.server_launcher.start()
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.privacy import Privacy
 from agentlightning.llm_proxy.replies import CallFailed, refuse
 from agentlightning.llm_proxy.spans import spans_of
 from agentlightning.store.base import LightningStore
@@ -36,7 +37,7 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
         raise refuse(503, text, code="store_unavailable", retry_after=1.0) from error
 
 
-async def keep(store: LightningStore, call: ModelCall, seconds: float) -> Exception | None:
+async def keep(store: LightningStore, call: ModelCall, privacy: Privacy, seconds: float) -> Exception | None:
     """Store the two spans of a call in one step; return None, or why they are lost.
 
     Tried again while `seconds` last, unless the store says that they are wrong. Safe to repeat: the store knows the
@@ -44,7 +45,7 @@ async def keep(store: LightningStore, call: ModelCall, seconds: float) -> Except
     """
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
     try:
-        spans = spans_of(call)
+        spans = privacy.apply(spans_of(call))
     except Exception as error:  # boundary: a call that we cannot write down must not pass as recorded
         return error
     while True:

@@ -124,6 +124,7 @@ class Upstream:
         while True:
             endpoint = endpoints[moved % len(endpoints)]
             answer = await self._ask(call, wire, endpoint)
+            call.endpoint = endpoint
             if isinstance(answer, Opened):
                 try:
                     yield answer

@@ -1,0 +1,75 @@
+"""What the calls of one rollout have used, and the end of it: a call past the budget is refused, not made."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.models import Endpoint
+from agentlightning.llm_proxy.replies import refuse
+
+BUDGET_CODE: Final = "budget_exhausted"
+"""In the refusal, so that whoever sees the agent's error knows its reason."""
+_REMEMBERED: Final = 100_000
+
+
+@dataclass(slots=True)
+class Used:
+    """What a rollout has used, all attempts together."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    """In the currency of the prices that the models were given."""
+
+
+class Budgets:
+    """Counts what rollouts use. Owned by the serving loop; gone with the gateway's process.
+
+    A call that begins within the budget is made, so calls at the same time may go beyond it together.
+    """
+
+    def __init__(self, tokens: int | None, cost: float | None) -> None:
+        self._tokens, self._cost = tokens, cost
+        self._used: OrderedDict[str, Used] = OrderedDict()
+
+    def check(self, rollout_id: str) -> None:
+        """Let the rollout make another call or raise.
+
+        Raises:
+            CallFailed: 429, its budget is used up; says how much it used and what the bound is.
+        """
+        used = self._used.get(rollout_id)
+        if used is None:
+            return
+        for what, spent, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
+            if bound is not None and spent >= bound:
+                text = (
+                    f"The budget of rollout {rollout_id} is used up: {spent:g} of {bound:g} ({what}). No further call "
+                    f"of it is made ({BUDGET_CODE}); GatewayLimits.{what}_per_rollout is the bound"
+                )
+                raise refuse(429, text, code=BUDGET_CODE)
+
+    def add(self, call: ModelCall, endpoint: Endpoint | None) -> None:
+        """Count what a call has used: by its token ids, else by what the model server says."""
+        if self._tokens is None and self._cost is None:
+            return
+        prompt, completion = tokens_used(call)
+        used = self._used.setdefault(call.rollout_id, Used())
+        used.tokens += prompt + completion
+        if endpoint is not None:
+            used.cost += prompt * endpoint.input_cost + completion * endpoint.output_cost
+        self._used.move_to_end(call.rollout_id)
+        if len(self._used) > _REMEMBERED:
+            self._used.popitem(last=False)
+
+
+def tokens_used(call: ModelCall) -> tuple[int, int]:
+    """Return the tokens of prompt and completion; 0 for what nobody told."""
+    if call.tokens is not None:
+        return len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
+    usage = (call.reply or {}).get("usage")
+    counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    return prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0

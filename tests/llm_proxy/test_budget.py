@@ -1,0 +1,71 @@
+"""Budgets of rollouts: a call past one is refused in words that name it, and the attempt can tell why it ended."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from agentlightning.llm_proxy import GatewayLimits
+from tests.llm_proxy.desk import Desk
+from tests.stubs.model_server import ModelServer
+
+
+async def test_a_rollout_that_has_used_up_its_tokens_makes_no_further_call() -> None:
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=10)) as desk:
+        attempt, other = await desk.attempt(), await desk.attempt()
+        answers = [await desk.ask(attempt, "one two three four five six") for _ in range(3)]
+        assert [status for status, _ in answers] == [200, 429, 429]
+        error = answers[1][1]["error"]
+        assert error["code"] == "budget_exhausted"
+        assert "of 10 (tokens)" in error["message"]
+        assert len(desk.model.calls) == 1
+        assert await desk.states(attempt) == ["ok", "refused", "refused"]
+        assert (await desk.ask(other))[0] == 200
+
+
+async def test_every_attempt_of_a_rollout_draws_on_the_same_budget() -> None:
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=10)) as desk:
+        first = await desk.attempt()
+        await desk.ask(first, "one two three four five six")
+        await desk.store.update_attempt(first.rollout_id, "latest", status="failed")
+        again = await desk.store.start_attempt(first.rollout_id)
+        assert (await desk.ask(again))[0] == 429
+
+
+async def test_a_budget_in_money_counts_by_the_prices_of_the_model() -> None:
+    model = ModelServer(answer=lambda request: "a b c d")
+    async with Desk(model, limits=GatewayLimits(cost_per_rollout=1.0)) as desk:
+        entry = model.entry("policy", input_cost_per_token=0.0, output_cost_per_token=0.2)
+        desk.proxy.update_model_list([entry])
+        attempt = await desk.attempt()
+        assert [(await desk.ask(attempt))[0] for _ in range(3)] == [200, 200, 429]
+
+
+async def test_an_engine_without_token_ids_is_counted_by_what_it_says() -> None:
+    async with Desk(ModelServer(tokens=False), limits=GatewayLimits(tokens_per_rollout=5)) as desk:
+        attempt = await desk.attempt()
+        assert [(await desk.ask(attempt))[0] for _ in range(2)] == [200, 429]
+
+
+async def test_the_agents_library_raises_its_own_error_with_the_reason() -> None:
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=1)) as desk:
+        attempt = await desk.attempt()
+        await desk.ask(attempt)
+        client = openai.AsyncOpenAI(base_url=desk.url(attempt, "/v1"), api_key="none", max_retries=0)
+        with pytest.raises(openai.RateLimitError, match="budget_exhausted"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+        await client.close()
+
+
+@pytest.mark.parametrize("wrong", [{"tokens_per_rollout": 0}, {"cost_per_rollout": -1.0}])
+def test_a_bound_must_be_positive(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GatewayLimits(**wrong)
+
+
+def test_a_price_must_be_a_number() -> None:
+    from agentlightning.llm_proxy import LLMProxy
+
+    entry = ModelServer().entry("policy", input_cost_per_token="cheap")
+    with pytest.raises(ValueError, match="input_cost_per_token must be a number"):
+        LLMProxy(model_list=[entry])
