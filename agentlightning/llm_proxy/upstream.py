@@ -21,6 +21,7 @@ from typing import Literal
 
 import aiohttp
 
+from agentlightning.llm_proxy.balance import Balancer
 from agentlightning.llm_proxy.calls import ModelCall
 from agentlightning.llm_proxy.dialects.base import WireDialect, read_json
 from agentlightning.llm_proxy.models import Endpoint
@@ -97,6 +98,7 @@ class Upstream:
         self._calls = calls
         self._session: aiohttp.ClientSession | None = None
         self._unsupported: dict[Endpoint, frozenset[str]] = {}
+        self.balancer = Balancer()
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None, None]:
@@ -120,29 +122,42 @@ class Upstream:
         Raises:
             CallFailed: no good reply; the server's own reply where it gave one, else 502.
         """
+        assert call.request is not None
+        endpoints = self.balancer.order(call.rollout_id, call.request["model"], endpoints)
         moved = 0
         while True:
             endpoint = endpoints[moved % len(endpoints)]
-            answer = await self._ask(call, wire, endpoint)
-            call.endpoint = endpoint
-            if isinstance(answer, Opened):
-                try:
+            with self.balancer.busy(endpoint):
+                answer = await self._ask(call, wire, endpoint)
+                call.endpoint = endpoint
+                if len(endpoints) > 1:  # the only one is asked whatever is known of it
+                    self._judge(endpoint, answer)
+                if isinstance(answer, Opened):
+                    try:
+                        yield answer
+                    finally:
+                        answer.response.close()  # a stream that was not read to its end ends the generation there
+                    return
+                if answer.ok:
                     yield answer
-                finally:
-                    answer.response.close()  # a stream that was not read to its end ends the generation there
-                return
-            if answer.ok:
-                yield answer
-                return
+                    return
             if not self._may_retry(answer, call.upstream_tries, len(endpoints)):
                 raise _failure(answer, call, endpoint)
-            moved += answer.trouble == "unreachable"
-            fresh = answer.trouble == "unreachable" and moved < len(endpoints)
+            elsewhere = answer.trouble == "unreachable" or answer.status in _TRANSIENT
+            moved += elsewhere
+            fresh = elsewhere and moved < len(endpoints)
             pause = 0.0 if fresh else _pause(answer, call.upstream_tries)
             if time.monotonic() + pause >= deadline or pause > _LONGEST_PAUSE:
                 raise _failure(answer, call, endpoint)
             logger.debug("%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, _said(answer), pause)
             await asyncio.sleep(pause)
+
+    def _judge(self, endpoint: Endpoint, answer: Answer | Opened) -> None:
+        """Remember whether the endpoint serves; 429 is a server that is busy, not one that is broken."""
+        if isinstance(answer, Opened) or (not answer.trouble and (answer.status < 500)):
+            self.balancer.served(endpoint)
+        elif rest := self.balancer.failed(endpoint):
+            logger.warning("the model server %s fails (%s); left alone for %.0f s", endpoint.label, _said(answer), rest)
 
     def _may_retry(self, answer: Answer, tries: int, endpoints: int) -> bool:
         patience = max(self._num_retries, 3)
