@@ -7,17 +7,38 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Any, Literal, Protocol, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from agentlightning.semconv import AGL_VIRTUAL
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
-AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+
+
+class _FailFast(FailFast):
+    """Refuses a list at its first wrong entry, so that a long one costs one error; can stand in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+_FIRST = _FailFast()
+AttributeValue = (
+    str
+    | bool
+    | int
+    | float
+    | Annotated[list[str], _FIRST]
+    | Annotated[list[bool], _FIRST]
+    | Annotated[list[int], _FIRST]
+    | Annotated[list[float], _FIRST]
+)
+"""What an attribute may hold."""
 Attributes = dict[str, AttributeValue]
 TraceState = dict[str, str]
 
@@ -80,10 +101,17 @@ class Event(BaseModel):
     name: str
     attributes: Attributes
     timestamp: Seconds = None
+    dropped_attributes: int = 0
+    """How many attributes were dropped where the event was made."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Event:
-        return cls(name=src.name, attributes=dict(src.attributes or {}), timestamp=normalize_time(src.timestamp))
+        return cls(
+            name=src.name,
+            attributes=dict(src.attributes or {}),
+            timestamp=normalize_time(src.timestamp),
+            dropped_attributes=_count(src, "dropped_attributes"),
+        )
 
 
 class Link(BaseModel):
@@ -93,12 +121,18 @@ class Link(BaseModel):
 
     context: SpanContext
     attributes: Attributes | None = None
+    dropped_attributes: int = 0
+    """How many attributes were dropped where the link was made."""
+    flags: int | None = None
+    """As `Span.flags`, of the span that is linked to."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Link:
         return cls(
             context=SpanContext.from_opentelemetry(src.context),
             attributes=dict(src.attributes) if src.attributes else None,
+            dropped_attributes=_count(src, "dropped_attributes"),
+            flags=_flags(src.context, src.context),
         )
 
 
@@ -111,6 +145,19 @@ class OtelResource(BaseModel):
     @classmethod
     def from_opentelemetry(cls, src: Any) -> OtelResource:
         return cls(attributes=dict(src.attributes or {}), schema_url=src.schema_url or "")
+
+
+class DroppedCounts(BaseModel):
+    """How many attributes, events and links of a span were dropped where it was made, because of its limits."""
+
+    attributes: int = 0
+    events: int = 0
+    links: int = 0
+
+    @classmethod
+    def from_opentelemetry(cls, src: Any) -> DroppedCounts | None:
+        counts = {name: _count(src, f"dropped_{name}") for name in cls.model_fields}
+        return cls(**counts) if any(counts.values()) else None
 
 
 class SpanCoreFields(BaseModel):
@@ -160,7 +207,11 @@ class Span(BaseModel):
     kind: str | None = None
     """OpenTelemetry span kind: INTERNAL, SERVER, CLIENT, PRODUCER or CONSUMER."""
     scope: dict[str, Any] | None = None
-    """Instrumentation scope: name, version."""
+    """Instrumentation scope: name and version; attributes and schema_url if there are any."""
+    dropped: DroppedCounts | None = None
+    """None if nothing was dropped."""
+    flags: int | None = None
+    """OTLP flags: the low byte is the W3C trace flags; 0x100 says that 0x200 tells whether the parent is remote."""
 
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
@@ -190,6 +241,8 @@ class Span(BaseModel):
             resource=OtelResource.from_opentelemetry(src.resource),
             kind=kind if isinstance(kind, str) else None,
             scope=_scope(scope),
+            dropped=DroppedCounts.from_opentelemetry(src),
+            flags=_flags(context, src.parent),
         )
 
     @classmethod
@@ -261,7 +314,26 @@ def _scope(scope: Any) -> dict[str, Any] | None:
     if not isinstance(name, str):
         return None
     version = getattr(scope, "version", None)
-    return {"name": name, "version": version if isinstance(version, str) else None}
+    found: dict[str, Any] = {"name": name, "version": version if isinstance(version, str) else None}
+    attributes, schema_url = getattr(scope, "attributes", None), getattr(scope, "schema_url", None)
+    if isinstance(attributes, Mapping) and attributes:
+        found["attributes"] = dict(cast(Mapping[str, Any], attributes))
+    if isinstance(schema_url, str) and schema_url:
+        found["schema_url"] = schema_url
+    return found
+
+
+def _count(src: Any, name: str) -> int:
+    """Return a counter of an OpenTelemetry object; 0 where it has none."""
+    count = getattr(src, name, 0)
+    return count if isinstance(count, int) else 0
+
+
+def _flags(context: Any, parent: Any) -> int | None:
+    trace_flags = getattr(context, "trace_flags", None)
+    if not isinstance(trace_flags, int):
+        return None
+    return int(trace_flags) | 0x100 | (0x200 if getattr(parent, "is_remote", False) is True else 0)
 
 
 SpanLike = ReadableSpan | Span

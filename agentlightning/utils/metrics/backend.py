@@ -1,0 +1,223 @@
+"""The interface of a metrics backend, the rules that all of them keep, and the one that forwards to several.
+
+Names are logical (`agl.store.total`). A metric is registered once, with its labels, before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from typing_extensions import override
+
+Kind = Literal["Counter", "Histogram"]
+Labels = Mapping[str, str]
+
+
+class MetricsBackend:
+    """Where counts and durations go.
+
+    `inc_counter` and `observe_histogram` are the public form. Hot paths call `count` and `observe`, which do not wait;
+    of a backend that has only the first two they make tasks. All four may be called from any thread.
+    """
+
+    def has_prometheus(self) -> bool:
+        """True if the metrics can be scraped from this process by Prometheus."""
+        return False
+
+    def register_counter(
+        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
+    ) -> None:
+        """Make a counter known. `group_level` is how many labels a backend that groups keeps.
+
+        Raises:
+            ValueError: the name is registered otherwise.
+        """
+        raise NotImplementedError
+
+    def register_histogram(
+        self,
+        name: str,
+        label_names: Sequence[str] | None = None,
+        buckets: Sequence[float] | None = None,
+        group_level: int | None = None,
+    ) -> None:
+        """Make a histogram known; `buckets` are upper bounds.
+
+        Raises:
+            ValueError: the name is registered otherwise.
+        """
+        raise NotImplementedError
+
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        """Add to a counter.
+
+        Raises:
+            ValueError: it is not registered, or the labels are not those it was registered with.
+        """
+        raise NotImplementedError
+
+    async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
+        """Add a value to a histogram.
+
+        Raises:
+            ValueError: it is not registered, or the labels are not those it was registered with.
+        """
+        raise NotImplementedError
+
+    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        """Add to a counter without waiting."""
+        _run(self.inc_counter(name, amount, labels))
+
+    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
+        """Add a value to a histogram without waiting."""
+        _run(self.observe_histogram(name, value, labels))
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine as a task of the running loop, or to its end where none runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    task = loop.create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+class ImmediateBackend(MetricsBackend):
+    """A backend that never waits: it has `count` and `observe`, and the public form follows from them."""
+
+    @override
+    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        raise NotImplementedError
+
+    @override
+    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
+        raise NotImplementedError
+
+    @override
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        self.count(name, amount, labels)
+
+    @override
+    async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
+        self.observe(name, value, labels)
+
+
+class MultiMetricsBackend(ImmediateBackend):
+    """Forwards everything to several backends, in order.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, backends: Sequence[MetricsBackend]) -> None:
+        if not backends:
+            raise ValueError("MultiMetricsBackend needs at least one backend; got an empty list")
+        self._backends = tuple(backends)
+
+    @override
+    def has_prometheus(self) -> bool:
+        return any(backend.has_prometheus() for backend in self._backends)
+
+    @override
+    def register_counter(
+        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
+    ) -> None:
+        for backend in self._backends:
+            backend.register_counter(name, label_names, group_level)
+
+    @override
+    def register_histogram(
+        self,
+        name: str,
+        label_names: Sequence[str] | None = None,
+        buckets: Sequence[float] | None = None,
+        group_level: int | None = None,
+    ) -> None:
+        for backend in self._backends:
+            backend.register_histogram(name, label_names, buckets, group_level)
+
+    @override
+    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.count(name, amount, labels)
+
+    @override
+    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.observe(name, value, labels)
+
+    @override
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.inc_counter(name, amount, labels)
+
+    @override
+    async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.observe_histogram(name, value, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric as it was registered."""
+
+    kind: Kind
+    name: str
+    label_names: tuple[str, ...]
+    buckets: tuple[float, ...] | None
+    group_level: int | None
+
+
+class Registered:
+    """The metrics that a backend knows."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Metric] = {}
+
+    def add(self, metric: Metric) -> bool:
+        """Make a metric known; False if it was known and is the same.
+
+        Raises:
+            ValueError: the name is registered otherwise.
+        """
+        known = self._metrics.get(metric.name)
+        if known is None:
+            self._metrics[metric.name] = metric
+            return True
+        if known != metric:
+            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known} is not {metric}")
+        return False
+
+    def values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
+        """Return the label values in the order of registration.
+
+        Raises:
+            ValueError: no such metric, a label is missing, or there is one too many.
+        """
+        metric = self._metrics.get(name)
+        if metric is None or metric.kind != kind:
+            known = "" if metric is None else f" (it is a {metric.kind})"
+            raise ValueError(f"{kind} '{name}' is not registered{known}; call register_{kind.lower()} first")
+        given = labels or {}
+        try:
+            values = tuple([given[label] for label in metric.label_names])
+        except KeyError as error:
+            raise ValueError(f"Label '{error.args[0]}' is required for {kind} '{name}'.") from None
+        if len(given) != len(values):
+            extra = sorted(set(given) - set(metric.label_names))
+            raise ValueError(f"{kind} '{name}' has no label {extra[0]!r}; its labels are {list(metric.label_names)}")
+        return values
+
+    def __getitem__(self, name: str) -> Metric:
+        return self._metrics[name]

@@ -1,0 +1,162 @@
+"""Metrics for Prometheus: the backend, and the registry that is scraped, of one process or of several."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import override
+
+from agentlightning.utils.metrics.backend import ImmediateBackend, Labels, Metric, Registered
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
+MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_collectors: dict[str, tuple[Metric, Any]] = {}
+"""What this process has in the global registry, by Prometheus name: backends that register the same share it."""
+_collectors_lock = threading.Lock()
+_own_directory: str | None = None
+
+
+class PrometheusMetricsBackend(ImmediateBackend):
+    """Counts in the global registry of `prometheus_client`; the dots of a name become underscores.
+
+    Raises:
+        ImportError: `prometheus_client` is not installed.
+    """
+
+    def __init__(self) -> None:
+        import prometheus_client
+
+        self._client = prometheus_client
+        self._registered = Registered()
+        self._adders: dict[tuple[str, ...], Callable[[float], None]] = {}
+
+    @override
+    def has_prometheus(self) -> bool:
+        return True
+
+    @override
+    def register_counter(
+        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
+    ) -> None:
+        self._register(Metric("Counter", name, tuple(label_names or ()), None, None))
+
+    @override
+    def register_histogram(
+        self,
+        name: str,
+        label_names: Sequence[str] | None = None,
+        buckets: Sequence[float] | None = None,
+        group_level: int | None = None,
+    ) -> None:
+        bounds = tuple(buckets) if buckets is not None else None
+        self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, None))
+
+    def _register(self, metric: Metric) -> None:
+        exposed = prometheus_name(metric.name)
+        with _collectors_lock:
+            known = _collectors.get(exposed)
+            if known is None:
+                _collectors[exposed] = (metric, self._collector(metric, exposed))
+            elif known[0].name != metric.name:
+                raise ValueError(
+                    f"{metric.name!r} and {known[0].name!r} are both {exposed!r} to Prometheus; rename one"
+                )
+            elif known[0] != metric:
+                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known[0]} is not {metric}")
+            self._registered.add(metric)
+
+    def _collector(self, metric: Metric, exposed: str) -> Any:
+        if metric.kind == "Counter":
+            return self._client.Counter(exposed, metric.name, metric.label_names)
+        if metric.buckets is None:
+            return self._client.Histogram(exposed, metric.name, metric.label_names)
+        return self._client.Histogram(exposed, metric.name, metric.label_names, buckets=metric.buckets)
+
+    @override
+    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        values = self._registered.values("Counter", name, labels)
+        adder = self._adders.get((name, *values))
+        if adder is None:
+            adder = self._adders[(name, *values)] = self._child(name, values).inc
+        adder(amount)
+
+    @override
+    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
+        values = self._registered.values("Histogram", name, labels)
+        adder = self._adders.get((name, *values))
+        if adder is None:
+            adder = self._adders[(name, *values)] = self._child(name, values).observe
+        adder(value)
+
+    def _child(self, name: str, values: tuple[str, ...]) -> Any:
+        _, collector = _collectors[prometheus_name(name)]
+        return collector.labels(*values) if values else collector
+
+
+def prometheus_name(name: str) -> str:
+    """Return the name under which Prometheus sees a metric."""
+    return name.replace(".", "_")
+
+
+def setup_multiprocess_prometheus() -> None:
+    """Prepare metrics that several processes share: a directory, named by `PROMETHEUS_MULTIPROC_DIR`.
+
+    A directory made here lives as long as this process. Call it before anything imports `prometheus_client`.
+
+    Raises:
+        RuntimeError: `prometheus_client` is imported already, so that it would not look at the variable.
+    """
+    global _own_directory
+    named = os.environ.get(MULTIPROCESS_VARIABLE)
+    if named:
+        logger.warning(
+            "%s=%s: wipe it between runs, or what an earlier run counted stays", MULTIPROCESS_VARIABLE, named
+        )
+        return
+    if "prometheus_client" in sys.modules:
+        raise RuntimeError(
+            f"prometheus_client is imported already and looks at {MULTIPROCESS_VARIABLE} no more; "
+            "call setup_multiprocess_prometheus() first thing in the program"
+        )
+    _own_directory = os.environ[MULTIPROCESS_VARIABLE] = tempfile.mkdtemp(prefix="agl-prometheus-")
+    atexit.register(_remove, _own_directory, os.getpid())
+
+
+def _remove(directory: str, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def get_prometheus_registry() -> CollectorRegistry:
+    """Return what is to be scraped: the sum over all processes where they share metrics, else this process's."""
+    import prometheus_client
+    from prometheus_client import multiprocess
+
+    if not os.environ.get(MULTIPROCESS_VARIABLE):
+        return prometheus_client.REGISTRY
+    registry = prometheus_client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return registry
+
+
+def shutdown_metrics(server: Any = None, worker: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Mark a worker process (by default this one) as gone, if `setup_multiprocess_prometheus` made the directory.
+
+    The arguments are those of gunicorn's `child_exit`.
+    """
+    if _own_directory is None or os.environ.get(MULTIPROCESS_VARIABLE) != _own_directory:
+        return
+    from prometheus_client import multiprocess
+
+    cast(Any, multiprocess).mark_process_dead(getattr(worker, "pid", None) or os.getpid())

@@ -1,0 +1,214 @@
+"""Spans out of an OTLP trace request, in one pass. The server's hot path: values are built without validating again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
+from pydantic import BaseModel
+
+from agentlightning.semconv import LightningResourceAttributes
+from agentlightning.types import Attributes, Event, Link, OtelResource, Span, SpanContext, TraceStatus
+from agentlightning.types.tracer import DroppedCounts
+from agentlightning.utils.otlp.rejections import Rejections
+from agentlightning.utils.otlp.values import attributes_of
+
+ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
+ATTEMPT_ID = LightningResourceAttributes.ATTEMPT_ID.value
+SEQUENCE_ID = LightningResourceAttributes.SPAN_SEQUENCE_ID.value
+KINDS = (None, "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
+"""By OTLP's number."""
+STATUS_CODES = ("UNSET", "OK", "ERROR")
+IS_REMOTE = 0x300
+"""Bits of `flags` that say: it is known whether the other span is remote, and it is."""
+_NANOS = 10**9
+_TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
+_SEQUENCE_DIGITS = 15
+"""Numbers of more digits are no position in a rollout and would wear out its counter."""
+B = TypeVar("B", bound=BaseModel)
+BulkIssuer = Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
+"""Gives one sequence id per (rollout id, attempt id)."""
+
+
+def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[Span]:
+    """Yield the spans of a request in order; `sequence_id` is -1 where the store shall give it.
+
+    Rollout, attempt and sequence id are attributes of the span, else of its resource, and are kept there. A span that
+    lacks one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
+    """
+    for group in request.resource_spans:
+        resource = _resource(group)
+        for scoped in group.scope_spans:
+            scope = _scope(scoped.scope, scoped.schema_url)
+            for message in scoped.spans:
+                span = _span(message, resource, scope, rejections)
+                if span is not None:
+                    yield span
+
+
+async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: BulkIssuer) -> list[Span]:
+    """Return the spans of a request, all numbered: missing sequence ids come from one call of `bulk_issuer`.
+
+    Spans without rollout or attempt id are left out.
+    """
+    spans = list(spans_of(request, Rejections()))
+    missing = [span for span in spans if span.sequence_id < 0]
+    numbers = await bulk_issuer([(span.rollout_id, span.attempt_id) for span in missing])
+    for span, number in zip(missing, numbers, strict=True):
+        span.sequence_id = number
+    return spans
+
+
+def _span(
+    message: SpanMessage, resource: OtelResource, scope: dict[str, Any] | None, rejections: Rejections
+) -> Span | None:
+    attributes = attributes_of(message.attributes)
+    ours = resource.attributes
+    rollout_id, attempt_id = _id(attributes, ours, ROLLOUT_ID), _id(attributes, ours, ATTEMPT_ID)
+    trace, identity, parent = message.trace_id, message.span_id, message.parent_span_id
+    if not rollout_id or not attempt_id:
+        missing = ROLLOUT_ID if not rollout_id else ATTEMPT_ID
+        rejections.add(f"span {message.name[:80]!r} has no attribute {missing}, nor has its resource")
+        return None
+    if len(trace) > _TRACE_ID_BYTES or len(identity) > _SPAN_ID_BYTES or len(parent) > _SPAN_ID_BYTES:
+        rejections.add(
+            f"span {message.name[:80]!r} has ids of {len(trace)}, {len(identity)} and {len(parent)} bytes "
+            f"(trace, span, parent); expected {_TRACE_ID_BYTES}, {_SPAN_ID_BYTES} and {_SPAN_ID_BYTES} or none"
+        )
+        return None
+    trace_id, span_id = trace.hex().zfill(32), identity.hex().zfill(16)
+    code, text, kind = message.status.code, message.status.message, message.kind
+    return _made(
+        Span,
+        {
+            "rollout_id": rollout_id,
+            "attempt_id": attempt_id,
+            "sequence_id": _sequence_id(attributes, ours),
+            "trace_id": trace_id,
+            "span_id": span_id,
+            "parent_id": parent.hex().zfill(16) if parent else None,
+            "name": message.name,
+            "status": _made(TraceStatus, {"status_code": _status_code(code), "description": text or None}),
+            "attributes": attributes,
+            "events": [_event(event) for event in events] if (events := message.events) else [],
+            "links": [_link(link) for link in links] if (links := message.links) else [],
+            "start_time": seconds(message.start_time_unix_nano),
+            "end_time": seconds(message.end_time_unix_nano),
+            "context": _context(trace_id, span_id, message.trace_state, is_remote=False),
+            "parent": None,
+            "resource": resource,
+            "kind": KINDS[kind] if 0 <= kind < len(KINDS) else None,
+            "scope": scope,
+            "dropped": _dropped(message),
+            "flags": message.flags or None,
+        },
+    )
+
+
+def _id(attributes: Attributes, resource: Attributes, key: str) -> str | None:
+    value = attributes.get(key) or resource.get(key)
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, (int, float)) else None
+
+
+def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
+    value = attributes.get(SEQUENCE_ID)
+    if value is None:
+        value = resource.get(SEQUENCE_ID)
+    digits = str(value) if isinstance(value, (int, str)) else ""
+    if digits.isascii() and digits.isdecimal() and len(digits) <= _SEQUENCE_DIGITS:
+        return int(digits)
+    return -1
+
+
+def _status_code(code: int) -> str:
+    return STATUS_CODES[code] if 0 <= code < len(STATUS_CODES) else "UNSET"
+
+
+def _resource(group: ResourceSpans) -> OtelResource:
+    fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
+    return _made(OtelResource, fields)
+
+
+def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, Any] | None:
+    found: dict[str, Any] = {"name": scope.name, "version": scope.version or None}
+    if scope.attributes:
+        found["attributes"] = attributes_of(scope.attributes)
+    if scope.dropped_attributes_count:
+        found["dropped_attributes"] = scope.dropped_attributes_count
+    if schema_url:
+        found["schema_url"] = schema_url
+    return found if any(found.values()) else None
+
+
+def _dropped(message: SpanMessage) -> DroppedCounts | None:
+    attributes, events = message.dropped_attributes_count, message.dropped_events_count
+    links = message.dropped_links_count
+    if not (attributes or events or links):
+        return None
+    return _made(DroppedCounts, {"attributes": attributes, "events": events, "links": links})
+
+
+def _event(event: SpanMessage.Event) -> Event:
+    fields = {
+        "name": event.name,
+        "attributes": attributes_of(event.attributes),
+        "timestamp": seconds(event.time_unix_nano),
+        "dropped_attributes": event.dropped_attributes_count,
+    }
+    return _made(Event, fields)
+
+
+def _link(link: SpanMessage.Link) -> Link:
+    remote = link.flags & IS_REMOTE == IS_REMOTE
+    trace_id, span_id = link.trace_id.hex().zfill(32), link.span_id.hex().zfill(16)
+    fields = {
+        "context": _context(trace_id, span_id, link.trace_state, is_remote=remote),
+        "attributes": attributes_of(link.attributes) or None,
+        "dropped_attributes": link.dropped_attributes_count,
+        "flags": link.flags or None,
+    }
+    return _made(Link, fields)
+
+
+def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) -> SpanContext:
+    state = _trace_state(trace_state) if trace_state else {}
+    fields = {"trace_id": trace_id, "span_id": span_id, "is_remote": is_remote, "trace_state": state}
+    return _made(SpanContext, fields)
+
+
+def _trace_state(header: str) -> dict[str, str]:
+    """Return the members of a W3C `tracestate`; what is no `key=value` is left out."""
+    members = (member.strip().partition("=") for member in header.split(","))
+    return {key: value for key, equals, value in members if key and equals}
+
+
+def seconds(nanos: int) -> float | None:
+    """Return seconds since the epoch; 0 is no time. Dividing integers rounds once, so the way back is exact."""
+    return nanos / _NANOS if nanos else None
+
+
+def _made(cls: type[B], fields: dict[str, Any]) -> B:
+    """Return a model with these fields, all of them and in their order, not validated.
+
+    Models of a class share the set that names their fields; one for each would be work for the collector only.
+    """
+    names, extra = _SHAPES[cls]
+    made = cls.__new__(cls)
+    _set(made, "__dict__", fields)
+    _set(made, "__pydantic_fields_set__", names)
+    _set(made, "__pydantic_extra__", {} if extra else None)
+    _set(made, "__pydantic_private__", None)
+    return made
+
+
+_set = object.__setattr__
+_SHAPES: dict[type[BaseModel], tuple[set[str], bool]] = {
+    cls: (set(cls.model_fields), cls.model_config.get("extra") == "allow")
+    for cls in (Span, TraceStatus, SpanContext, OtelResource, Event, Link, DroppedCounts)
+}

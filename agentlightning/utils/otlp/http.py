@@ -1,0 +1,109 @@
+"""OTLP over HTTP for any signal: reads a bounded request, hands its message over, and answers in the request's form.
+
+https://opentelemetry.io/docs/specs/otlp/#otlphttp: 200 with a response message (which may tell of a partial success),
+or a `google.rpc.Status`. A sender repeats a request that was answered 429 or 503 and drops one that got another 4xx, so
+those two are for what may work later and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from agentlightning.errors import AgentLightningError, BusyError, StoreUnreachableError, TooLargeError
+from agentlightning.utils.asgi import MAX_BODY_BYTES
+from agentlightning.utils.otlp.body import JSON_CT, PROTOBUF_CT, Form, form_of, parse_body
+from agentlightning.utils.otlp.rejections import Rejections
+
+logger = logging.getLogger(__name__)
+M = TypeVar("M", bound=Message)
+_INLINE_BYTES = 2 * 1024 * 1024
+_INLINE_PACKED_BYTES = 128 * 1024
+"""A larger body, plain or compressed, is parsed in a thread, so that the loop answers others meanwhile."""
+_TRY_LATER_SECONDS = 5.0
+
+
+async def handle_otlp_export(
+    request: Request,
+    request_cls: type[M],
+    response_cls: type[Message],
+    callback: Callable[[M], Awaitable[Any]] | None,
+    signal_name: str,
+) -> Response:
+    """Answer an export request of one signal: parse it, await `callback` with the message, answer an empty success."""
+
+    async def take(message: M, rejections: Rejections) -> Message:
+        if callback is not None:
+            await callback(message)
+        return response_cls()
+
+    return await answer_export(request, request_cls, take, signal_name)
+
+
+async def answer_export(
+    request: Request, kind: type[M], take: Callable[[M, Rejections], Awaitable[Message]], signal: str
+) -> Response:
+    """Answer an export request with the message that `take` returns; every failure becomes an answer.
+
+    `take` gets the parsed request and what of it was malformed. `BusyError` is answered 429, a fault that is not the
+    sender's 503, both with `Retry-After`; other errors of ours have their own status.
+    """
+    form: Form = JSON_CT
+    try:
+        form = form_of(request.headers.get("content-type", ""))
+        body = await _bounded_body(request)
+        encoding, rejections = request.headers.get("content-encoding", ""), Rejections()
+        if len(body) > (_INLINE_PACKED_BYTES if encoding else _INLINE_BYTES):
+            message = await asyncio.to_thread(parse_body, kind, body, form, encoding, signal, rejections)
+        else:
+            message = parse_body(kind, body, form, encoding, signal, rejections)
+        return _reply(request, form, 200, await take(message, rejections))
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody reads it
+    except BusyError as error:
+        return _reply(request, form, error.http_status, Status(message=str(error)), retry_after=error.retry_after)
+    except AgentLightningError as error:
+        if error.http_status < 500 and not isinstance(error, StoreUnreachableError):
+            return _reply(request, form, error.http_status, Status(message=str(error)))
+        logger.warning("OTLP %s: the store failed, the sender is asked to try again: %s", signal, error)
+        return _reply(request, form, 503, Status(message=str(error)), retry_after=_TRY_LATER_SECONDS)
+    except Exception:  # the boundary: the sender keeps what it has and tries again
+        logger.exception("OTLP %s: the request failed, the sender is asked to try again", signal)
+        status = Status(message="The server failed; try again")
+        return _reply(request, form, 503, status, retry_after=_TRY_LATER_SECONDS)
+
+
+async def _bounded_body(request: Request) -> bytes:
+    too_large = f"The body is larger than {MAX_BODY_BYTES} bytes; send it in smaller parts"
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        raise TooLargeError(too_large)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise TooLargeError(too_large)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _reply(
+    request: Request, form: Form, status: int, message: Message, *, retry_after: float | None = None
+) -> Response:
+    body = message.SerializeToString() if form == PROTOBUF_CT else MessageToJson(message, indent=None).encode()
+    headers: dict[str, str] = {}
+    if retry_after is not None:
+        headers["retry-after"] = str(max(1, round(retry_after)))
+    if body and "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["content-encoding"] = gzip.compress(body, compresslevel=1), "gzip"
+    return Response(body, status, headers, media_type=form)

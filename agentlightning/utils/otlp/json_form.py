@@ -1,0 +1,158 @@
+"""OTLP/JSON to protobuf messages. It is protobuf's own JSON form but for ids, which are hexadecimal and not base64.
+
+https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: camelCase keys, 64-bit integers as text or number,
+enumerations as numbers, unknown fields ignored. The walk follows the messages' descriptors, so it knows no signal.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
+from pydantic_core import from_json
+
+from agentlightning.errors import BadRequestError
+from agentlightning.utils.otlp.rejections import Rejections
+
+M = TypeVar("M", bound=Message)
+Reader = Callable[[Any, Rejections], Any]
+"""Turns the JSON of one field into what the constructor of its message takes."""
+_HEX_IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
+
+
+def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
+    """Return the message that a JSON body holds. A malformed span is left out and added to `rejections`.
+
+    Raises:
+        BadRequestError: the body is no JSON, or malformed outside its spans.
+    """
+    try:
+        return kind(**_fields(cast(Descriptor, kind.DESCRIPTOR), from_json(body), rejections))
+    except (ValueError, TypeError) as error:
+        raise BadRequestError(f"not the JSON form of {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _fields(message: Descriptor, data: Any, rejections: Rejections) -> dict[str, Any]:
+    """Return the constructor's arguments for a message; what is null or unknown is left out."""
+    if not isinstance(data, dict):
+        raise TypeError(f"{message.name} must be an object; got {_brief(data)}")
+    readers, found = _readers(message), dict[str, Any]()
+    for key, value in cast("dict[str, Any]", data).items():
+        entry = readers.get(key)
+        if entry is not None and value is not None:
+            name, read = entry
+            found[name] = read(value, rejections)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _readers(message: Descriptor) -> Mapping[str, tuple[str, Reader]]:
+    """Return name and reader of each field, by both names that protobuf's JSON form allows."""
+    readers: dict[str, tuple[str, Reader]] = {}
+    for field in message.fields:
+        repeated = field.default_value == []  # said in this way by every version of protobuf
+        read = _many(field, _reader(field)) if repeated else _reader(field)
+        readers[field.json_name] = readers[field.name] = (field.name, read)
+    return readers
+
+
+def _many(field: FieldDescriptor, one: Reader) -> Reader:
+    read_item = _span if field.message_type is SpanMessage.DESCRIPTOR else one
+
+    def read(value: Any, rejections: Rejections) -> list[Any]:
+        if not isinstance(value, list):
+            raise TypeError(f"{field.json_name} must be a list; got {_brief(value)}")
+        items = [read_item(item, rejections) for item in cast("list[Any]", value) if item is not None]
+        return [item for item in items if item is not None]
+
+    return read
+
+
+def _span(value: Any, rejections: Rejections) -> SpanMessage | None:
+    try:
+        return SpanMessage(**_fields(SpanMessage.DESCRIPTOR, value, rejections))
+    except (ValueError, TypeError) as error:
+        rejections.add(f"malformed span: {error}")
+        return None
+
+
+def _reader(field: FieldDescriptor) -> Reader:
+    if field.message_type is not None:
+        message = field.message_type
+        return lambda value, rejections: _fields(message, value, rejections)
+    read = _scalar(field)
+
+    def checked(value: Any, rejections: Rejections) -> Any:
+        try:
+            return read(value)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{field.json_name} is {_brief(value)}; expected {_EXPECTED[read]}") from None
+
+    return checked
+
+
+def _scalar(field: FieldDescriptor) -> Callable[[Any], Any]:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return _hex if field.name in _HEX_IDS else _base64
+    if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL):
+        return _text if field.type == FieldDescriptor.TYPE_STRING else _bool
+    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return _float
+    return _integer
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError
+    number = int(value)
+    if (isinstance(value, float) and number != value) or not -(2**63) <= number < 2**64:
+        raise ValueError
+    return number
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError
+    return float(value)
+
+
+def _hex(value: Any) -> bytes:
+    return bytes.fromhex(_text(value))
+
+
+def _base64(value: Any) -> bytes:
+    return base64.b64decode(_text(value), validate=True)
+
+
+_EXPECTED: Mapping[Callable[[Any], Any], str] = {
+    _text: "a string",
+    _bool: "true or false",
+    _integer: "an integer of 64 bits, as number or text",
+    _float: "a number",
+    _hex: "hexadecimal text",
+    _base64: "base64 text",
+}
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 70 else text[:67] + "..."
