@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 
-.PHONY: setup setup-dev demo check lint types layers test bench bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-chaos soak bench bench-store bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -48,8 +48,17 @@ test: lint types layers
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)
 
+bench-store: setup-dev
+	$(BIN)/python -m bench.store $(ARGS)
+
 bench-learning: setup-dev
 	$(BIN)/python -m bench.learning $(ARGS)
+
+test-chaos: setup-dev
+	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
+
+soak: setup-dev
+	$(BIN)/python -m tests.chaos.soak --minutes 30 --rate 50 $(ARGS)
 
 wheel: setup-dev
 	$(BIN)/python -m build --wheel

@@ -67,7 +67,7 @@ class StoreUnreachableError(AgentLightningError, ConnectionError):
 
 
 class StoreWriteError(AgentLightningError, OSError):
-    """The store could not write: disk full, file read-only, database down. Nothing of the call was stored (HTTP 507)."""
+    """The store could not write: disk full, file read-only, ... Nothing of the call was stored (HTTP 507)."""
 
     http_status = 507
 
@@ -104,6 +104,14 @@ class RunnerDiedError(AgentLightningError, RuntimeError):
 
 class LedgerError(AgentLightningError, RuntimeError):
     """The training ledger does not add up: a model call is neither trained nor excluded, or is both."""
+
+
+class NoTrainableCallError(AgentLightningError, ValueError):
+    """No model call of a rollout can be trained; the text says who saw which call, why each is left out, what to try."""
+
+
+class TooMuchDriftError(AgentLightningError, RuntimeError):
+    """Too many prompts came back in other tokens than were recorded (`max_drift`); the text shows an example."""
 
 
 WIRE_ERRORS: dict[str, type[AgentLightningError]] = {

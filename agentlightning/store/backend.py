@@ -13,11 +13,14 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
+from agentlightning.store import lifecycle
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
 from agentlightning.store.query import Plan
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
 
 R = TypeVar("R")
+TOKENS_KEPT = 8
+"""Tokens of updates that are remembered, of each rollout and each set of resources."""
 Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim"]
 
 
@@ -44,6 +47,8 @@ class Record:
     """First moment at which the latest attempt may be past a limit."""
     infrastructure_retries: int = 0
     """How often it was queued again because a worker was lost."""
+    tokens: tuple[str, ...] = ()
+    """Of the updates done last: one that comes again, late, changes nothing."""
 
     def copy(self) -> Record:
         """Return a record that may be changed without touching this one."""
@@ -57,7 +62,17 @@ class Record:
             self.queued_at,
             self.deadline,
             self.infrastructure_retries,
+            self.tokens,
         )
+
+    def is_done(self, token: str | None) -> bool:
+        """True if an update with this token was done lately; notes it otherwise."""
+        if token is None:
+            return False
+        if token in self.tokens:
+            return True
+        self.tokens = (*self.tokens[1 - TOKENS_KEPT :], token)
+        return False
 
     @property
     def available_at(self) -> float | None:
@@ -149,6 +164,8 @@ class Notes:
     """Run of each rollout that entered the queue and may be claimed later."""
     finished: list[str] = field(default_factory=list[str])
     """Rollouts that came to an end, or were deleted."""
+    ended: list[Rollout] = field(default_factory=list[Rollout])
+    """Rollouts that came to an end, as they then were."""
     changed: bool = False
     """A rollout changed."""
 
@@ -221,8 +238,9 @@ class Tx(Protocol):
         """
         ...
 
-    def spans(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> list[Span]:
-        """Return spans of a rollout, of one attempt, or with one span id, in the order in which they were stored."""
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes | str]:
+        """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
+        stored: the JSON that `Span` writes."""
         ...
 
     def get(self, kind: Kind, key: str) -> Row | None:
@@ -275,6 +293,15 @@ class Backend(Protocol):
         """The same without blocking the event loop for long."""
         ...
 
+    def now(self) -> float:
+        """Return wall-clock seconds of the clock that all processes with this data share: the machine's where they are
+        on one, that of the database where they are not."""
+        ...
+
+    def set_clock(self) -> None:
+        """Compare this machine's clock with that of the data; may block for a round trip. Failing changes nothing."""
+        ...
+
     def await_change(self, timeout: float) -> bool:
         """Block for at most `timeout` seconds (from a thread of the caller) until another process may have changed the
         data; False if surely none did. Called on a shared backend only, by one thread at a time."""
@@ -286,7 +313,10 @@ class Backend(Protocol):
 
 
 def note_change(tx: Tx, record: Record, before: str | None, now: float) -> None:
-    """Save a record and note for waiters what its status became."""
+    """Save a record, its deadline with it, and note for waiters what its status became."""
+    attempt = record.latest
+    alive = attempt is not None and record.rollout.status in RUNNING and attempt.status in ("preparing", "running")
+    record.deadline = lifecycle.deadline(attempt, record.rollout.config) if attempt is not None and alive else None
     tx.save(record)
     tx.notes.changed = True
     status = record.rollout.status
@@ -296,3 +326,4 @@ def note_change(tx: Tx, record: Record, before: str | None, now: float) -> None:
             (tx.notes.delayed if later else tx.notes.queued).append(record.rollout.run_id)
         elif status in FINISHED:
             tx.notes.finished.append(record.rollout.rollout_id)
+            tx.notes.ended.append(record.rollout)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
@@ -120,6 +120,14 @@ class LightningStoreStatistics(TypedDict, total=False):
     memory_capacity_bytes: int
 
 
+_ELSEWHERE: Final[dict[str, str]] = {
+    "traces": "read spans with query_spans(rollout_id)",
+    "record_metric": "counters and histograms are kept by a metrics backend (inc_counter, observe_histogram)",
+    "collections": "rules and storage meet in `Backend` and `Tx` (agentlightning/store/backend.py)",
+    "cancel_rollout": "call update_rollout(rollout_id, status='cancelled')",
+}
+"""Names that programs try, and what does it here."""
+
 FilterLogic = Literal["and", "or"]
 SortOrder = Literal["asc", "desc"]
 T = TypeVar("T")
@@ -127,6 +135,12 @@ T = TypeVar("T")
 
 class LightningStore:
     """Where tasks, attempts, spans, resources and workers meet."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
@@ -233,7 +247,8 @@ class LightningStore:
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
         """Store spans in one step and return those that were new, in the order given.
 
-        A span with `sequence_id` below 0 is given the next number of its rollout.
+        A span with `sequence_id` below 0 is given the next number of its rollout. Who repeats the call because the
+        reply was lost may be told that there was nothing new.
 
         Raises:
             NotFoundError: a rollout or attempt is unknown; then nothing is stored.
@@ -309,7 +324,7 @@ class LightningStore:
         max_bytes: int | None = None,
         force: bool = False,
     ) -> int:
-        """Remove rollouts with their attempts and spans; returns how many were removed.
+        """Remove rollouts with their attempts and spans; returns how many this call removed (a repeated one: none).
 
         Either those with the given ids (unknown ones are passed over), or of each run, or of the one run given, those
         ended rollouts that go beyond `keep_last` (how many), `max_age` (seconds since their end) or `max_bytes` (of

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store import scripts
-from agentlightning.store.backend import Backend, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.backend import Backend, ResourcesRow, WorkerRow
 from agentlightning.store.base import (
     UNSET,
     FilterLogic,
@@ -23,12 +23,21 @@ from agentlightning.store.base import (
     LightningStoreStatistics,
     SortOrder,
     Unset,
-    is_finished,
     request_token,
 )
-from agentlightning.store.query import Plan, check_page, combine, page_of, text_filter
+from agentlightning.store.fields import check_timeout, checked
+from agentlightning.store.query import Plan, check_choices, check_page, combine, page_of, text_filter
+from agentlightning.store.repeats import Repeats
 from agentlightning.store.runtime import StoreRuntime
-from agentlightning.store.values import evolve, public_attempt, public_attempted, public_rollout, to_json
+from agentlightning.store.span_pages import decode_all, numbered_page
+from agentlightning.store.values import (
+    evolve,
+    public_attempt,
+    public_attempted,
+    public_rollout,
+    public_worker,
+    to_json,
+)
 from agentlightning.store.waiters import ANY_CHANGE, Key
 from agentlightning.types import (
     LLM,
@@ -58,6 +67,8 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 logger = logging.getLogger(__name__)
+_MANY = 100
+"""A wait for more rollouts than so many is gone on with when it is asked for again."""
 _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
@@ -74,6 +85,7 @@ class EngineStore(LightningStore):
         tracker: MetricsBackend | None = None,
     ) -> None:
         self._backend = backend
+        self._repeats = Repeats()
         self._runtime = StoreRuntime(
             backend,
             scan_debounce_seconds=scan_debounce_seconds,
@@ -83,7 +95,7 @@ class EngineStore(LightningStore):
         if tracker is not None:
             from agentlightning.store.observed import observe_operations
 
-            observe_operations(self, tracker)
+            self._runtime.on_end = observe_operations(self, tracker)
 
     @property
     @override
@@ -136,7 +148,7 @@ class EngineStore(LightningStore):
         await self._runtime.scan()
         rollout_id, attempt_id = "ro-" + _ids(12)(0), "at-" + _ids(8)(0)
         claim = await self._runtime.write(
-            lambda tx: scripts.start_rollout(tx, time.time(), rollout_id, attempt_id, request, worker_id)
+            lambda tx: scripts.start_rollout(tx, self._runtime.now(), rollout_id, attempt_id, request, worker_id)
         )
         return self._hand_out(claim)
 
@@ -160,13 +172,13 @@ class EngineStore(LightningStore):
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
         requests = [
             _request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id, r.priority, r.not_before)
-            for r in rollouts
+            for r in map(EnqueueRolloutRequest.model_validate, rollouts)
         ]
         return await self._enqueue(requests) if requests else []
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
         await self._runtime.scan()
-        ids, now = _ids(12), time.time()
+        ids, now = _ids(12), self._runtime.now()
         made = await self._runtime.write(lambda tx: scripts.enqueue(tx, now, ids, requests))
         return [public_rollout(rollout) for rollout in made]
 
@@ -181,6 +193,7 @@ class EngineStore(LightningStore):
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
     ) -> list[AttemptedRollout]:
+        check_timeout(timeout)
         limit = scripts.check_limit(limit)
         if limit <= 0:
             return []
@@ -188,24 +201,33 @@ class EngineStore(LightningStore):
         token, ids = request_token.get(), _ids(8)
 
         async def attempt() -> _Claims:
-            now = time.time()
+            now = self._runtime.now()
             claims, due = await self._runtime.write(
                 lambda tx: scripts.claim_or_due(tx, now, ids, token, run_id, worker_id, limit)
             )
             return [self._hand_out(claim) for claim in claims], None if due is None else max(0.001, due - now)
 
-        if timeout <= 0:
-            return (await attempt())[0]
-        work: list[Key] = [("work", run_id)]
-        claims, _ = await self._runtime.until(
-            attempt, lambda found: [] if found[0] else work, work, timeout, lambda found: found[1]
-        )
-        return claims
+        async def claim() -> list[AttemptedRollout]:
+            if timeout <= 0:
+                return (await attempt())[0]
+            work: list[Key] = [("work", run_id)]
+            claims, _ = await self._runtime.until(
+                attempt, lambda found: [] if found[0] else work, work, timeout, lambda found: found[1]
+            )
+            return claims
+
+        if token is None:
+            return await claim()
+        async with self._repeats.turn(token) as asked:
+            claims = await claim() if asked else []
+            if not claims:
+                self._repeats.found_nothing(token)
+            return claims
 
     @override
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
         await self._runtime.scan()
-        attempt_id, now = "at-" + _ids(8)(0), time.time()
+        attempt_id, now = "at-" + _ids(8)(0), self._runtime.now()
         return self._hand_out(
             await self._runtime.write(lambda tx: scripts.start_attempt(tx, now, rollout_id, attempt_id, worker_id))
         )
@@ -227,16 +249,12 @@ class EngineStore(LightningStore):
         return [span for span in await self._add(spans) if span is not None] if spans else []
 
     async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
-        now = time.time()
+        now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: scripts.add_spans(tx, now, spans))
-        for span, answer in zip(spans, stored, strict=True):
-            if answer is None:
-                logger.error(
-                    "Duplicated span added: %s of attempt %s, rollout %s",
-                    span.span_id,
-                    span.attempt_id,
-                    span.rollout_id,
-                )
+        known = [span for span, answer in zip(spans, stored, strict=True) if answer is None]
+        if known:
+            text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
+            logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))
         return stored
 
     @override
@@ -273,11 +291,12 @@ class EngineStore(LightningStore):
         if not isinstance(metadata, Unset):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
-            changes["config"] = RolloutConfig.model_validate(config)
+            changes["config"] = RolloutConfig.model_validate(config).model_copy(deep=True)
+        changes = checked(Rollout, changes)
         await self._runtime.scan()
-        now = time.time()
+        now, token = self._runtime.now(), request_token.get()
         return public_rollout(
-            await self._runtime.write(lambda tx: scripts.update_rollout(tx, now, rollout_id, dict(changes)))
+            await self._runtime.write(lambda tx: scripts.update_rollout(tx, now, rollout_id, dict(changes), token))
         )
 
     @override
@@ -300,10 +319,17 @@ class EngineStore(LightningStore):
         )  # fmt: skip
         if not isinstance(metadata, Unset):
             changes["metadata"] = to_json(metadata, "metadata")
+        if changes.get("last_heartbeat_time", 0.0) is None:
+            raise BadRequestError("last_heartbeat_time is invalid; it cannot be a null value.")
+        changes = checked(Attempt, changes)
+        if changes.get("error") is not None:
+            changes["error"] = evolve(changes["error"])
         await self._runtime.scan()
-        now = time.time()
+        now, token = self._runtime.now(), request_token.get()
         return public_attempt(
-            await self._runtime.write(lambda tx: scripts.update_attempt(tx, now, rollout_id, attempt_id, dict(changes)))
+            await self._runtime.write(
+                lambda tx: scripts.update_attempt(tx, now, rollout_id, attempt_id, dict(changes), token)
+            )
         )
 
     @override
@@ -407,6 +433,7 @@ class EngineStore(LightningStore):
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
         check_page(Span, sort_by, limit, offset)
+        combine([], filter_logic)
 
         def keep(span: Span) -> bool:
             results = text_filter(trace_id, trace_id_contains, span.trace_id)
@@ -416,8 +443,12 @@ class EngineStore(LightningStore):
             return combine(results, filter_logic)
 
         only = span_id if filter_logic == "and" else None
-        found = await self._runtime.read(lambda tx: scripts.read_spans(tx, rollout_id, attempt_id, only))
-        spans = [span for span in found if keep(span)]
+        bodies = await self._runtime.read(lambda tx: scripts.read_spans(tx, rollout_id, attempt_id, only))
+        filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
+        if sort_by == "sequence_id" and span_id == only and all(text is None for text in filters):
+            items = numbered_page(bodies, _descending(sort_order), limit, offset)
+            return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=len(bodies))
+        spans = [span for span in decode_all(bodies) if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
 
     @override
@@ -453,6 +484,8 @@ class EngineStore(LightningStore):
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         check_page(Worker, sort_by, limit, offset)
+        check_choices("status_in", status_in, WorkerStatus)
+        combine([], filter_logic)
         await self._runtime.scan()
 
         def keep(worker: Worker) -> bool:
@@ -462,7 +495,7 @@ class EngineStore(LightningStore):
             return combine(results, filter_logic)
 
         rows = await self._runtime.read(lambda tx: tx.scan("worker"))
-        workers = [evolve(cast("WorkerRow", row).worker) for _, row in rows]
+        workers = [public_worker(cast("WorkerRow", row).worker) for _, row in rows]
         return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
 
     @override
@@ -480,7 +513,7 @@ class EngineStore(LightningStore):
     @override
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         row = await self._runtime.read(lambda tx: tx.get("worker", worker_id))
-        return evolve(cast("WorkerRow", row).worker) if row else None
+        return public_worker(cast("WorkerRow", row).worker) if row else None
 
     @override
     async def update_worker(
@@ -488,28 +521,29 @@ class EngineStore(LightningStore):
     ) -> Worker:
         if heartbeat_stats is None:
             raise TypeError("heartbeat_stats is invalid; it cannot be a null value.")
-        stats = heartbeat_stats if isinstance(heartbeat_stats, Unset) else to_json(heartbeat_stats, "heartbeat_stats")
+        stats = heartbeat_stats
+        if not isinstance(stats, Unset):
+            stats = checked(Worker, {"heartbeat_stats": to_json(stats, "heartbeat_stats")})["heartbeat_stats"]
         self._runtime.watch()
-        now = time.time()
-        return evolve(await self._runtime.write(lambda tx: scripts.heartbeat(tx, now, worker_id, stats, run_id)))
+        now = self._runtime.now()
+        return public_worker(await self._runtime.write(lambda tx: scripts.heartbeat(tx, now, worker_id, stats, run_id)))
 
     @override
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        check_timeout(timeout)
         await self._runtime.scan()
 
-        def look(tx: Tx) -> tuple[list[Rollout], list[str]]:
-            records = [tx.load(rollout_id) for rollout_id in rollout_ids]
-            known = [record.rollout for record in records if record is not None]
-            return [r for r in known if is_finished(r)], [r.rollout_id for r in known if not is_finished(r)]
-
         async def attempt() -> tuple[list[Rollout], list[str]]:
-            return await self._runtime.read(look)
+            return await self._runtime.read(lambda tx: scripts.ended_rollouts(tx, rollout_ids))
 
         if timeout is not None and timeout <= 0:
             finished, _ = await attempt()
         else:
             keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
-            finished, _ = await self._runtime.until(attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout)
+            again = tuple(rollout_ids) if len(keys) > _MANY else None
+            finished, _ = await self._runtime.until(
+                attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout, again=again
+            )
         return [public_rollout(rollout) for rollout in finished]
 
     @override
@@ -523,6 +557,7 @@ class EngineStore(LightningStore):
     ) -> EventPage:
         if not 1 <= limit <= 1000:
             raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
+        check_timeout(timeout)
         run = None if isinstance(run_id, Unset) else (run_id,)
         cursor = after
 
@@ -547,9 +582,10 @@ class EngineStore(LightningStore):
     ) -> ResourcesUpdate:
         if resources_id in ("", "latest"):
             raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
-        checked = _NAMED_RESOURCES.validate_python({k: v.model_copy(deep=True) for k, v in resources.items()})
-        token, now = request_token.get(), time.time()
-        update = await self._runtime.write(lambda tx: scripts.publish(tx, now, resources_id, token, checked, run_id))
+        valid = _NAMED_RESOURCES.validate_python(dict(resources))
+        own = {name: resource.model_copy(deep=True) for name, resource in valid.items()}
+        token, now = request_token.get(), self._runtime.now()
+        update = await self._runtime.write(lambda tx: scripts.publish(tx, now, resources_id, token, own, run_id))
         return update.model_copy(deep=True)
 
     @override
@@ -629,12 +665,12 @@ def _descending(order: str) -> bool:
 
 
 def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
-    """Return the update with every API key null."""
-    hidden = {
-        name: evolve(resource, api_key=None) if isinstance(resource, LLM) else resource
-        for name, resource in update.resources.items()
-    }
-    return evolve(update, resources=hidden)
+    """Return a copy of the update with every API key null."""
+    copy = update.model_copy(deep=True)
+    for resource in copy.resources.values():
+        if isinstance(resource, LLM):
+            resource.api_key = None
+    return copy
 
 
 def _warn_old_name(old: str, value: object, new: str) -> None:

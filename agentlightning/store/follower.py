@@ -16,8 +16,10 @@ from agentlightning.store.base import FINISHED, QUEUING
 from agentlightning.store.waiters import Waiters
 
 logger = logging.getLogger(__name__)
-_CHECK_SECONDS = 0.02
-_IDLE_CHECKS = 250
+_SHORTEST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.1
+"""Between two checks, in seconds: short after a change, growing while nothing changes."""
+_IDLE_CHECKS = 100
 """So many checks without anybody waiting end the thread."""
 _PAGE = 1000
 
@@ -60,10 +62,12 @@ class Follower:
         return self._thread is not None and self._pid == os.getpid()
 
     def _run(self, cursor: str, stop: threading.Event) -> None:
-        idle = 0
+        idle, pause = 0, _SHORTEST_PAUSE
         while not stop.is_set():
             try:
-                if self._backend.await_change(_CHECK_SECONDS):
+                changed = self._backend.await_change(pause)
+                pause = _SHORTEST_PAUSE if changed else min(pause * 1.1, _LONGEST_PAUSE)
+                if changed:
                     cursor = self._tell(cursor)
             except Exception:  # what hinders the look (a server that restarts) passes; the waiters look by themselves
                 logger.exception("following the changes of the store failed; trying again")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -32,26 +33,42 @@ ORDERS: dict[str | None, Callable[[Record], float]] = {
 class View:
     """All rollouts in one order, in groups by run and status."""
 
-    def __init__(self, order: str | None) -> None:
+    def __init__(self, order: str | None, records: Iterable[tuple[Record, int]]) -> None:
         self._value = ORDERS[order]
-        self._groups: dict[Group, Any] = {}
+        groups: dict[Group, list[Key]] = defaultdict(list)
+        for record, number in records:
+            group, key = self._place(record, number)
+            groups[group].append(key)
+        self._groups: dict[Group, Any] = {group: cast("Any", SortedList(keys)) for group, keys in groups.items()}
 
-    def key(self, record: Record, number: int) -> tuple[Group, Key]:
-        """Return where a record belongs."""
-        rollout = record.rollout
-        return (rollout.run_id, rollout.status), (self._value(record), number, rollout.rollout_id)
-
-    def add(self, group: Group, key: Key) -> None:
-        """Put a rollout in."""
-        found: Any = self._groups.get(group)
+    def put(self, known: Record | None, record: Record, number: int) -> None:
+        """Put a rollout in, or move it from where it was `known` to be."""
+        group, key = self._place(record, number)
+        if known is not None:
+            before, old = self._place(known, number)
+            if before == group and old == key:
+                return
+            self._take_out(before, old)
+        found = self._groups.get(group)
         if found is None:
             found = self._groups[group] = cast("Any", SortedList())
         found.add(key)
 
-    def remove(self, group: Group, key: Key) -> None:
+    def remove(self, known: Record, number: int) -> None:
         """Take a rollout out."""
-        self._groups[group].remove(key)
-        if not self._groups[group]:
+        self._take_out(*self._place(known, number))
+
+    def _place(self, record: Record, number: int) -> tuple[Group, Key]:
+        rollout = record.rollout
+        return (rollout.run_id, rollout.status), (self._value(record), number, rollout.rollout_id)
+
+    def _take_out(self, group: Group, key: Key) -> None:
+        found = self._groups[group]
+        if found[0] == key:  # claims take the queue from its front, where no search is needed
+            del found[0]
+        else:
+            found.remove(key)
+        if not found:
             del self._groups[group]
 
     def page(self, plan: Plan) -> tuple[list[str], int]:

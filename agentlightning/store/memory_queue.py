@@ -1,67 +1,81 @@
 """The queue of one run in memory: what may be claimed next, and what may be claimed later.
 
-Two heaps, from which an entry that was overtaken is taken out when it comes to the top: adding, claiming and removing
-cost O(log n) at most.
+Entries mostly come in the order in which they are claimed: those stand in line, which costs the same however long it
+is. Two heaps hold what comes out of order, and what may be claimed later only. The owner knows which entries are valid;
+one that is not is dropped when it comes to the front.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Callable
 
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
 
 class RunQueue:
-    """Entries by claim order; at most one is valid for each rollout."""
+    """Entries by claim order. The owner puts an entry in once and says so when one that is in it stops being valid."""
 
-    __slots__ = ("_delayed", "_ready", "_valid")
+    __slots__ = ("_delayed", "_is_valid", "_left", "_line", "_ready")
 
-    def __init__(self) -> None:
+    def __init__(self, is_valid: Callable[[Entry], bool]) -> None:
+        self._is_valid = is_valid
+        self._line: deque[Entry] = deque()
         self._ready: list[Entry] = []
         self._delayed: list[tuple[float, Entry]] = []
-        self._valid: dict[str, Entry] = {}
+        self._left = 0
 
-    def put(self, entry: Entry, *, now_or_earlier: bool) -> None:
-        """Add an entry, or move the rollout's entry to another place."""
-        if self._valid.get(entry[3]) == entry:
-            return
-        self._valid[entry[3]] = entry
-        if now_or_earlier:
-            heapq.heappush(self._ready, entry)
-        else:
+    def put(self, entry: Entry, *, ready: bool) -> None:
+        """Add an entry; one that is not `ready` may be claimed from the moment on that it names."""
+        if not ready:
             heapq.heappush(self._delayed, (entry[1], entry))
-        if len(self._ready) + len(self._delayed) > 2 * len(self._valid) + 64:
-            self._compact()
+        elif not self._line or self._line[-1] < entry:
+            self._line.append(entry)
+        else:
+            heapq.heappush(self._ready, entry)
 
-    def remove(self, rollout_id: str) -> None:
-        """Take a rollout out of the queue, if it is in it."""
-        self._valid.pop(rollout_id, None)
+    def left(self) -> None:
+        """An entry is no longer valid."""
+        self._left += 1
+        if 2 * self._left > len(self._line) + len(self._ready) + len(self._delayed) + 64:
+            self._compact()
 
     def take(self, now: float) -> Entry | None:
         """Take out and return the entry to be claimed next; `put` gives it back."""
         while self._delayed and self._delayed[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
-        while self._ready:
-            entry = heapq.heappop(self._ready)
-            if self._valid.get(entry[3]) == entry:
-                del self._valid[entry[3]]
+        while self._line or self._ready:
+            entry = self._pop()
+            if self._is_valid(entry):
                 return entry
         return None
 
+    def _pop(self) -> Entry:
+        if not self._ready or (self._line and self._line[0] < self._ready[0]):
+            return self._line.popleft()
+        return heapq.heappop(self._ready)
+
     def earliest(self) -> float | None:
         """Return a moment at which something is available: past if anything is, else the first one; None if empty."""
-        while self._ready and self._valid.get(self._ready[0][3]) != self._ready[0]:
+        while self._line and not self._is_valid(self._line[0]):
+            self._line.popleft()
+        while self._ready and not self._is_valid(self._ready[0]):
             heapq.heappop(self._ready)
-        while self._delayed and self._valid.get(self._delayed[0][1][3]) != self._delayed[0][1]:
+        while self._delayed and not self._is_valid(self._delayed[0][1]):
             heapq.heappop(self._delayed)
-        if self._ready:
-            return self._ready[0][1]
+        for entries in (self._line, self._ready):
+            if entries:
+                return entries[0][1]
         return self._delayed[0][0] if self._delayed else None
 
     def _compact(self) -> None:
-        self._ready = [entry for entry in self._ready if self._valid.get(entry[3]) == entry]
-        self._delayed = [pair for pair in self._delayed if self._valid.get(pair[1][3]) == pair[1]]
+        """Drop what is not valid, so that it never is more than half."""
+        self._left = 0
+        self._line = deque(filter(self._is_valid, self._line))
+        self._ready = list(filter(self._is_valid, self._ready))
+        self._delayed = [pair for pair in self._delayed if self._is_valid(pair[1])]
         heapq.heapify(self._ready)
         heapq.heapify(self._delayed)
 

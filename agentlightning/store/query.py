@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Rollout, Span
+from agentlightning.types import Rollout, RolloutStatus
 
 M = TypeVar("M", bound=BaseModel)
-_UNSORTABLE = frozenset(
-    (
-        *("input", "config", "metadata", "attempt", "error", "heartbeat_stats", "resources"),
-        *("attributes", "events", "links", "context", "parent", "resource", "scope"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +33,14 @@ class Plan:
     descending: bool = False
     limit: int = -1
     offset: int = 0
+    _chosen: frozenset[str] = field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_page(Rollout, self.sort_by, self.limit, self.offset)
+        check_choices("status_in", self.status_in, RolloutStatus)
+        if isinstance(self.ids, str):
+            raise BadRequestError(f"rollout_id_in must be a list of ids; got the text {self.ids!r}")
+        object.__setattr__(self, "_chosen", frozenset(self.ids or ()))
 
     def matches(self, rollout: Rollout) -> bool:
         """True if the rollout passes the filters."""
@@ -58,16 +59,36 @@ class Plan:
         if self.status_in is not None:
             results.append(rollout.status in self.status_in)
         if self.ids is not None:
-            results.append(rollout.rollout_id in self.ids)
+            results.append(rollout.rollout_id in self._chosen)
         if self.id_contains is not None:
             results.append(self.id_contains in rollout.rollout_id)
         return results
 
 
-def sortable_fields(model: type[BaseModel]) -> list[str]:
-    """Return the fields by which a list of `model` may be sorted, in declaration order."""
-    unsortable = _UNSORTABLE | {"status"} if model is Span else _UNSORTABLE
-    return [name for name in model.model_fields if name not in unsortable]
+@lru_cache(maxsize=32)
+def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields by which a list of `model` may be sorted, in declaration order: texts and numbers."""
+    return tuple(name for name, field in model.model_fields.items() if _has_an_order(field.annotation))
+
+
+def _has_an_order(kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return all(map(_has_an_order, get_args(kind)))
+    return get_origin(kind) is Literal or kind in (str, int, float, type(None))
+
+
+def check_choices(name: str, chosen: Sequence[str] | None, known: Any) -> None:
+    """Check a filter that takes a list of words of a `Literal`.
+
+    Raises:
+        BadRequestError: it is no list, or holds another word.
+    """
+    words = get_args(known)
+    if isinstance(chosen, str):
+        raise BadRequestError(f"{name} must be a list of {', '.join(words)}; got the text {chosen!r}")
+    for word in chosen or ():
+        if word not in words:
+            raise BadRequestError(f"{name} holds {word!r}; expected any of {', '.join(words)}")
 
 
 def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> None:
@@ -89,11 +110,15 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
         raise BadRequestError(f"Offset must be greater than or equal to 0; got {offset}")
 
 
-def sort_key(field: str) -> Callable[[Any], Any]:
+def sort_key(name: str) -> Callable[[Any], Any]:
     """Return the key that orders values by a field: a null time is last, other nulls are first."""
-    if field.endswith("_time"):
-        return lambda item: (getattr(item, field) is None, getattr(item, field) or 0.0)
-    return lambda item: (getattr(item, field) is not None, getattr(item, field) or 0)
+    null_is_last = name.endswith("_time")
+
+    def key(item: Any) -> tuple[bool, Any]:
+        value = getattr(item, name)
+        return (null_is_last, 0) if value is None else (not null_is_last, value)
+
+    return key
 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
@@ -103,6 +128,21 @@ def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: in
         found.sort(key=sort_key(sort_by), reverse=descending)
     end = None if limit == -1 else offset + limit
     return found[offset:end], len(found)
+
+
+def read_cursor(text: str, last: int) -> int:
+    """Return the number in a cursor of a store whose last change has the number `last`.
+
+    Raises:
+        BadRequestError: it is none, or one of another store (or of this one before its data were gone).
+    """
+    cursor = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not 0 <= cursor <= last:
+        raise BadRequestError(
+            f"{text[:40]!r} is no cursor of this store; take it from an earlier page, leave it out to begin now, "
+            "or begin with '0'"
+        )
+    return cursor
 
 
 def text_filter(exact: str | None, contains: str | None, value: str | None) -> list[bool]:

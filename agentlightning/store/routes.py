@@ -82,19 +82,36 @@ ROWS: tuple[Row, ...] = (
         retry="token",
         also=(("PUT", "/resources/{resources_id}"),),
     ),
-    Row("update_rollout", "POST", "/rollouts/{rollout_id}"),
-    Row("update_attempt", "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}"),
+    Row("update_rollout", "POST", "/rollouts/{rollout_id}", retry="token"),
+    Row("update_attempt", "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", retry="token"),
     Row(
         "update_worker",
         "POST",
-        "/workers/{worker_id}",
-        also=(("POST", "/workers/{worker_id}/heartbeat"),),
+        "/workers/{worker_id}/heartbeat",
+        also=(("POST", "/workers/{worker_id}"),),
     ),
     Row("delete_rollouts", "POST", "/rollouts/delete", wrap="deleted"),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
-    Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish"),
+    Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
 )
+
+ELSEWHERE: dict[tuple[Literal["GET", "POST"], str], str] = {
+    (
+        "POST",
+        "/rollouts/{rollout_id}/start",
+    ): f"a worker claims the next rollout by POST {PREFIX}/queues/rollouts/dequeue",
+    ("POST", "/rollouts/{rollout_id}/attempt"): f"begin an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts",
+    ("POST", "/rollouts/{rollout_id}/attempt/{attempt_id}/finish"): (
+        f"end an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts/{{attempt_id}} with a status, "
+        f"or by POST {PREFIX}/rollouts/{{rollout_id}}/finish"
+    ),
+    ("POST", "/workers"): (
+        "a worker appears with its first claim or heartbeat, "
+        f"POST {PREFIX}/workers/{{worker_id}}/heartbeat; list workers by GET {PREFIX}/workers"
+    ),
+}
+"""Paths that programs try, and what does it here; they are answered with 404 and this text."""
 
 LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollouts"))
 """Operations that may wait at the server; the client asks in chunks of at most `POLL_SECONDS`."""
@@ -247,4 +264,14 @@ def _takes_list(annotation: Any) -> bool:
 OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROWS}
 """The table, by operation."""
 
-__all__ = ["API_AGL_PREFIX", "LONG_POLLS", "OPERATIONS", "POLL_SECONDS", "PREFIX", "ROWS", "Operation", "Row"]
+__all__ = [
+    "API_AGL_PREFIX",
+    "ELSEWHERE",
+    "LONG_POLLS",
+    "OPERATIONS",
+    "POLL_SECONDS",
+    "PREFIX",
+    "ROWS",
+    "Operation",
+    "Row",
+]

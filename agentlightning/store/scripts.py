@@ -13,6 +13,7 @@ from agentlightning.errors import BadRequestError, ConflictError, GoneError, Not
 from agentlightning.semconv import STALE
 from agentlightning.store import lifecycle
 from agentlightning.store.backend import (
+    TOKENS_KEPT,
     ClaimRow,
     Record,
     ResourcesRow,
@@ -23,7 +24,8 @@ from agentlightning.store.backend import (
 )
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING, UNSET, Unset
 from agentlightning.store.lifecycle import LEASE_EXPIRED
-from agentlightning.store.values import evolve
+from agentlightning.store.query import Plan
+from agentlightning.store.values import DEFAULT_CONFIG, evolve, new_attempt, new_rollout
 from agentlightning.types import (
     Attempt,
     AttemptStatus,
@@ -31,7 +33,6 @@ from agentlightning.types import (
     NamedResources,
     ResourcesUpdate,
     Rollout,
-    RolloutConfig,
     RolloutEvent,
     Span,
     Worker,
@@ -40,6 +41,8 @@ from agentlightning.types import (
 Ids = Callable[[int], str]
 _WORKER_KEPT_SECONDS = 86_400.0
 _TOKEN_KEPT_SECONDS = 3_600.0
+_LOADED_AT_ONCE = 1000
+_FINISHED = sorted(FINISHED)
 Claim = tuple[Rollout, Attempt]
 
 
@@ -82,7 +85,7 @@ def claim(
     if token is not None:
         row = cast("ClaimRow | None", tx.get("claim", token))
         if row is not None:
-            return [_claimed(tx, *pair) for pair in row.claims]
+            return [claimed for pair in row.claims if (claimed := _claimed(tx, *pair)) is not None]
     taken: list[Claim] = []
     while len(taken) < limit:
         record = tx.claim(run_id, now)
@@ -132,7 +135,7 @@ def _new_rollout(
     else:
         named = resources_by_id(tx, resources_id, None)
         version = None if named is None else named.version
-    return Rollout(
+    return new_rollout(
         rollout_id=rollout_id,
         input=request.input,
         start_time=now,
@@ -140,7 +143,7 @@ def _new_rollout(
         resources_id=resources_id,
         resources_version=version,
         status="queuing",
-        config=request.config or RolloutConfig(),
+        config=request.config or DEFAULT_CONFIG,
         metadata={} if request.metadata is None else request.metadata,
         run_id=request.run_id,
         priority=request.priority,
@@ -152,7 +155,7 @@ def _begin_attempt(
     tx: Tx, record: Record, now: float, attempt_id: str, worker_id: str | None, *, claimed: bool
 ) -> Claim:
     before = record.rollout.status if record.attempts or claimed else None
-    attempt = Attempt(
+    attempt = new_attempt(
         rollout_id=record.rollout.rollout_id,
         attempt_id=attempt_id,
         sequence_id=len(record.attempts) + 1,
@@ -161,15 +164,15 @@ def _begin_attempt(
     )
     record.attempts.append(attempt)
     _set_status(record, "preparing", now)
-    record.deadline = lifecycle.deadline(attempt, record.rollout.config)
     note_change(tx, record, before, now)
     _sync_worker(tx, attempt, now, record.rollout.run_id, claimed=claimed)
     return record.rollout, attempt
 
 
-def _claimed(tx: Tx, rollout_id: str, attempt_id: str) -> Claim:
-    record = _existing(tx, rollout_id)
-    return record.rollout, _attempt_of(record, attempt_id)
+def _claimed(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
+    """Return what was claimed before; None if it was deleted since."""
+    record = tx.load(rollout_id)
+    return None if record is None else (record.rollout, _attempt_of(record, attempt_id))
 
 
 # --- evidence comes in -----------------------------------------------------------------------------------------------
@@ -180,19 +183,27 @@ def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
     records: dict[str, Record] = {}
     ready: list[Span] = []
     for span in spans:
-        record = records.get(span.rollout_id) or records.setdefault(span.rollout_id, _existing(tx, span.rollout_id))
+        record = records.get(span.rollout_id)
+        if record is None:
+            record = records[span.rollout_id] = _existing(tx, span.rollout_id)
         ready.append(_numbered(record, span))
     sizes = tx.add_spans(ready)
+    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+        record = records[span.rollout_id]
+        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+            record.spans_issued -= 1  # the number of a span that was there already is given to the next one
     seen: dict[str, set[str]] = {rollout_id: set() for rollout_id in records}
+    stored: list[Span | None] = []
     for span, size in zip(ready, sizes, strict=True):
         if size:
             record = records[span.rollout_id]
             record.span_count += 1
             record.span_bytes += size
             seen[span.rollout_id].add(span.attempt_id)
+        stored.append(span if size else None)
     for rollout_id, record in records.items():
         _sign_of_life(tx, record, seen[rollout_id], now)
-    return [span if size else None for span, size in zip(ready, sizes, strict=True)]
+    return stored
 
 
 def _numbered(record: Record, span: Span) -> Span:
@@ -201,9 +212,9 @@ def _numbered(record: Record, span: Span) -> Span:
     if span.sequence_id < 0:
         record.spans_issued += 1
         span = evolve(span, sequence_id=record.spans_issued)
-    else:
-        record.spans_issued = max(record.spans_issued, span.sequence_id)
-    if attempt is not record.latest:
+    elif span.sequence_id > record.spans_issued:
+        record.spans_issued = span.sequence_id
+    if attempt is not record.attempts[-1]:
         span = evolve(span, attributes={**span.attributes, STALE: True})
     return span
 
@@ -223,9 +234,8 @@ def _sign_of_life(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> 
         changed = evolve(attempt, **changes)
         record.put_attempt(changed)
         if alive and latest:
-            if before not in FINISHED:
+            if before != "running" and before not in FINISHED:
                 _set_status(record, "running", now)
-            record.deadline = lifecycle.deadline(changed, record.rollout.config)
             if attempt.status == "unresponsive":
                 _sync_worker(tx, changed, now, record.rollout.run_id)
     note_change(tx, record, before, now)
@@ -247,9 +257,11 @@ def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
-def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any]) -> Rollout:
+def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any], token: str | None = None) -> Rollout:
     """Change the given fields of a rollout; a status goes through the table of `lifecycle`."""
     record = _existing(tx, rollout_id)
+    if record.is_done(token):
+        return record.rollout
     before = record.rollout.status
     to = changes.pop("status", before)
     if changes:
@@ -257,18 +269,20 @@ def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any])
             named = resources_by_id(tx, changes["resources_id"], None) if changes["resources_id"] else None
             changes["resources_version"] = None if named is None else named.version
         record.rollout = evolve(record.rollout, **changes)
-        if "config" in changes and record.latest is not None and record.rollout.status in RUNNING:
-            record.deadline = lifecycle.deadline(record.latest, record.rollout.config)
     if lifecycle.check_rollout_change(rollout_id, before, to):
         _set_status(record, to, now)
     note_change(tx, record, before, now)
     return record.rollout
 
 
-def update_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, changes: dict[str, Any]) -> Attempt:
+def update_attempt(
+    tx: Tx, now: float, rollout_id: str, attempt_id: str, changes: dict[str, Any], token: str | None = None
+) -> Attempt:
     """Change the given fields of an attempt; the latest attempt moves its rollout unless that is at an end."""
     record = _existing(tx, rollout_id)
     attempt = _attempt_of(record, attempt_id)
+    if record.is_done(token):
+        return attempt
     before = record.rollout.status
     to: AttemptStatus = changes.pop("status", attempt.status)
     changed = lifecycle.check_attempt_change(attempt, to)
@@ -285,11 +299,19 @@ def update_attempt(tx: Tx, now: float, rollout_id: str, attempt_id: str, changes
     return new
 
 
-def expire(tx: Tx, now: float, rollout_id: str, attempt_id: str, to: AttemptStatus, reason: str) -> bool:
-    """End the latest attempt because it is past a limit or its worker is lost; False if it is no longer running."""
+def expire(
+    tx: Tx, now: float, rollout_id: str, attempt_id: str, to: AttemptStatus, reason: str, lease_seconds: float
+) -> bool:
+    """End the latest attempt because it is past a limit or its worker is lost; False if it is no longer so."""
     record = tx.load(rollout_id)
     attempt = record.latest if record is not None else None
     if record is None or attempt is None or attempt.attempt_id != attempt_id or record.rollout.status not in RUNNING:
+        return False
+    if reason == LEASE_EXPIRED:
+        worker = cast("WorkerRow | None", tx.get("worker", attempt.worker_id or ""))
+        if worker is None or not _is_lost(worker.worker, now, lease_seconds):
+            return False
+    elif lifecycle.health(attempt, record.rollout.config, now) != to:
         return False
     changes = {"outcome": "infrastructure_fault", "outcome_reason": reason}
     if not lifecycle.check_attempt_change(attempt, to):
@@ -313,7 +335,6 @@ def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str
 
 def _follow(record: Record, attempt: Attempt, now: float, *, moved: bool) -> None:
     """Move the rollout after its latest attempt."""
-    record.deadline = lifecycle.deadline(attempt, record.rollout.config)
     status = record.rollout.status
     if not moved or status in FINISHED:
         return
@@ -328,7 +349,7 @@ def _follow(record: Record, attempt: Attempt, now: float, *, moved: bool) -> Non
 
 
 def _set_status(record: Record, to: Any, now: float) -> None:
-    """Set the rollout's status, and with it `end_time`, the place in the queue and the deadline."""
+    """Set the rollout's status, and with it `end_time` and the place in the queue."""
     was = record.rollout.status
     end_time = now if to in FINISHED else None
     record.rollout = evolve(record.rollout, status=to, end_time=end_time)
@@ -336,8 +357,6 @@ def _set_status(record: Record, to: Any, now: float) -> None:
         record.queued_at = now if record.queued_at is None or was not in QUEUING else record.queued_at
     else:
         record.queued_at = None
-    if to not in RUNNING:
-        record.deadline = None
 
 
 def delete(tx: Tx, rollout_ids: Sequence[str], active: Literal["refuse", "skip", "force"]) -> int:
@@ -391,8 +410,45 @@ def _event(record: Record) -> RolloutEvent:
     )
 
 
-def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> list[Span]:
-    """Return spans of a rollout or of one attempt; none for an unknown one.
+def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """Return the rollouts with these ids, in their order; unknown ones are left out. For reading scripts."""
+    if len(rollout_ids) == 1:
+        record = tx.load(rollout_ids[0])
+        return [] if record is None else [record.rollout]
+    found: dict[str, Rollout] = {}
+    for start in range(0, len(rollout_ids), _LOADED_AT_ONCE):
+        records, _ = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE]))
+        found.update((record.rollout.rollout_id, record.rollout) for record in records)
+    return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+
+
+def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
+    """Return those of the rollouts that have ended, in their order, and the ids of those that have not.
+
+    Unknown ones are in neither. For reading scripts. What has not ended is only counted.
+    """
+    if len(rollout_ids) == 1:
+        known = load_rollouts(tx, rollout_ids)
+        return [r for r in known if r.status in FINISHED], [r.rollout_id for r in known if r.status not in FINISHED]
+    wanted = list(dict.fromkeys(rollout_ids))
+    ended: dict[str, Rollout] = {}
+    count = 0
+    for start in range(0, len(wanted), _LOADED_AT_ONCE):
+        some = wanted[start : start + _LOADED_AT_ONCE]
+        records, _ = tx.find(Plan(ids=some, status_in=_FINISHED))
+        ended.update((record.rollout.rollout_id, record.rollout) for record in records)
+        count += tx.find(Plan(ids=some, limit=0))[1]
+    if count < len(wanted):  # which of them are unknown is worth a look at each only now
+        there = {rollout.rollout_id for rollout in load_rollouts(tx, wanted)}
+        wanted = [rollout_id for rollout_id in wanted if rollout_id in there]
+    return (
+        [ended[rollout_id] for rollout_id in rollout_ids if rollout_id in ended],
+        [rollout_id for rollout_id in wanted if rollout_id not in ended],
+    )
+
+
+def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[bytes | str]:
+    """Return the encoded spans of a rollout or of one attempt; none for an unknown one.
 
     Raises:
         GoneError: some of them were evicted.
@@ -411,7 +467,7 @@ def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | N
             "to keep the store within its bound. Read spans before that, give the store more room "
             "(max_span_bytes), or use a durable one (sqlite:///FILE)."
         )
-    return tx.spans(rollout_id, attempt_id, span_id)
+    return tx.span_bodies(rollout_id, attempt_id, span_id)
 
 
 def _existing(tx: Tx, rollout_id: str) -> Record:
@@ -448,12 +504,16 @@ def lost_claims(tx: Tx, now: float, lease_seconds: float) -> list[tuple[str, str
     """Return what the workers hold that have sent heartbeats and have been silent for longer than their lease."""
     lost: list[tuple[str, str]] = []
     for worker_id, row in tx.scan("worker"):
-        worker = cast("WorkerRow", row).worker
-        if worker.last_heartbeat_time is None:
-            continue
-        if now - max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0) > lease_seconds:
+        if _is_lost(cast("WorkerRow", row).worker, now, lease_seconds):
             lost.extend(tx.held(worker_id, 1000))
     return lost
+
+
+def _is_lost(worker: Worker, now: float, lease_seconds: float) -> bool:
+    """True if the worker has sent heartbeats and has been silent for longer than its lease."""
+    if worker.last_heartbeat_time is None:
+        return False
+    return now - max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0) > lease_seconds
 
 
 def forget_old_rows(tx: Tx, now: float, lease_seconds: float) -> None:
@@ -469,6 +529,25 @@ def forget_old_rows(tx: Tx, now: float, lease_seconds: float) -> None:
         if now - cast("ClaimRow", row).time <= _TOKEN_KEPT_SECONDS:
             break
         tx.drop("claim", token)
+
+
+def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
+    """Forget the resources of runs that have no rollouts left, unless they were published lately."""
+    empty: dict[str, bool] = {}
+    for resources_id, row in tx.scan("resources"):
+        update = cast("ResourcesRow", row).update
+        run_id = update.run_id
+        if run_id is None or now - update.update_time <= keep_seconds:
+            continue
+        if run_id not in empty:
+            empty[run_id] = tx.counts((run_id,)).rollouts == 0
+        if empty[run_id]:
+            tx.drop("resources", resources_id)
+            for version in range(1, update.version + 1):
+                tx.drop("resources_version", f"{resources_id}\n{version}")
+            pointer = tx.get("latest_resources", _run_key(run_id))
+            if pointer is not None and cast("TextRow", pointer).value == resources_id:
+                tx.drop("latest_resources", _run_key(run_id))
 
 
 def _last_sign(worker: Worker) -> float:
@@ -518,8 +597,11 @@ def publish(
 ) -> ResourcesUpdate:
     """Add the next version of a set of resources, which becomes the latest of its run."""
     newest = cast("ResourcesRow | None", tx.get("resources", resources_id))
-    if newest is not None and token is not None and newest.token == token:
-        return newest.update
+    if newest is not None and token is not None:
+        for version in range(newest.update.version, max(0, newest.update.version - TOKENS_KEPT), -1):
+            row = tx.get("resources_version", f"{resources_id}\n{version}")
+            if row is not None and cast("ResourcesRow", row).token == token:
+                return cast("ResourcesRow", row).update
     update = ResourcesUpdate(
         resources_id=resources_id,
         create_time=newest.update.create_time if newest else now,

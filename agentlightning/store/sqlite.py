@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,7 +26,7 @@ from agentlightning.errors import BadRequestError, BusyError, ConflictError, Sto
 from agentlightning.store.backend import Notes, Tx
 from agentlightning.store.engine import EngineStore
 from agentlightning.store.sqlite_schema import prepare
-from agentlightning.store.sqlite_tx import SQLiteTx
+from agentlightning.store.sqlite_tx import ChangeNumbers, SQLiteTx
 from agentlightning.types import RetentionPolicy
 
 if TYPE_CHECKING:
@@ -33,9 +36,30 @@ R = TypeVar("R")
 _BATCH = 256
 _BUSY_MS = 10_000
 _MAX_WAITING = 10_000
-_Future = concurrent.futures.Future[Any]
-_Job = tuple["Callable[[Tx], Any] | None", "concurrent.futures.Future[Any]"]
-"""A script; None asks for the version of the data, which other connections' commits change."""
+_CACHE_KIB = 32_768
+_CHECKPOINT_PAGES = 4_000
+_COARSE_SECONDS = 2.5
+
+
+@dataclass(slots=True)
+class _Job:
+    """A script that waits for the writer, and who waits for its answer."""
+
+    script: Callable[[Tx], Any]
+    future: concurrent.futures.Future[Any] | asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop | None
+    """Where the future lives; None for one that any thread may set."""
+    result: Any = None
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Give the answer, unless the one who asked has left."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
 
 
 class SQLiteBackend:
@@ -54,32 +78,68 @@ class SQLiteBackend:
         self._here = _Process(self._open())
         self._inherited: list[_Process] = []
         self._seen_version: int | None = None
+        self._seen_written = 0.0
         prepare(self._here.reader, path)
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        return self._submit(script).result() if write else self._read(script)
+        if not write:
+            return self._read(script)
+        future: concurrent.futures.Future[tuple[R, Notes]] = concurrent.futures.Future()
+        self._submit(_Job(script, future, None))
+        return future.result()
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
         if not write:
             return self._read(script)
-        return await asyncio.shield(asyncio.wrap_future(self._submit(script)))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[R, Notes]] = loop.create_future()
+        self._submit(_Job(script, future, loop))
+        return await future
+
+    def now(self) -> float:
+        return time.time()
+
+    def set_clock(self) -> None:
+        """The file is on this machine."""
 
     def await_change(self, timeout: float) -> bool:
-        self._process().stop.wait(timeout)
-        version = self._submit(None).result()
+        here = self._process()
+        if here.open.acquire(timeout=timeout):
+            here.open.release()
+        if not self._log_written():
+            return False
+        with here.writing:  # the connection that writes does not count its own commits as changes
+            version = self._writer(here).execute("PRAGMA data_version").fetchone()[0]
         before, self._seen_version = self._seen_version, version
         return version != before
 
+    def _log_written(self) -> bool:
+        """True if the write-ahead log may have been written to since the last look, by this process or another.
+
+        The file system knows, at a fraction of what the database takes to say. Some keep times in steps of 2 seconds.
+        """
+        try:
+            written = os.stat(f"{self._path}-wal").st_mtime
+        except FileNotFoundError:
+            return True
+        before, self._seen_written = self._seen_written, written
+        return written != before or time.time() - written < _COARSE_SECONDS
+
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         here = self._process()
-        here.stop.set()
-        here.jobs.put(None)
-        if here.writer is not None:
-            here.writer.join()
-        here.reader.close()
+        with here.starting:
+            if self._closed:
+                return
+            self._closed = True
+            here.open.release()
+            here.jobs.put(None)
+        if here.thread is not None:
+            here.thread.join()
+        with here.writing:  # somebody may be in the middle of a look
+            if here.writer is not None:
+                here.writer.close()
+        with here.reading:
+            here.reader.close()
 
     def _process(self) -> _Process:
         """Return what belongs to this process."""
@@ -98,12 +158,14 @@ class SQLiteBackend:
                 "Expected a path to a new or existing store file in a folder that can be written."
             ) from error
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
+        db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         return db
 
     def _read(self, script: Callable[[Tx], R]) -> tuple[R, Notes]:
-        self._check_open()
         here = self._process()
         with here.reading:
+            self._check_open()
             try:
                 here.reader.execute("BEGIN")
                 try:
@@ -114,52 +176,56 @@ class SQLiteBackend:
             except sqlite3.Error as error:
                 raise StoreWriteError(f"The SQLite store {self._path!r} could not be read: {error}") from error
 
-    def _submit(self, script: Callable[[Tx], Any] | None) -> _Future:
-        self._check_open()
+    def _submit(self, job: _Job) -> None:
         here = self._process()
-        future = _Future()
         with here.starting:
-            if here.writer is None:
-                here.writer = threading.Thread(
+            self._check_open()
+            if here.thread is None:
+                with here.writing:
+                    self._writer(here)
+                here.thread = threading.Thread(
                     target=self._write_all, args=(here,), name="agl-sqlite-writer", daemon=True
                 )
-                here.writer.start()
-        if here.jobs.qsize() >= _MAX_WAITING:
-            raise BusyError(f"{_MAX_WAITING} changes wait for the SQLite store {self._path!r} already; try again later")
-        here.jobs.put((script, future))
-        return future
+                here.thread.start()
+            if here.jobs.qsize() >= _MAX_WAITING:
+                raise BusyError(
+                    f"{_MAX_WAITING} changes wait for the SQLite store {self._path!r} already; try again later"
+                )
+            here.jobs.put(job)
+
+    def _writer(self, here: _Process) -> sqlite3.Connection:
+        """Return the connection that writes; `here.writing` is held."""
+        self._check_open()
+        if here.writer is None:
+            here.writer = self._open()
+        return here.writer
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConflictError(f"The store {self._path!r} is closed")
 
     def _write_all(self, here: _Process) -> None:
-        db = self._open()
-        try:
-            while (job := here.jobs.get()) is not None:
-                batch = [job]
-                while len(batch) < _BATCH and not here.jobs.empty():
-                    following = here.jobs.get()
-                    if following is None:
-                        here.jobs.put(None)
-                        break
-                    batch.append(following)
-                for script, future in batch:
-                    if script is None:
-                        _answer(future, lambda: db.execute("PRAGMA data_version").fetchone()[0])
-                writes = [(script, future) for script, future in batch if script is not None]
-                if writes:
-                    self._commit(db, writes)
-        finally:
-            db.close()
+        assert here.writer is not None
+        while (job := here.jobs.get()) is not None:
+            batch = [job]
+            while len(batch) < _BATCH and not here.jobs.empty():
+                following = here.jobs.get()
+                if following is None:
+                    here.jobs.put(None)
+                    break
+                batch.append(following)
+            with here.writing:
+                self._commit(here.writer, batch)
+            _settle(batch)
 
-    def _commit(self, db: sqlite3.Connection, batch: list[tuple[Callable[[Tx], Any], _Future]]) -> None:
+    def _commit(self, db: sqlite3.Connection, batch: list[_Job]) -> None:
         """Run a batch in one transaction; nobody is answered before it is on disk."""
-        answers: list[tuple[_Future, Any, BaseException | None]] = []
         try:
             db.execute("BEGIN IMMEDIATE")
-            for script, future in batch:
-                answers.append((future, *_under_savepoint(db, script)))
+            changes = ChangeNumbers(db)
+            for job in batch:
+                _run_under_savepoint(db, changes, job)
+            changes.write()
             db.execute("COMMIT")
         except sqlite3.Error as error:
             if db.in_transaction:
@@ -168,12 +234,8 @@ class SQLiteBackend:
                 f"The SQLite store {self._path!r} could not write: {error}. "
                 "Nothing of this call was stored; try it again when the cause is gone."
             )
-            answers = [(future, None, failure) for _, future in batch]
-        for future, result, error in answers:
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+            for job in batch:
+                job.error = failure
 
 
 class _Process:
@@ -183,33 +245,46 @@ class _Process:
         self.pid = os.getpid()
         self.reader = reader
         self.reading = threading.Lock()
+        self.writer: sqlite3.Connection | None = None
+        self.writing = threading.Lock()
+        self.thread: threading.Thread | None = None
         self.starting = threading.Lock()
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.writer: threading.Thread | None = None
-        self.stop = threading.Event()
+        self.open = threading.Lock()
+        """Held until `close`, so that a thread can pause on it: an event would cost twice the processor time."""
+        self.open.acquire()
 
 
-def _answer(future: _Future, ask: Callable[[], Any]) -> None:
-    try:
-        future.set_result(ask())
-    except sqlite3.Error as error:
-        future.set_exception(error)
-
-
-def _under_savepoint(db: sqlite3.Connection, script: Callable[[Tx], Any]) -> tuple[Any, BaseException | None]:
-    """Run one script; return its result, or what it raised, of which no trace is left."""
+def _run_under_savepoint(db: sqlite3.Connection, changes: ChangeNumbers, job: _Job) -> None:
+    """Run one script; the job has its result, or what it raised, of which no trace is left."""
     db.execute("SAVEPOINT script")
-    tx = SQLiteTx(db)
+    tx = SQLiteTx(db, changes)
     try:
-        result = (script(tx), tx.notes)
+        job.result = (job.script(tx), tx.notes)
     except sqlite3.Error:
         raise
     except Exception as error:  # the caller gets it; the neighbours in the batch go on
+        job.error = error
         db.execute("ROLLBACK TO script")
-        db.execute("RELEASE script")
-        return None, error
     db.execute("RELEASE script")
-    return result, None
+
+
+def _settle(batch: list[_Job]) -> None:
+    """Answer every caller; those of one event loop together, which wakes it once."""
+    of_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    for job in batch:
+        if job.loop is None:
+            job.settle()
+        else:
+            of_loop.setdefault(job.loop, []).append(job)
+    for loop, jobs in of_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+            loop.call_soon_threadsafe(_settle_all, jobs)
+
+
+def _settle_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.settle()
 
 
 class SQLiteLightningStore(EngineStore):

@@ -44,7 +44,7 @@ ALTER TABLE rollouts ADD COLUMN span_count INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE rollouts ADD COLUMN span_bytes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE rollouts ADD COLUMN change INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX rollouts_queue ON rollouts (run_id, priority DESC, available_at, number) WHERE available_at IS NOT NULL;
-CREATE INDEX rollouts_run ON rollouts (run_id, start_time, number);
+CREATE INDEX rollouts_run ON rollouts (run_id, status, start_time, number);
 CREATE INDEX rollouts_end ON rollouts (run_id, end_time, number);
 CREATE INDEX rollouts_change ON rollouts (change);
 CREATE INDEX rollouts_sizes ON rollouts (run_id, attempts, span_count, span_bytes);

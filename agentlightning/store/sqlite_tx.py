@@ -4,73 +4,109 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentlightning.errors import BadRequestError
 from agentlightning.store.backend import ROW_TYPES, Counts, Kind, Notes, Record, Row
-from agentlightning.store.query import Plan, page_of
+from agentlightning.store.lifecycle import ROLLOUT_STATUSES
+from agentlightning.store.query import Plan, page_of, read_cursor
 from agentlightning.store.sqlite_schema import RECORD
 from agentlightning.types import Span
 
-_encode = Span.__pydantic_serializer__.to_json
-_decode = Span.__pydantic_validator__.validate_json
+_encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _ENDLESS = float("inf")
+_COLUMNS = (
+    *("rollout_id", "run_id", "status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id"),
+    *("attempts", "span_count", "span_bytes"),
+)
+"""What a record's row says beside its number, its change and its body."""
+_INSERT = (
+    f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, change, body) VALUES ({', '.join('?' * (len(_COLUMNS) + 2))})"
+    f" ON CONFLICT (rollout_id) DO UPDATE SET"
+    f" {', '.join(f'{name} = excluded.{name}' for name in (*_COLUMNS[2:], 'change', 'body'))}"
+)
+
+
+class ChangeNumbers:
+    """The numbers of the changes within one transaction; `write` stores the last of them before the commit."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        self._last: int | None = None
+
+    def next(self) -> int:
+        """Return the number of one more change."""
+        self._last = self.last() + 1
+        return self._last
+
+    def last(self) -> int:
+        """Return the number of the last change."""
+        if self._last is not None:
+            return self._last
+        return self._db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone()[0]
+
+    def write(self) -> None:
+        """Store the last number, if there is a new one."""
+        if self._last is not None:
+            self._db.execute("UPDATE counters SET value = ? WHERE name = 'change'", (self._last,))
 
 
 class SQLiteTx:
-    """One script's view of the file."""
+    """One script's view of the file.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    It remembers the rows that it loaded: saving one writes the columns that changed, so that the indexes over the
+    others stay as they are.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, changes: ChangeNumbers | None = None) -> None:
         self.notes = Notes()
         self._db = connection
+        self._changes = changes or ChangeNumbers(connection)
+        self._rows: dict[str, tuple[int, tuple[Any, ...]]] = {}
+        """Number and columns of each record that was loaded, as they are in the file."""
+        self._keys: set[tuple[Kind, str]] = set()
+        """Other rows that are in the file."""
 
     def load(self, rollout_id: str) -> Record | None:
-        row = self._db.execute("SELECT body FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
-        return None if row is None else RECORD.validate_json(row[0])
+        return self._loaded("SELECT number, body FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+
+    def _loaded(self, query: str, values: Sequence[Any]) -> Record | None:
+        row = self._db.execute(query, values).fetchone()
+        if row is None:
+            return None
+        record = RECORD.validate_json(row[1])
+        self._rows[record.rollout.rollout_id] = row[0], _columns(record)
+        return record
 
     def save(self, record: Record) -> None:
-        rollout = record.rollout
-        self._db.execute("UPDATE counters SET value = value + 1 WHERE name = 'change'")
+        rollout_id = record.rollout.rollout_id
+        columns, change, body = _columns(record), self._changes.next(), RECORD.dump_json(record)
+        number, before = self._rows.get(rollout_id, (None, ()))
+        if number is None:
+            self._db.execute(_INSERT, (*columns, change, body))
+            return
+        changed = [i for i, (old, new) in enumerate(zip(before, columns, strict=True)) if old != new]
+        names = "".join(f"{_COLUMNS[i]} = ?, " for i in changed)
+        values = [columns[i] for i in changed]
         self._db.execute(
-            "INSERT INTO rollouts (rollout_id, run_id, status, start_time, end_time, priority, available_at, deadline,"
-            " worker_id, attempts, span_count, span_bytes, change, body)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT value FROM counters WHERE name = 'change'), ?)"
-            " ON CONFLICT (rollout_id) DO UPDATE SET"
-            " status = excluded.status, start_time = excluded.start_time, end_time = excluded.end_time,"
-            " priority = excluded.priority, available_at = excluded.available_at, deadline = excluded.deadline,"
-            " worker_id = excluded.worker_id, attempts = excluded.attempts, span_count = excluded.span_count,"
-            " span_bytes = excluded.span_bytes, change = excluded.change, body = excluded.body",
-            (
-                rollout.rollout_id,
-                rollout.run_id,
-                rollout.status,
-                rollout.start_time,
-                _ENDLESS if rollout.end_time is None else rollout.end_time,
-                rollout.priority,
-                record.available_at,
-                record.deadline,
-                record.holder,
-                len(record.attempts),
-                record.span_count,
-                record.span_bytes,
-                RECORD.dump_json(record),
-            ),
+            f"UPDATE rollouts SET {names}change = ?, body = ? WHERE number = ?", (*values, change, body, number)
         )
+        self._rows[rollout_id] = number, columns
 
     def delete(self, rollout_id: str) -> bool:
+        self._rows.pop(rollout_id, None)
         self._db.execute("DELETE FROM spans WHERE rollout_id = ?", (rollout_id,))
         return self._db.execute("DELETE FROM rollouts WHERE rollout_id = ?", (rollout_id,)).rowcount == 1
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        row = self._db.execute(
-            "SELECT body FROM rollouts WHERE available_at IS NOT NULL AND run_id IS ? AND available_at <= ?"
+        return self._loaded(
+            "SELECT number, body FROM rollouts WHERE available_at IS NOT NULL AND run_id IS ? AND available_at <= ?"
             " ORDER BY priority DESC, available_at, number LIMIT 1",
             (run_id, now),
-        ).fetchone()
-        return None if row is None else RECORD.validate_json(row[0])
+        )
 
     def next_available(self, run_id: str | None) -> float | None:
         return self._db.execute(
@@ -90,9 +126,19 @@ class SQLiteTx:
     def _find_page(self, plan: Plan, where: str, values: list[Any]) -> tuple[list[Record], int]:
         direction = "DESC" if plan.descending else "ASC"
         order = "number" if plan.sort_by is None else f"{plan.sort_by} {direction}, number"
+        if plan.limit == -1 and not plan.offset:
+            every = self._records(f"SELECT body FROM rollouts{where} ORDER BY {order}", values)
+            return every, len(every)
         total = self._db.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0]
-        page = f"SELECT body FROM rollouts{where} ORDER BY {order} LIMIT ? OFFSET ?"
-        return self._records(page, [*values, plan.limit, plan.offset]) if plan.limit else [], total
+        if not plan.limit:
+            return [], total
+        if plan.sort_by == "start_time" and plan.ids is None and plan.id_contains is None and plan.ended_before is None:
+            chosen, values = _first_of_each_status(plan, order)
+            query = f"SELECT body FROM rollouts WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
+        else:  # the bodies are fetched for the page only, not sorted with the rest
+            numbers = f"SELECT number FROM rollouts{where} ORDER BY {order} LIMIT ? OFFSET ?"
+            query = f"SELECT body FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
+        return self._records(query, [*values, plan.limit, plan.offset]), total
 
     def _records(self, query: str, values: Iterable[Any]) -> list[Record]:
         return [RECORD.validate_json(row[0]) for row in self._db.execute(query, tuple(values))]
@@ -106,20 +152,15 @@ class SQLiteTx:
         return Counts(*(number or 0 for number in self._db.execute(query + where, values).fetchone()))
 
     def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
-        try:
-            cursor = int(after)
-        except ValueError:
-            raise BadRequestError(
-                f"{after!r} is no cursor of this store; take it from an earlier page, or '0'"
-            ) from None
+        cursor = read_cursor(after, self._changes.last())
         rows = self._db.execute(
             "SELECT change, body FROM rollouts WHERE change > ? ORDER BY change LIMIT ?",
-            (min(max(cursor, 0), 2**62), limit),
+            (cursor, limit),
         ).fetchall()
-        return [RECORD.validate_json(body) for _, body in rows], str(rows[-1][0] if rows else max(cursor, 0))
+        return [RECORD.validate_json(body) for _, body in rows], str(rows[-1][0] if rows else cursor)
 
     def last_change(self) -> str:
-        return str(self._db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone()[0])
+        return str(self._changes.last())
 
     def due(self, now: float, limit: int) -> list[Record]:
         return self._records(
@@ -142,28 +183,35 @@ class SQLiteTx:
             sizes.append(len(body) if self._db.execute(statement, (*key, body)).rowcount == 1 else 0)
         return sizes
 
-    def spans(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> list[Span]:
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
         where, values = "rollout_id = ?", [rollout_id]
         for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
             if wanted is not None:
                 where += f" AND {column} = ?"
                 values.append(wanted)
-        return [
-            _decode(row[0]) for row in self._db.execute(f"SELECT body FROM spans WHERE {where} ORDER BY number", values)
-        ]
+        return [row[0] for row in self._db.execute(f"SELECT body FROM spans WHERE {where} ORDER BY number", values)]
 
     def get(self, kind: Kind, key: str) -> Row | None:
         row = self._db.execute("SELECT body FROM rows WHERE kind = ? AND key = ?", (kind, key)).fetchone()
-        return None if row is None else ROW_TYPES[kind].validate_json(row[0])
+        if row is None:
+            return None
+        self._keys.add((kind, key))
+        return ROW_TYPES[kind].validate_json(row[0])
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
+        body = ROW_TYPES[kind].dump_json(row)
+        if (kind, key) in self._keys:
+            self._db.execute("UPDATE rows SET body = ? WHERE kind = ? AND key = ?", (body, kind, key))
+            return
         self._db.execute(
             "INSERT INTO rows (kind, key, body) VALUES (?, ?, ?)"
             " ON CONFLICT (kind, key) DO UPDATE SET body = excluded.body",
-            (kind, key, ROW_TYPES[kind].dump_json(row)),
+            (kind, key, body),
         )
+        self._keys.add((kind, key))
 
     def drop(self, kind: Kind, key: str) -> None:
+        self._keys.discard((kind, key))
         self._db.execute("DELETE FROM rows WHERE kind = ? AND key = ?", (kind, key))
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
@@ -175,11 +223,42 @@ class SQLiteTx:
         return self._db.execute("SELECT count(*) FROM rows WHERE kind = ?", (kind,)).fetchone()[0]
 
 
+def _columns(record: Record) -> tuple[Any, ...]:
+    """Return the values of `_COLUMNS`. A rollout that has not ended does so at infinity, which an index orders last."""
+    rollout = record.rollout
+    return (
+        rollout.rollout_id,
+        rollout.run_id,
+        rollout.status,
+        rollout.start_time,
+        _ENDLESS if rollout.end_time is None else rollout.end_time,
+        rollout.priority,
+        record.available_at,
+        record.deadline,
+        record.holder,
+        len(record.attempts),
+        record.span_count,
+        record.span_bytes,
+    )
+
+
+def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[Any]]:
+    """Return a condition that holds for a page by start time, and its values: the indexes hold that order within each
+    status only, so as many rows as the page may need are taken of each."""
+    statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
+    run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
+    first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
+    values = [value for status in statuses for value in (status, *of_run, plan.offset + plan.limit)]
+    return " OR ".join([first] * len(statuses)), values
+
+
 def _where(plan: Plan) -> tuple[str, list[Any]]:
     """Return the WHERE clause of a plan and its values."""
     tests: list[str] = []
     values: list[Any] = []
-    for column, wanted in (("status", plan.status_in), ("rollout_id", plan.ids)):
+    by_id = plan.ids is not None and not plan.any_of
+    status = "+status" if by_id else "status"  # with the sign its index is not used, which could be long
+    for column, wanted in ((status, plan.status_in), ("rollout_id", plan.ids)):
         if wanted is not None and len(wanted) == 1:  # one value keeps the order of the index
             tests.append(f"{column} = ?")
             values.append(wanted[0])

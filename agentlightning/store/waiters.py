@@ -15,16 +15,19 @@ from agentlightning.store.backend import Notes
 Key = tuple[str, str | None]
 """("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
 ANY_CHANGE: Key = ("change", None)
+_MANY = 64
+"""Who waits for more events than so many is asked at each, rather than listed under each of them."""
 
 
 class Waiter:
     """One parked caller, used as a context manager in the event loop that made it.
 
     The order that loses no event: enter, look at the store, `arm` with what is still missing, `wait`. What happens
-    between entering and arming is remembered.
+    between entering and arming is remembered. One that is `kept` stays parked on leaving the block, and may be entered
+    again, until `leave`.
     """
 
-    __slots__ = ("_future", "_loop", "_owner", "keys", "pending", "seen", "woken")
+    __slots__ = ("_future", "_loop", "_owner", "kept", "keys", "pending", "seen", "touched", "woken")
 
     def __init__(self, owner: Waiters, keys: Collection[Key]) -> None:
         self._owner = owner
@@ -33,14 +36,25 @@ class Waiter:
         self.keys = keys
         self.seen: set[Key] = set()
         self.pending: set[Key] | None = None
+        self.kept = False
         self.woken = False
+        self.touched = False
+        """Something that it waits for has happened, or may have."""
 
     def __enter__(self) -> Self:
-        self._owner.add(self)
+        if not self.kept:
+            self._owner.add(self)
+        self.kept = False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._owner.remove(self, gave_up=kind is not None)
+        if not self.kept:
+            self._owner.remove(self, gave_up=kind is not None)
+
+    def leave(self) -> None:
+        """Stop waiting, for one that was kept."""
+        self.kept = False
+        self._owner.remove(self, gave_up=False)
 
     def arm(self, missing: Iterable[Key]) -> None:
         """Wait for all of `missing` from here on, less what happened since entering."""
@@ -52,7 +66,7 @@ class Waiter:
 
     def wake(self) -> None:
         """Wake the caller, from any thread."""
-        self.woken = True
+        self.woken = self.touched = True
         with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits there
             self._loop.call_soon_threadsafe(self._done)
 
@@ -62,22 +76,26 @@ class Waiter:
 
 
 class Waiters:
-    """The parked callers of one store, by what they wait for."""
+    """The parked callers of one store, by what they wait for; those who wait for very much in a list of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
+        self._wide: dict[Waiter, None] = {}
         self.parked = 0
         """How many callers are entered."""
 
     def for_keys(self, keys: Collection[Key]) -> Waiter:
         """Return a waiter for these events; nothing is parked until it is entered."""
-        return Waiter(self, keys)
+        return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
 
     def add(self, waiter: Waiter) -> None:
         """Park a caller."""
         with self._lock:
             self.parked += 1
+            if len(waiter.keys) > _MANY:
+                self._wide[waiter] = None
+                return
             for key in waiter.keys:
                 self._by_key.setdefault(key, {})[waiter] = None
 
@@ -85,6 +103,8 @@ class Waiters:
         """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
         with self._lock:
             self.parked -= 1
+            if self._wide.pop(waiter, waiter) is None:
+                return
             for key in waiter.keys:
                 parked = self._by_key.get(key)
                 if parked is not None:
@@ -120,16 +140,20 @@ class Waiters:
     def wake_all(self) -> None:
         """Have every caller look again: something may have been missed."""
         with self._lock:
-            for parked in self._by_key.values():
+            for parked in (*self._by_key.values(), self._wide):
                 for waiter in parked:
                     waiter.wake()
 
     def _tell_all(self, key: Key) -> None:
         for waiter in self._by_key.get(key, ()):
             self._happened(waiter, key)
+        for waiter in self._wide:
+            if key in waiter.keys:
+                self._happened(waiter, key)
 
     @staticmethod
     def _happened(waiter: Waiter, key: Key) -> None:
+        waiter.touched = True
         if waiter.pending is None:
             waiter.seen.add(key)
         else:

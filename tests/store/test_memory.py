@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import BadRequestError, BusyError, GoneError
+from agentlightning.store import scripts
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout, Span
+from agentlightning.types import AttemptedRollout, PromptTemplate, RetentionPolicy, Span
 
 
 def _spans(attempted: AttemptedRollout, count: int) -> list[Span]:
@@ -105,3 +106,17 @@ def test_wrong_bounds_are_refused_with_the_values(wrong: dict[str, Any], text: s
 def test_a_store_in_memory_says_that_it_cannot_be_sent_to_another_process() -> None:
     with pytest.raises(TypeError, match="LightningStoreServer"):
         pickle.dumps(InMemoryLightningStore())
+
+
+async def test_resources_of_a_run_go_with_its_last_rollout_when_a_policy_says_what_to_keep() -> None:
+    store = InMemoryLightningStore(retention=RetentionPolicy(keep_last=0))
+    template = PromptTemplate(resource_type="prompt_template", template="x", engine="f-string")
+    gone = await store.add_resources({"p": template}, run_id="over")
+    kept = await store.add_resources({"p": template}, run_id="going on")
+    await store.enqueue_rollout(input=1, run_id="going on")
+    later = store._runtime.now() + 7200
+    store._runtime.write_now(lambda tx: scripts.forget_resources(tx, later, 3600.0))
+    assert await store.get_resources_by_id(gone.resources_id) is None
+    assert await store.get_latest_resources(run_id="over") is None
+    assert (await store.get_latest_resources(run_id="going on")) == kept
+    assert (await store.statistics())["total_resources"] == 1

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -17,7 +18,10 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.store.threading import LightningStoreThreaded
 from agentlightning.types import Span
 
-KINDS = ("memory", "threaded", "scoped", "sqlite", "client over memory", "client over sqlite")
+KINDS = (
+    *("memory", "threaded", "scoped", "sqlite", "mongo", "postgres"),
+    *("client over memory", "client over sqlite", "client over postgres"),
+)
 SETTINGS: dict[str, Any] = {"scan_debounce_seconds": 0.0, "lease_seconds": 0.4}
 
 
@@ -32,10 +36,7 @@ class Given:
 @pytest.fixture(params=KINDS)
 async def given(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Given]:
     kind: str = request.param
-    if "sqlite" in kind:
-        engine: LightningStore = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL", **SETTINGS)
-    else:
-        engine = InMemoryLightningStore(**SETTINGS)
+    engine = _engine(kind, request, tmp_path)
     server = client = None
     store = engine
     if kind == "threaded":
@@ -52,6 +53,21 @@ async def given(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await server.stop()
     await store.close()
     await engine.close()
+
+
+def _engine(kind: str, request: pytest.FixtureRequest, folder: Path) -> LightningStore:
+    """Make the store at the bottom; in a database it has a partition of its own."""
+    if "sqlite" in kind:
+        return SQLiteLightningStore(folder / "store.db", synchronous="NORMAL", **SETTINGS)
+    if "mongo" in kind:
+        from agentlightning.store.mongo import MongoLightningStore
+
+        return MongoLightningStore(request.getfixturevalue("mongo_uri"), partition_id=uuid4().hex, **SETTINGS)
+    if "postgres" in kind:
+        from agentlightning.store.postgres import PostgresLightningStore
+
+        return PostgresLightningStore(request.getfixturevalue("postgres_uri"), partition=uuid4().hex, **SETTINGS)
+    return InMemoryLightningStore(**SETTINGS)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from agentlightning.errors import BadRequestError, ConflictError, NotFoundError
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import (
     LLM,
     AttemptError,
@@ -335,3 +335,22 @@ async def _status(store: LightningStore, rollout_id: str) -> str:
     rollout = await store.get_rollout_by_id(rollout_id)
     assert rollout is not None
     return rollout.status
+
+
+async def test_an_update_that_comes_again_late_changes_nothing_more(store: LightningStore) -> None:
+    made = await store.enqueue_rollout(input=1)
+    first = await store.dequeue_rollout()
+    assert first is not None
+    token = request_token.set("a-repeated-update")
+    try:
+        await store.update_rollout(made.rollout_id, status="requeuing")
+        request_token.set(None)
+        claimed = await store.dequeue_rollout()
+        assert claimed is not None
+        await store.update_attempt(made.rollout_id, "latest", metadata={"newer": True})
+        request_token.set("a-repeated-update")
+        again = await store.update_rollout(made.rollout_id, status="requeuing")
+    finally:
+        request_token.reset(token)
+    assert again.status == "preparing"
+    assert await store.dequeue_rollout() is None

@@ -103,7 +103,7 @@ async def test_nothing_new_gives_an_empty_page_when_time_is_up(store: LightningS
     assert page.events == []
 
 
-@pytest.mark.parametrize("wrong", [{"after": "yesterday"}, {"limit": 0}, {"limit": 5000}])
+@pytest.mark.parametrize("wrong", [{"after": "yesterday"}, {"after": "-1"}, {"limit": 0}, {"limit": 5000}])
 async def test_a_wrong_cursor_or_limit_is_refused(store: LightningStore, wrong: dict[str, object]) -> None:
     with pytest.raises(BadRequestError):
         await store.query_events(**{"after": "0", **wrong})  # type: ignore[arg-type]

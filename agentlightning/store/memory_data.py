@@ -1,0 +1,215 @@
+"""What the memory store holds between two scripts: rollouts in slots, spans, rows, and what is derived from a record:
+its place in the queue, in the sorted views and among the changes, what workers hold, deadlines, sizes, what may go.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from agentlightning.store.backend import Counts, Kind, Record, Row
+from agentlightning.store.base import FINISHED
+from agentlightning.store.eviction import SpanBudget
+from agentlightning.store.memory_index import View
+from agentlightning.store.memory_queue import Deadlines, Entry, RunQueue
+
+
+class Slot:
+    """One rollout. Slots stand in the order of their last change."""
+
+    __slots__ = ("change", "entry", "number", "record")
+
+    def __init__(self, record: Record, number: int) -> None:
+        self.record = record
+        self.number = number
+        """The how manieth to be inserted."""
+        self.change = 0
+        """Number of its last change."""
+        self.entry: Entry | None = None
+        """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
+
+
+class Data:
+    """The contents of one store. Its backend's lock is held by whoever uses it."""
+
+    def __init__(self, budget: SpanBudget) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.spans: dict[str, dict[str, bytes]] = {}
+        """Of each rollout that has any, by `span_key`."""
+        self.rows: dict[Kind, dict[str, Row]] = {}
+        self.sizes: dict[str | None, Counts] = {}
+        self.held: dict[str, dict[str, None]] = {}
+        self.deadlines = Deadlines()
+        self.budget = budget
+        self.last_change = 0
+        self._last_number = 0
+        self._queues: dict[str | None, RunQueue] = {}
+        self._views: dict[str | None, View] = {}
+
+    # --- the queue -------------------------------------------------------------------------------------------------
+
+    def take(self, run_id: str | None, now: float) -> Entry | None:
+        """Take the entry to be claimed next out of the queue of a run."""
+        queue = self._queues.get(run_id)
+        entry = None if queue is None else queue.take(now)
+        if entry is not None:
+            self.slots[entry[3]].entry = None
+        return entry
+
+    def give_back(self, entry: Entry) -> None:
+        """Put an entry that was taken back, if its rollout is still there, queued, and in no other place."""
+        slot = self.slots.get(entry[3])
+        if slot is not None and slot.entry is None and slot.record.queued_at is not None:
+            self._enter(slot, entry, ready=True)
+
+    def next_available(self, run_id: str | None) -> float | None:
+        """Return a moment at which something in the queue of a run may be claimed; None if it is empty."""
+        queue = self._queues.get(run_id)
+        return None if queue is None else queue.earliest()
+
+    def _enter(self, slot: Slot, entry: Entry, *, ready: bool) -> None:
+        run_id = slot.record.rollout.run_id
+        queue = self._queues.get(run_id)
+        if queue is None:
+            queue = self._queues[run_id] = RunQueue(self._is_valid)
+        slot.entry = entry
+        queue.put(entry, ready=ready)
+
+    def _leave(self, slot: Slot) -> None:
+        if slot.entry is not None:
+            slot.entry = None
+            self._queues[slot.record.rollout.run_id].left()
+
+    def _is_valid(self, entry: Entry) -> bool:
+        slot = self.slots.get(entry[3])
+        return slot is not None and slot.entry is entry
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def view(self, order: str | None) -> View:
+        """Return the view in this order, made at its first use."""
+        view = self._views.get(order)
+        if view is None:
+            view = self._views[order] = View(order, ((slot.record, slot.number) for slot in self.slots.values()))
+        return view
+
+    def put(self, record: Record) -> None:
+        """Insert or replace a record."""
+        rollout = record.rollout
+        rollout_id = rollout.rollout_id
+        slot = self.slots.pop(rollout_id, None)
+        if slot is None:
+            known = None
+            self._last_number += 1
+            slot = Slot(record, self._last_number)
+            moved = True
+        else:
+            known = slot.record
+            slot.record = record
+            moved = known.rollout is not rollout or known.queued_at != record.queued_at
+        self.last_change += 1
+        slot.change = self.last_change
+        self.slots[rollout_id] = slot
+        self._count(known, record)
+        if moved:
+            self._move(slot, known)
+        self._hold(rollout_id, known.holder if known else None, record.holder)
+        if record.deadline is not None or (known is not None and known.deadline is not None):
+            self.deadlines.put(rollout_id, record.deadline)
+        if rollout.status in FINISHED:
+            self.budget.ended(rollout_id, record.span_bytes)
+        elif known is not None and known.rollout.status in FINISHED:
+            self.budget.active(rollout_id)
+
+    def remove(self, rollout_id: str) -> None:
+        """Forget a record and its spans."""
+        slot = self.slots.pop(rollout_id)
+        known = slot.record
+        for view in self._views.values():
+            view.remove(known, slot.number)
+        self._leave(slot)
+        self._count(known, None)
+        self._hold(rollout_id, known.holder, None)
+        self.deadlines.put(rollout_id, None)
+        self.budget.active(rollout_id)
+        self.drop_spans(rollout_id)
+        if known.rollout.run_id not in self.sizes:
+            self._queues.pop(known.rollout.run_id, None)
+
+    def changed_after(self, change: int) -> list[Slot]:
+        """Return the slots changed after this number, the one changed first coming first."""
+        return list(itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values())))[::-1]
+
+    def _move(self, slot: Slot, known: Record | None) -> None:
+        """Bring the places in the queue and in the views in line with the slot's record."""
+        record, number = slot.record, slot.number
+        rollout = record.rollout
+        for view in self._views.values():
+            view.put(known, record, number)
+        available = record.available_at
+        entry = None if available is None else (-rollout.priority, available, number, rollout.rollout_id)
+        if entry is None or entry != slot.entry:
+            self._leave(slot)
+        if entry is not None and slot.entry is None:
+            self._enter(slot, entry, ready=available == record.queued_at)
+
+    def _count(self, known: Record | None, record: Record | None) -> None:
+        if known is not None and record is not None:
+            counts = self.sizes[record.rollout.run_id]
+            counts.attempts += len(record.attempts) - len(known.attempts)
+            counts.spans += record.span_count - known.span_count
+            counts.span_bytes += record.span_bytes - known.span_bytes
+        elif record is not None:
+            counts = self.sizes.get(record.rollout.run_id)
+            if counts is None:
+                counts = self.sizes[record.rollout.run_id] = Counts()
+            counts.rollouts += 1
+            counts.attempts += len(record.attempts)
+            counts.spans += record.span_count
+            counts.span_bytes += record.span_bytes
+        elif known is not None:
+            counts = self.sizes[known.rollout.run_id]
+            counts.rollouts -= 1
+            counts.attempts -= len(known.attempts)
+            counts.spans -= known.span_count
+            counts.span_bytes -= known.span_bytes
+            if not counts.rollouts:
+                del self.sizes[known.rollout.run_id]
+
+    def _hold(self, rollout_id: str, before: str | None, holder: str | None) -> None:
+        if before == holder:
+            return
+        if before is not None:
+            held = self.held[before]
+            held.pop(rollout_id, None)
+            if not held:
+                del self.held[before]
+        if holder is not None:
+            self.held.setdefault(holder, {})[rollout_id] = None
+
+    # --- spans -----------------------------------------------------------------------------------------------------
+
+    def add_spans(self, added: dict[str, dict[str, bytes]], size: int) -> None:
+        """Store encoded spans, by rollout; `size` is how many bytes they are."""
+        for rollout_id, bodies in added.items():
+            if rollout_id in self.spans:
+                self.spans[rollout_id].update(bodies)
+            elif bodies:
+                self.spans[rollout_id] = bodies
+        self.budget.bytes += size
+
+    def drop_spans(self, rollout_id: str) -> None:
+        """Free the spans of a rollout."""
+        self.budget.bytes -= sum(map(len, self.spans.pop(rollout_id, {}).values()))
+
+    def evict(self) -> None:
+        """Bring the spans back within their bound."""
+        for rollout_id in self.budget.surplus():
+            record = self.slots[rollout_id].record.copy()
+            record.span_count, record.span_bytes, record.attempts_dropped = 0, 0, len(record.attempts)
+            self.drop_spans(rollout_id)
+            self.put(record)
+
+
+def span_key(attempt_id: str, span_id: str) -> str:
+    """Return the key of a span within its rollout: one string, for there are very many. No attempt id has a newline."""
+    return f"{attempt_id}\n{span_id}"

@@ -1,0 +1,5 @@
+"""The store in MongoDB; see `store.py` for the class and `flush.py` for what makes it exact."""
+
+from agentlightning.store.mongo.store import MongoBackend, MongoLightningStore
+
+__all__ = ["MongoBackend", "MongoLightningStore"]

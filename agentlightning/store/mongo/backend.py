@@ -1,0 +1,251 @@
+"""Runs scripts against MongoDB: a few threads of the blocking driver, and again when another writer was faster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, TypeVar
+
+from pymongo import ReadPreference
+from pymongo.change_stream import CollectionChangeStream
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
+
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError
+from agentlightning.store.backend import Notes, Tx
+from agentlightning.store.mongo.documents import Document, LostRace, Partition
+from agentlightning.store.mongo.flush import flush
+from agentlightning.store.mongo.link import Place
+from agentlightning.store.mongo.numbers import Numbers
+from agentlightning.store.mongo.queue import LEASE_SECONDS
+from agentlightning.store.mongo.tx import MongoTx, Turns
+from agentlightning.store.shared_clock import SharedClock
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_THREADS = 8
+_MAX_WAITING = 10_000
+_TRY_SECONDS = LEASE_SECONDS + 5.0
+"""For so long a script is run again: longer than anything that a dead process has locked."""
+_PAUSES = (0.001, 0.1)
+_LOOKS = (0.02, 0.25)
+"""Seconds between two looks at the counter of changes, right after others changed something and after a quiet time."""
+
+
+class MongoBackend:
+    """A client and a few threads per process, made with the first use. Usable from any thread.
+
+    A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
+    """
+
+    shared = True
+    persistent = True
+
+    def __init__(self, place: Place, database: str, partition: str) -> None:
+        if not partition or "\0" in partition:
+            raise BadRequestError(
+                f"partition_id must be a text that is not empty, without null bytes; got {partition!r}"
+            )
+        self._place = place
+        self._database = database
+        self._partition = partition
+        self._closed = False
+        self._processes: dict[int, _Process] = {}
+        self._clock = SharedClock()
+        try:
+            self.execute(lambda _: None, write=False)  # an address that is wrong is found out here
+            self.set_clock()
+        except BaseException:
+            self.close()
+            raise
+
+    def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        try:
+            here = self._process()
+            if write:
+                return self._write(here, script)
+            tx = MongoTx(here.partition, here.numbers, None)
+            return script(tx), tx.notes
+        except PyMongoError as error:
+            raise self._place.failed(error) from None  # the cause may quote documents
+
+    async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        job = partial(self.execute, script, write=write)
+        return await asyncio.shield(asyncio.wrap_future(self._process().submit(job)))
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def set_clock(self) -> None:
+        try:
+            self._clock.set(self._process().server_time)
+        except (PyMongoError, AgentLightningError) as error:
+            logger.debug("the clock of the MongoDB server was not read: %r", error)
+
+    def await_change(self, timeout: float) -> bool:
+        try:
+            return self._process().others_wrote(timeout)
+        except PyMongoError as error:
+            raise self._place.failed(error) from None
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            here = self._processes.get(os.getpid())
+            if here is not None:
+                here.close()
+
+    def _process(self) -> _Process:
+        """Return what belongs to this process."""
+        if self._closed:
+            raise ConflictError(f"The MongoDB store {self._place!r} is closed")
+        here = self._processes.get(os.getpid())
+        if here is None:
+            made = _Process(self._place, self._database, self._partition)
+            here = self._processes.setdefault(os.getpid(), made)
+        return here
+
+    def _write(self, here: _Process, script: Callable[[Tx], R]) -> tuple[R, Notes]:
+        """Run a script and flush its writes, again and again while somebody else is faster."""
+        end, (pause, longest) = time.monotonic() + _TRY_SECONDS, _PAUSES
+        careful = reconnected = False
+        while True:
+            tx, flushed, reachable = MongoTx(here.partition, here.numbers, here.turns, careful=careful), False, True
+            try:
+                result = script(tx)
+                flush(tx)
+                flushed = True
+                return result, tx.notes
+            except LostRace as lost:
+                careful = careful or lost.careful
+            except AutoReconnect as error:
+                reachable = False
+                if reconnected or tx.flushing or isinstance(error, ServerSelectionTimeoutError):
+                    raise
+                reconnected = True  # a connection that the server had closed meanwhile; nothing was written yet
+            finally:
+                tx.end(flushed=flushed, reachable=reachable)
+            if time.monotonic() > end:
+                raise BusyError(
+                    f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "
+                    "try again later"
+                )
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, longest)
+
+
+class _Process:
+    """The client, threads and numbers of one process. Connects with the first use."""
+
+    def __init__(self, place: Place, database: str, partition: str) -> None:
+        self._client = place.client()
+        self._preparing = threading.Lock()
+        self._prepared = False
+        self.turns = Turns()
+        self._partition = Partition(
+            self._client.get_database(database, read_preference=ReadPreference.PRIMARY), partition
+        )
+        self.numbers = Numbers(self._partition.counters, self._partition.id("counters"))
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-mongo")
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._stopped = threading.Event()
+        self._streams = False
+        self._stream: CollectionChangeStream[Document] | None = None
+        self._pause = _LOOKS[0]
+        self._next_look = 0.0
+
+    @property
+    def partition(self) -> Partition:
+        """The collections, with their indexes, free of what a dead process left."""
+        if not self._prepared:
+            with self._preparing:
+                if not self._prepared:
+                    hello = self._client.admin.command("hello")
+                    self._streams = "setName" in hello or hello.get("msg") == "isdbgrid"
+                    self._partition.prepare()
+                    self._prepared = True
+        return self._partition
+
+    def server_time(self) -> float:
+        """Return the server's clock, wall-clock seconds in milliseconds' steps; this machine's if it tells none."""
+        told = self._client.admin.command("hello").get("localTime")
+        return told.replace(tzinfo=timezone.utc).timestamp() if isinstance(told, datetime) else time.time()
+
+    def submit(self, job: Callable[[], R]) -> Future[R]:
+        """Run a job on one of the threads.
+
+        Raises:
+            BusyError: too many wait already.
+        """
+        with self._lock:
+            if self._waiting >= _MAX_WAITING:
+                raise BusyError(f"{_MAX_WAITING} calls wait for the MongoDB server already; try again later")
+            self._waiting += 1
+        future = self._pool.submit(job)
+        future.add_done_callback(self._answered)
+        return future
+
+    def _answered(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def others_wrote(self, timeout: float) -> bool:
+        """Wait for that long; True if other processes may have changed something since the last time."""
+        woken = self._wait(timeout)
+        if not woken and time.monotonic() < self._next_look:
+            return False
+        news = self.numbers.others_wrote()
+        first, longest = _LOOKS
+        self._pause = first if news else min(self._pause * 1.5, longest)
+        self._next_look = time.monotonic() + self._pause
+        return news
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait; True as soon as the server tells of a change. Only replica sets and clusters do."""
+        if not self._streams:
+            self._stopped.wait(timeout)
+            return False
+        try:
+            return self._listen(timeout)
+        except OperationFailure as error:
+            logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
+            self._streams = False
+            return False
+        finally:
+            if not self._streams:
+                self._end_stream()
+
+    def _listen(self, timeout: float) -> bool:
+        if self._stream is None:
+            changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
+            self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
+        end, told = time.monotonic() + timeout, False
+        while self._stream.try_next() is not None:
+            told = True
+            if time.monotonic() > end:
+                break
+        if not told:
+            self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
+        return told
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(PyMongoError):
+                stream.close()
+
+    def close(self) -> None:
+        """Wait for the jobs under way, then hang up."""
+        self._stopped.set()
+        self._pool.shutdown(wait=True)
+        self._end_stream()
+        self._client.close()

@@ -1,0 +1,199 @@
+"""What a partition looks like in MongoDB: collections, indexes, and how records, spans and rows become documents.
+
+A rollout is one document: its JSON in `body`, beside it what is searched and sorted by, and what makes a change of it
+exact: `change` (the number of its last change, which a writer must name to replace it) and `recent` (the numbers of its
+last changes; spans carry the number of the change that counts them). `claimed_until` is a claim's lease, `lock` the one
+of a flush that changes several documents. A span is one document, a row is one document.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+from pymongo import ASCENDING, DESCENDING, IndexModel
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.errors import DuplicateKeyError
+
+from agentlightning.errors import ConflictError, TooLargeError
+from agentlightning.store.backend import Record
+
+Document = dict[str, Any]
+Key = list[tuple[str, int]]
+SCHEMA_VERSION = 1
+RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+RECENT = 32
+"""How many of its last changes a document names."""
+MAX_BODY = 16 * 1024 * 1024 - 64 * 1024
+"""Bytes; a document holds 16 MiB, with its other fields."""
+
+
+class LostRace(Exception):
+    """Somebody else changed what the script read; it is run again. `careful` asks for spans to be looked up first."""
+
+    def __init__(self, *, careful: bool = False) -> None:
+        super().__init__()
+        self.careful = careful
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it was read, and what the next writer of its document must know."""
+
+    record: Record
+    change: int
+    recent: Sequence[int]
+    number: int
+
+    def counts(self, tag: int) -> bool:
+        """True if spans with this number are counted in the record, so they are there for good."""
+        floor = self.recent[0] if len(self.recent) == RECENT else 1
+        return tag < floor or tag in self.recent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row as it was read."""
+
+    body: str
+    version: int
+    written: float
+    """When, by the clock of whoever wrote it; 0: long ago."""
+
+
+class Partition:
+    """The collections of a database and the place of one partition in them."""
+
+    def __init__(self, database: Database[Document], name: str) -> None:
+        self.name = name
+        self.rollouts: Collection[Document] = database["agl_rollouts"]
+        self.spans: Collection[Document] = database["agl_spans"]
+        self.rows: Collection[Document] = database["agl_rows"]
+        self.counters: Collection[Document] = database["agl_counters"]
+        self._prefix = quote(name, safe="")
+
+    def id(self, *parts: str) -> str:
+        """Return a document's `_id`; no two partitions have one in common."""
+        return "/".join((self._prefix, *parts))
+
+    def prepare(self) -> None:
+        """Make the indexes if they are not there, and finish what a process that died has left; any number of processes
+        may do so at once.
+
+        Raises:
+            ConflictError: a newer version wrote the database.
+        """
+        with contextlib.suppress(DuplicateKeyError):
+            self.counters.insert_one({"_id": "schema", "version": SCHEMA_VERSION})
+        known = self.counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
+        if known["version"] > SCHEMA_VERSION:
+            raise ConflictError(
+                f"The MongoDB database {self.counters.database.name!r} has schema version {known['version']}, this "
+                f"program knows up to {SCHEMA_VERSION}. Open it with the newer agentlightning that wrote it."
+            )
+        for collection, indexes in ((self.rollouts, _ROLLOUTS), (self.spans, _SPANS), (self.rows, _ROWS)):
+            collection.create_indexes(indexes)
+        self.finish_deletions(list(self.rollouts.find({"deleted": self.name})))
+
+    def finish_deletions(self, marks: Sequence[Document]) -> None:
+        """Remove the spans of deleted rollouts, then the marks that stand in their places; may be done twice."""
+        if marks:
+            spans = {
+                "partition": self.name,
+                "rollout_id": {"$in": [mark["rollout_id"] for mark in marks]},
+                "change": {"$lte": max(mark["change"] for mark in marks)},
+            }
+            self.spans.delete_many(spans)
+            self.rollouts.delete_many({"_id": {"$in": [mark["_id"] for mark in marks]}, "deleted": self.name})
+
+
+def _index(name: str, *fields: str, **options: Any) -> IndexModel:
+    keys = [(field.lstrip("-"), DESCENDING if field.startswith("-") else ASCENDING) for field in ("partition", *fields)]
+    return IndexModel(keys, name=name, **options)
+
+
+_ROLLOUTS = [
+    _index(
+        "queue", "run_id", "-priority", "available_at", "number",
+        partialFilterExpression={"available_at": {"$gte": 0}},
+    ),
+    _index("due_queue", "run_id", "available_at", partialFilterExpression={"available_at": {"$gte": 0}}),
+    _index("number", "number"),
+    _index("status", "status", "start_time"),
+    _index("run_status", "run_id", "status", "start_time"),
+    _index("run_end", "run_id", "end_time"),
+    _index("start", "start_time"),
+    _index("end", "end_time"),
+    _index("change", "change"),
+    _index("deadline", "deadline", partialFilterExpression={"deadline": {"$gte": 0}}),
+    _index("worker", "worker_id", "number"),
+    IndexModel([("deleted", ASCENDING)], name="deleted", sparse=True),
+]  # fmt: skip
+_SPANS = [
+    _index("key", "rollout_id", "span_id", "attempt_id", unique=True),
+    _index("order", "rollout_id", "change", "place"),
+]
+_ROWS = [_index("kind", "kind", "number")]
+
+
+def record_document(partition: Partition, record: Record) -> Document:
+    """Return the document of a record, but for its numbers.
+
+    Raises:
+        TooLargeError: it is more than a document holds.
+    """
+    rollout = record.rollout
+    return {
+        "_id": partition.id(rollout.rollout_id),
+        "partition": partition.name,
+        "rollout_id": rollout.rollout_id,
+        "run_id": rollout.run_id,
+        "status": rollout.status,
+        "mode": rollout.mode,
+        "resources_id": rollout.resources_id,
+        "resources_version": rollout.resources_version,
+        "start_time": rollout.start_time,
+        "end_time": rollout.end_time,
+        "not_before": rollout.not_before,
+        "priority": rollout.priority,
+        "available_at": record.available_at,
+        "deadline": record.deadline,
+        "worker_id": record.holder,
+        "attempt_id": record.latest.attempt_id if record.latest else None,
+        "attempts": len(record.attempts),
+        "span_count": record.span_count,
+        "span_bytes": record.span_bytes,
+        "claimed_until": 0.0,
+        "claimant": "",
+        "lock": 0.0,
+        "body": fitting(RECORD.dump_json(record), f"Rollout {rollout.rollout_id} (input, metadata and attempts)"),
+    }
+
+
+def fitting(body: bytes, what: str) -> str:
+    """Return a body as text.
+
+    Raises:
+        TooLargeError: it is more than a document holds.
+    """
+    if len(body) > MAX_BODY:
+        raise TooLargeError(
+            f"{what} takes {len(body)} bytes; a MongoDB document holds at most {MAX_BODY}. "
+            "Make it smaller, or keep the large part elsewhere and store where it is."
+        )
+    return body.decode()
+
+
+def stored_record(document: Mapping[str, Any]) -> Stored:
+    """Return what a rollout's document holds."""
+    return Stored(RECORD.validate_json(document["body"]), document["change"], document["recent"], document["number"])
+
+
+def stored_row(document: Mapping[str, Any]) -> StoredRow:
+    """Return what a row's document holds."""
+    return StoredRow(document["body"], document["version"], document["written"])

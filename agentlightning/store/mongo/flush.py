@@ -1,0 +1,278 @@
+"""How the writes of a script reach the server without a transaction: in an order that a crash cannot spoil.
+
+One document changes as a whole, several do not. So every flush has a commit, the replacement of rollouts on the number
+of their last change; what comes before it has no effect without it, what comes after it may be done by anybody.
+
+1.  *Claim rows* (token, and what it was given) are inserted first: of two requests with one token the second finds the
+    row and is run again. Dead here: the row names attempts that do not exist; who repeats the token waits for them for
+    a while, then claims afresh. What was claimed is free again when its lease runs out.
+2.  *Fences*: a rollout for which an earlier flush was given up gets a new number, so that flush can commit no more.
+3.  *Spans* are inserted under the number of the change that will count them. Dead here: they are there and not counted;
+    who repeats them finds a number that the rollout does not name, removes them and stores them again.
+4.  *New rollouts* are inserted in their order, each whole and at once in the queue. Dead here: some of a batch are
+    there; who repeats the token finds those and adds the others.
+5.  *Changed rollouts*: the commit. One is replaced if its number is still what the script read. Several are locked in
+    the same way, all or none, then replaced; a lock keeps writers away for ten seconds at most. Dead between: some are
+    changed. Claims: the row of the token gives what was given, the rest is free again. Spans: those that are not
+    counted are stored again when they are repeated. Deletions: the next one takes the rest.
+    A deleted rollout becomes a mark without its partition, which nobody finds, and which is finished in step 7.
+6.  *Other rows*. Resources: the row of the id is replaced on its version and carries the rows that follow it (the
+    version, the pointer to the latest). Dead after it: who reads the row writes them, so a repeated token, and
+    everybody who learns of the version, finds it complete.
+7.  *Spans of deleted rollouts*, then their marks. Dead here: the next process that opens the partition does it.
+8.  *Worker rows*, which only say what the attempts say. A lost race must not repeat the steps above, so what the script
+    changed is laid over what is there now. Dead here: the worker's next call says it again.
+
+A race lost up to step 5 takes back what steps 1 and 3 wrote and the script is run again. When the connection breaks,
+nothing is taken back, since nobody knows what was carried out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pymongo import ReplaceOne, UpdateOne
+from pymongo.errors import BulkWriteError, PyMongoError
+
+from agentlightning.errors import BusyError
+from agentlightning.store.backend import Record
+from agentlightning.store.mongo import rows as mongo_rows
+from agentlightning.store.mongo.documents import RECENT, Document, LostRace, Partition, Stored, record_document
+from agentlightning.store.mongo.numbers import Draw, Drawer
+from agentlightning.store.mongo.queue import LEASE_SECONDS
+from agentlightning.store.mongo.tx import MongoTx
+
+_CHUNK = 500
+"""New rollouts sent at a time, so that they are there soon after their numbers were drawn."""
+_DUPLICATE = 11000
+
+
+def flush(tx: MongoTx) -> None:
+    """Write what a script changed.
+
+    Raises:
+        LostRace: somebody changed what the script read; nothing of it counts.
+        TooLargeError: something does not fit into a document; nothing was written.
+    """
+    if tx.records or tx.new_spans or tx.rows.changed:
+        with tx.numbers.drawing() as drawer:
+            _Flush(tx, drawer).run()
+
+
+@dataclass
+class _Change:
+    """One rollout's document on its way."""
+
+    rollout_id: str
+    document: Document
+    stored: Stored | None
+    expected: int
+    """The number that the document must have to be replaced."""
+    numbers: list[int] = field(default_factory=list[int])
+    """Those that the change was given; the last one counts, all are told, so that no reader waits for one."""
+    tag: int = 0
+    """The number under which its new spans are written."""
+
+    def give(self, number: int) -> None:
+        """Give the change a number."""
+        self.numbers.append(number)
+        before = self.stored.recent if self.stored is not None else ()
+        self.document["change"] = number
+        self.document["recent"] = [*before, *self.numbers][-RECENT:]
+
+    @property
+    def standing(self) -> Document:
+        """The query for the document that it replaces."""
+        return {"_id": self.document["_id"], "change": self.expected}
+
+
+class _Flush:
+    """One flush. Everything is encoded before anything is written."""
+
+    def __init__(self, tx: MongoTx, drawer: Drawer) -> None:
+        self._tx = tx
+        self._partition = tx.partition
+        self._drawer = drawer
+        changes = [_change(tx, rollout_id, record) for rollout_id, record in tx.records.items()]
+        self._changes = {change.rollout_id: change for change in changes if change is not None}
+        self._new = [change for change in self._changes.values() if change.stored is None]
+        self._old = [change for change in self._changes.values() if change.stored is not None]
+        puts = tx.rows.puts()
+        self._claims = [put for put in puts if put.kind == "claim"]
+        self._workers = [put for put in puts if put.kind == "worker"]
+        self._rows = [put for put in puts if put.kind not in ("claim", "worker")]
+        assert not (self._rows and self._changes), "two commits: no script changes resources and rollouts at once"
+        self._fences: dict[str, int] = {}
+        self._locks: list[int] = []
+        self._locked: list[_Change] = []
+        self._inserted: set[str] = set()
+
+    def run(self) -> None:
+        draw = self._number()
+        self._tx.flushing = True
+        try:
+            for put in self._claims:
+                mongo_rows.write(self._partition, put)
+            self._fence()
+            self._add_spans()
+            self._insert_new(draw)
+            self._replace_old(draw)
+        except LostRace:
+            self._take_back()
+            raise
+        mongo_rows.write_all(self._partition, self._rows)
+        self._tx.rows.drop()
+        self._partition.finish_deletions([change.document for change in self._old if "deleted" in change.document])
+        for put in self._workers:
+            mongo_rows.merge(self._partition, put)
+
+    def _number(self) -> Draw:
+        """Draw what the flush needs: a number for each fence, lock, change, new rollout and row."""
+        fences, locks = sorted(self._tx.fenced), len(self._old) if len(self._old) > 1 else 0
+        puts = [*self._claims, *self._rows, *self._workers]
+        draw = self._drawer.draw(len(fences) + locks + len(self._changes), len(self._new) + len(puts))
+        numbers = itertools.count(draw.changes)
+        self._fences = {rollout_id: next(numbers) for rollout_id in fences}
+        self._locks = [next(numbers) for _ in range(locks)]
+        for rollout_id in self._fences.keys() & self._changes.keys():
+            self._changes[rollout_id].give(self._fences[rollout_id])
+        for change, lock in zip(self._old, self._locks, strict=False):
+            change.give(lock)
+        for change in self._changes.values():
+            change.tag = next(numbers)
+            change.give(change.tag)
+        numbers = itertools.count(draw.numbers)
+        for change in self._new:
+            change.document["number"] = next(numbers)
+        for put in puts:
+            put.version = next(numbers)
+        return draw
+
+    # --- before the commit -----------------------------------------------------------------------------------------
+
+    def _fence(self) -> None:
+        for rollout_id, number in self._fences.items():
+            stored = self._tx.stored[rollout_id]
+            assert stored is not None, rollout_id
+            standing = {"_id": self._partition.id(rollout_id), "change": stored.change}
+            if not self._partition.rollouts.update_one(standing, {"$set": {"change": number}}).matched_count:
+                raise LostRace
+            if rollout_id in self._changes:
+                self._changes[rollout_id].expected = number
+
+    def _add_spans(self) -> None:
+        for rollout_id, tags in self._tx.abandoned.items():
+            self._partition.spans.delete_many(_spans_of(self._partition, rollout_id, sorted(tags)))
+        if not self._tx.new_spans:
+            return
+        documents = [
+            {
+                "partition": self._partition.name,
+                "rollout_id": rollout_id,
+                "attempt_id": attempt_id,
+                "span_id": span_id,
+                "change": self._changes[rollout_id].tag if rollout_id in self._changes else 0,
+                "place": place,
+                "written": time.time(),
+                "body": body,
+            }
+            for place, ((rollout_id, attempt_id, span_id), body) in enumerate(self._tx.new_spans.items())
+        ]
+        try:
+            self._partition.spans.insert_many(documents, ordered=False)
+        except BulkWriteError as error:
+            if _only_duplicates(error):
+                raise LostRace(careful=True) from None
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """Remove what has no effect now. What cannot be removed is found to be abandoned later."""
+        with contextlib.suppress(PyMongoError):
+            for rollout_id in {key[0] for key in self._tx.new_spans} - self._inserted:
+                if rollout_id in self._changes:
+                    tags = [self._changes[rollout_id].tag]
+                    self._partition.spans.delete_many(_spans_of(self._partition, rollout_id, tags))
+            mongo_rows.take_back(self._partition, self._claims)
+            if self._locked:
+                unlock = [UpdateOne(change.standing, {"$set": {"lock": 0.0}}) for change in self._locked]
+                self._partition.rollouts.bulk_write(unlock, ordered=False)
+
+    # --- the commit ------------------------------------------------------------------------------------------------
+
+    def _insert_new(self, draw: Draw) -> None:
+        for start in range(0, len(self._new), _CHUNK):
+            chunk = self._new[start : start + _CHUNK]
+            self._renew(draw, chunk)
+            try:
+                self._partition.rollouts.insert_many([change.document for change in chunk])
+            except BulkWriteError as error:
+                self._inserted.update(change.rollout_id for change in chunk[: error.details["nInserted"]])
+                if _only_duplicates(error):
+                    raise LostRace from None
+                raise
+            self._inserted.update(change.rollout_id for change in chunk)
+
+    def _replace_old(self, draw: Draw) -> None:
+        if len(self._old) > 1:
+            self._lock()
+        self._renew(draw, self._old)
+        if len(self._old) == 1:
+            change = self._old[0]
+            if not self._partition.rollouts.replace_one(change.standing, change.document).matched_count:
+                raise LostRace
+        elif self._old:
+            replace = [ReplaceOne(change.standing, change.document) for change in self._old]
+            replaced = self._partition.rollouts.bulk_write(replace, ordered=False).matched_count
+            if replaced < len(self._old):
+                raise BusyError(
+                    f"Only {replaced} of {len(self._old)} rollouts could be changed: this process stood still for more "
+                    f"than {LEASE_SECONDS:.0f} s in the middle of it. Repeat the call with its token."
+                )
+
+    def _lock(self) -> None:
+        """Give each rollout the number of its lock; without all of them the race is lost."""
+        begun, until = time.monotonic(), time.time() + LEASE_SECONDS
+        lock: list[UpdateOne] = []
+        for change, number in zip(self._old, self._locks, strict=True):
+            lock.append(UpdateOne(change.standing, {"$set": {"change": number, "lock": until}}))
+            change.expected = number
+        self._locked = self._old
+        locked = self._partition.rollouts.bulk_write(lock, ordered=False).matched_count
+        if locked < len(self._old) or time.monotonic() - begun > LEASE_SECONDS / 2:
+            raise LostRace
+        self._locked = []
+
+    def _renew(self, draw: Draw, changes: Sequence[_Change]) -> None:
+        """Draw new numbers if the others were drawn too long ago for a reader to wait for them."""
+        if changes and not draw.fresh:
+            again = self._drawer.draw(len(changes))
+            for place, change in enumerate(changes):
+                change.give(again.changes + place)
+            draw.time = again.time
+
+
+def _change(tx: MongoTx, rollout_id: str, record: Record | None) -> _Change | None:
+    stored = tx.fetch(rollout_id)
+    if record is not None:
+        document = record_document(tx.partition, record)
+        if stored is not None:
+            document["number"] = stored.number
+    elif stored is not None:
+        document = {"_id": tx.partition.id(rollout_id), "deleted": tx.partition.name, "rollout_id": rollout_id}
+    else:
+        return None
+    return _Change(rollout_id, document, stored, stored.change if stored is not None else 0)
+
+
+def _only_duplicates(error: BulkWriteError) -> bool:
+    failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
+    return all(failure["code"] == _DUPLICATE for failure in failures)
+
+
+def _spans_of(partition: Partition, rollout_id: str, tags: list[int]) -> Document:
+    return {"partition": partition.name, "rollout_id": rollout_id, "change": {"$in": tags}}

@@ -1,0 +1,133 @@
+"""Where a MongoDB store is: the client for its URI, and what callers are told when the server does not do its part. The
+password of the URI stays here: no repr, error or log text holds it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pymongo import MongoClient
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+    WTimeoutError,
+)
+
+from agentlightning.errors import (
+    AgentLightningError,
+    BadRequestError,
+    StoreUnreachableError,
+    StoreWriteError,
+    TooLargeError,
+)
+from agentlightning.store.mongo.documents import Document
+
+DEFAULT_URI = "mongodb://127.0.0.1:27017"
+_DEFAULTS: dict[str, Any] = {
+    "serverSelectionTimeoutMS": 5_000,
+    "connectTimeoutMS": 5_000,
+    "socketTimeoutMS": 30_000,
+    "w": "majority",
+    "appName": "agentlightning",
+}
+"""What neither the URI nor the caller says: an outage is an error within seconds, never a hang."""
+logging.getLogger("pymongo.command").setLevel(logging.INFO)  # its DEBUG lines show documents, which may hold keys
+_REFUSED = (13, 18, 8000)
+"""Error codes: not authorized, wrong user or password."""
+_REASON_LENGTH = 300
+
+
+class Place:
+    """A server and how to reach it."""
+
+    def __init__(self, uri: str, client_kwargs: Mapping[str, Any] | None = None) -> None:
+        if not uri.startswith(("mongodb://", "mongodb+srv://")):
+            raise BadRequestError(
+                "The URI of a MongoDB store must be of the form mongodb://user:password@host:27017/database; "
+                f"got one that begins with {uri.partition(':')[0][:20]!r}"
+            )
+        self._uri = uri
+        given = {*_options(uri), *(name.lower() for name in client_kwargs or ())}
+        defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+        self._options = {**defaults, **(client_kwargs or {})}
+        self._text = "a MongoDB URI"
+        self.client().close()
+        scheme, address = uri.split("://", 1)
+        user, _, host = re.split(r"[/?]", address, maxsplit=1)[0].rpartition("@")
+        self._secrets = [secret for secret in (user.partition(":")[2],) if secret]
+        self._secrets += [unquote(secret) for secret in self._secrets]
+        self._text = f"{scheme}://{user.partition(':')[0] + '@' if user else ''}{host}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+    @property
+    def database(self) -> str | None:
+        """The database that the URI names."""
+        return unquote(urlsplit(self._uri).path.strip("/")) or None
+
+    def client(self) -> MongoClient[Document]:
+        """Return a client that connects with its first use.
+
+        Raises:
+            BadRequestError: the URI or an option cannot be read.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # an option that nobody knows is no option
+                client = MongoClient[Document](self._uri, connect=False, **self._options)
+        except (PyMongoError, ValueError, TypeError, UserWarning) as error:
+            known = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
+            raise BadRequestError(
+                f"The URI of the MongoDB store or an option beside it cannot be used{known}; expected "
+                "mongodb://user:password@host:27017/database?option=value with %-escapes for special characters"
+            ) from None  # the cause quotes the URI
+        if not client.write_concern.acknowledged:
+            client.close()
+            raise BadRequestError("The option w=0 of the MongoDB store would lose changes unnoticed; leave it out")
+        return client
+
+    def failed(self, error: PyMongoError) -> AgentLightningError:
+        """Return what callers are told of an error of the driver."""
+        reason = self._reason(error)
+        if isinstance(error, (ConnectionFailure, ExecutionTimeout, WTimeoutError)):
+            return StoreUnreachableError(
+                f"The MongoDB store {self!r} cannot be reached: {reason}. Check that the server runs and that its "
+                "address is right; what was being done may have been done, so repeat it with its token."
+            )
+        if isinstance(error, OperationFailure) and error.code in _REFUSED:
+            return StoreUnreachableError(
+                f"The MongoDB store {self!r} refuses this user: {reason}. Check user, password and authSource in its "
+                "URI, and that the user may read and write the database."
+            )
+        if isinstance(error, DocumentTooLarge):
+            return TooLargeError(f"Too large for the MongoDB store {self!r}: {reason}")
+        return StoreWriteError(
+            f"The MongoDB store {self!r} could not do it: {reason}. Repeat the call when the cause is gone."
+        )
+
+    def _reason(self, error: PyMongoError) -> str:
+        """Return why, without documents (they may hold keys) and without the password."""
+        text = str(error)
+        if isinstance(error, BulkWriteError):
+            failures = [*error.details.get("writeErrors", ()), *error.details.get("writeConcernErrors", ())]
+            text = "; ".join(sorted({str(failure.get("errmsg")) for failure in failures}))
+        elif isinstance(error, OperationFailure):
+            text = str((error.details or {}).get("errmsg", text))
+        text = text.partition(", Topology Description")[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text[:_REASON_LENGTH]
+
+
+def _options(uri: str) -> set[str]:
+    """Return the names of the options in a URI, in lower case."""
+    return {piece.partition("=")[0].lower() for piece in uri.partition("?")[2].split("&") if piece}

@@ -1,0 +1,171 @@
+"""Questions about many rollouts of a partition, each answered by an index that begins with the partition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pymongo import ASCENDING, DESCENDING
+from pymongo.collection import Collection
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.backend import Counts, Record
+from agentlightning.store.mongo.documents import RECORD, Document, Key, Partition
+from agentlightning.store.mongo.numbers import Numbers
+from agentlightning.store.query import Plan
+
+_BODY = {"body": 1}
+_LOOK_BACK = 1000
+"""Changes before the last one that are looked at to tell where the present is."""
+_LARGEST = 2**62
+
+
+def find(partition: Partition, plan: Plan) -> tuple[list[Record], int]:
+    """Return one page of what a plan asks for, and how many match."""
+    wanted, parts = filter_of(plan, partition), parts_of(plan)
+    page: list[Record] = []
+    skip = plan.offset
+    for further, order in parts:
+        left = max(plan.limit - len(page), 0)
+        if plan.limit >= 0 and not left:
+            break
+        query = {**wanted, **further}
+        page += _records(partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left))
+        if skip and len(parts) > 1:
+            skip = 0 if page else max(0, skip - count(partition.rollouts, query))
+    if (plan.limit == -1 or len(page) < plan.limit) and (page or not plan.offset):
+        return page, plan.offset + len(page)  # the end is on this page
+    return page, count(partition.rollouts, wanted)
+
+
+def filter_of(plan: Plan, partition: Partition) -> Document:
+    """Return the query for what a plan asks for."""
+    tests: list[Document] = []
+    if plan.status_in is not None:
+        tests.append({"status": {"$in": list(plan.status_in)}})
+    if plan.ids is not None:
+        tests.append({"_id": {"$in": [partition.id(rollout_id) for rollout_id in dict.fromkeys(plan.ids)]}})
+    if plan.id_contains is not None:
+        tests.append(_contains(plan.id_contains))
+    wanted: Document = {"partition": partition.name}
+    if plan.run_id is not None:
+        wanted["run_id"] = plan.run_id[0]
+    if plan.ended_before is not None:
+        wanted["end_time"] = {"$lt": plan.ended_before}
+    if tests and plan.any_of:
+        wanted["$or"] = tests
+    else:
+        for test in tests:
+            wanted.update(test)
+    return wanted
+
+
+def _contains(text: str) -> Document:
+    if "\0" in text:  # no id holds one, and a pattern cannot
+        return {"rollout_id": {"$in": []}}
+    return {"rollout_id": {"$regex": re.escape(text)}}
+
+
+def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
+    """Return the further filter and the order of each part of a plan's answer, one part after the other.
+
+    A rollout without an end comes last by `end_time` (first, when descending), so those are a part of their own.
+    """
+    in_order: Key = [("number", ASCENDING)]
+    if plan.sort_by is None:
+        return [({}, in_order)]
+    order = [(plan.sort_by, DESCENDING if plan.descending else ASCENDING), *in_order]
+    if plan.sort_by != "end_time" or plan.ended_before is not None:
+        return [({}, order)]
+    parts: list[tuple[Document, Key]] = [({"end_time": {"$gte": 0}}, order), ({"end_time": None}, in_order)]
+    return parts[::-1] if plan.descending else parts
+
+
+def count(collection: Collection[Document], query: Document) -> int:
+    """Return how many documents match."""
+    return _sums(collection, query, {"n": 1}).get("n", 0)
+
+
+def runs(partition: Partition) -> list[str | None]:
+    """Return the runs that have rollouts."""
+    groups = partition.rollouts.aggregate([{"$match": {"partition": partition.name}}, {"$group": {"_id": "$run_id"}}])
+    return [group["_id"] for group in groups]
+
+
+def counts(partition: Partition, run_id: tuple[str | None] | None) -> Counts:
+    """Return the sizes of the partition, or of one run of it."""
+    query: Document = {"partition": partition.name}
+    if run_id is not None:
+        query["run_id"] = run_id[0]
+    sums = {"rollouts": 1, "attempts": "$attempts", "spans": "$span_count", "span_bytes": "$span_bytes"}
+    found = _sums(partition.rollouts, query, sums)
+    return Counts(*(found.get(name, 0) for name in sums))
+
+
+def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any]) -> Document:
+    """Return sums over the documents that match; nothing at all if none does."""
+    group = {"_id": None, **{name: {"$sum": what} for name, what in sums.items()}}
+    for document in collection.aggregate([{"$match": query}, {"$group": group}]):
+        return document
+    return {}
+
+
+def due(partition: Partition, now: float, limit: int) -> list[Record]:
+    """Return rollouts whose deadline is past, the longest past first."""
+    query = {"partition": partition.name, "deadline": {"$gte": 0, "$lt": now}}
+    return _records(partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit))
+
+
+def held(partition: Partition, worker_id: str, limit: int) -> list[tuple[str, str]]:
+    """Return (rollout id, attempt id) of what a worker has in hand, the newest first."""
+    query = {"partition": partition.name, "worker_id": worker_id}
+    fields = {"rollout_id": 1, "attempt_id": 1}
+    found = partition.rollouts.find(query, fields, sort=[("number", DESCENDING)], limit=limit)
+    return [(document["rollout_id"], document["attempt_id"]) for document in found]
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def changes(partition: Partition, numbers: Numbers, after: str, limit: int) -> tuple[list[Record], str]:
+    """Return rollouts changed after a cursor, as far as none can come between them any more.
+
+    Raises:
+        BadRequestError: not a cursor of this store.
+    """
+    try:
+        cursor = min(int(after), _LARGEST)
+        if cursor < 0:
+            raise ValueError
+    except ValueError:
+        raise BadRequestError(f"{after!r} is no cursor of this store; take it from an earlier page, or '0'") from None
+    top = numbers.look()
+    found = _changed(partition, cursor, top, limit, body=True)
+    last = found[-1]["change"] if len(found) == limit else top
+    visible = max(cursor, min(last, numbers.visible(cursor, _shown(found))))
+    return _records(document for document in found if document["change"] <= visible), str(visible)
+
+
+def last_change(partition: Partition, numbers: Numbers) -> str:
+    """Return the cursor behind everything that is there, or a moment before it while others write."""
+    top = numbers.look()
+    if not numbers.unsure():
+        return str(numbers.visible(top, ()))
+    start = max(0, top - _LOOK_BACK)
+    return str(numbers.visible(start, _shown(_changed(partition, start, top, _LOOK_BACK, body=False))))
+
+
+def _changed(partition: Partition, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
+    query = {"partition": partition.name, "change": {"$gt": after, "$lte": last}}
+    fields = {"change": 1, "recent": 1, **(_BODY if body else {})}
+    return list(partition.rollouts.find(query, fields, sort=[("change", ASCENDING)], limit=limit))
+
+
+def _shown(documents: Sequence[Document]) -> set[int]:
+    """Return the change numbers that documents show."""
+    return {number for document in documents for number in (document["change"], *document["recent"])}
+
+
+def _records(documents: Iterable[Document]) -> list[Record]:
+    return [RECORD.validate_json(document["body"]) for document in documents]

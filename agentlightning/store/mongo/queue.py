@@ -1,0 +1,82 @@
+"""Leases on queued rollouts: what one script claims, no other is given for a while.
+
+Nothing hangs on a lease but speed: a claim is exact because its rollout is replaced on the number of its last change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+from pymongo.write_concern import WriteConcern
+
+from agentlightning.store.mongo.documents import Document, Key, Partition
+
+LEASE_SECONDS = 10.0
+"""For so long nobody else is given what a script has claimed, or locked for its flush."""
+CLOCKS_DIFFER_SECONDS = 60.0
+"""A lease that would run longer was written by a clock that is wrong, and holds nobody up."""
+_ORDER: Key = [("priority", -1), ("available_at", 1), ("number", 1)]
+_LOOK_AT = 100
+
+
+class Leases:
+    """What one script has taken from the queues of a partition."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._claimant = uuid.uuid4().hex
+        self._leased: list[str] = []
+
+    def take(self, run_id: str | None, now: float) -> Document | None:
+        """Return the document of the rollout of the run to be claimed next.
+
+        One at a time: what is leased and then not needed would for a moment look like an empty queue to others.
+        """
+        clock = time.time()
+        free = [{"claimed_until": {"$lte": clock}}, {"claimed_until": {"$gt": clock + CLOCKS_DIFFER_SECONDS}}]
+        rollouts = self._partition.rollouts.with_options(write_concern=WriteConcern(1))  # a lease may be lost
+        document: Document | None = rollouts.find_one_and_update(
+            {
+                "partition": self._partition.name,
+                "run_id": run_id,
+                "available_at": {"$gte": 0, "$lte": now},
+                "lock": {"$lte": clock},
+                "$or": free,
+            },
+            {"$set": {"claimed_until": clock + LEASE_SECONDS, "claimant": self._claimant}},
+            sort=_ORDER,
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is not None:
+            self._leased.append(document["_id"])
+        return document
+
+    def give_back(self, written: set[str]) -> None:
+        """End the leases, but of what is written, which has none any more. Never fails: they run out by themselves."""
+        left = [document_id for document_id in self._leased if document_id not in written]
+        if left:
+            with contextlib.suppress(PyMongoError):
+                self._partition.rollouts.update_many(
+                    {"_id": {"$in": left}, "claimant": self._claimant},
+                    {"$set": {"claimed_until": 0.0, "claimant": ""}},
+                )
+
+
+def next_available(partition: Partition, run_id: str | None) -> float | None:
+    """Return the earliest moment at which something may be claimed: a leased rollout when its lease has run out."""
+    queued = {"partition": partition.name, "run_id": run_id, "available_at": {"$gte": 0}}
+    fields = {"available_at": 1, "claimed_until": 1}
+    moments: list[float] = []
+    for document in partition.rollouts.find(queued, fields, sort=[("available_at", 1)], limit=_LOOK_AT):
+        lease = document["claimed_until"]
+        moments.append(max(document["available_at"], lease if in_force(lease) else 0.0))
+    return min(moments, default=None)
+
+
+def in_force(until: float) -> bool:
+    """True while a lease, or a lock, holds others up."""
+    return 0 < until - time.time() < CLOCKS_DIFFER_SECONDS

@@ -1,0 +1,221 @@
+"""The rows of a partition as one script sees and changes them, and how the changes reach the server.
+
+A row is replaced on its version, the number of its last change. Rows that belong together are written one after the
+other: the first is the commit and says what is to follow, and whoever reads it writes that, should it not be there. A
+worker's row, which only says what attempts say, never makes a script run twice: changes are laid over one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import DuplicateKeyError
+
+from agentlightning.store.backend import ROW_TYPES, Kind, Row, WorkerRow
+from agentlightning.store.mongo.documents import Document, LostRace, Partition, StoredRow, fitting, stored_row
+from agentlightning.store.mongo.queries import count
+from agentlightning.types import Worker
+
+_MERGES = 5
+"""A worker's row that is replaced again and again meanwhile is left as the others have it."""
+
+
+@dataclass
+class Put:
+    """One row to be written."""
+
+    kind: Kind
+    key: str
+    body: str
+    stored: StoredRow | None
+    """As the script read it."""
+    read: bool
+    """The script looked for it."""
+    version: int = 0
+
+
+class Rows:
+    """The rows that a script read and wants changed. Reads see the changes."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._stored: dict[tuple[Kind, str], StoredRow | None] = {}
+        self._changed: dict[tuple[Kind, str], Row | None] = {}
+
+    @property
+    def changed(self) -> bool:
+        """True if there is something to write."""
+        return bool(self._changed)
+
+    def get(self, kind: Kind, key: str) -> tuple[Row | None, StoredRow | None]:
+        """Return a row, and how it is stored unless the script has changed it."""
+        if (kind, key) in self._changed:
+            return self._changed[kind, key], None
+        stored = self._fetch(kind, key)
+        return (None if stored is None else ROW_TYPES[kind].validate_json(stored.body)), stored
+
+    def _fetch(self, kind: Kind, key: str) -> StoredRow | None:
+        if (kind, key) not in self._stored:
+            document = self._partition.rows.find_one({"_id": self._partition.id(kind, key)})
+            if document is not None:
+                finish(self._partition, document)
+            self._stored[kind, key] = None if document is None else stored_row(document)
+        return self._stored[kind, key]
+
+    def put(self, kind: Kind, key: str, row: Row | None) -> None:
+        """Insert, replace or (None) remove a row."""
+        self._changed[kind, key] = row
+
+    def scan(self, kind: Kind, limit: int | None) -> list[tuple[str, Row]]:
+        """Return the rows of a kind in the order of first insertion, the first `limit` of them."""
+        rows: dict[str, Row] = {}
+        query = {"partition": self._partition.name, "kind": kind}
+        most = 0 if limit is None else limit + len(self._changed)
+        for document in self._partition.rows.find(query, sort=[("number", 1)], limit=most):
+            key = document["key"]
+            stored = self._stored.get((kind, key)) or stored_row(document)
+            self._stored[kind, key] = stored
+            rows[key] = ROW_TYPES[kind].validate_json(stored.body)
+        for (of_kind, key), row in self._changed.items():
+            if of_kind == kind and row is not None:
+                rows[key] = row
+            elif of_kind == kind:
+                rows.pop(key, None)
+        return list(rows.items())[:limit]
+
+    def count(self, kind: Kind) -> int:
+        """Return how many rows of a kind there are."""
+        if any(of_kind == kind for of_kind, _ in self._changed):
+            return len(self.scan(kind, None))
+        return count(self._partition.rows, {"partition": self._partition.name, "kind": kind})
+
+    def puts(self) -> list[Put]:
+        """Return what is to be written.
+
+        Raises:
+            TooLargeError: a row does not fit into a document.
+        """
+        puts: list[Put] = []
+        for (kind, key), row in self._changed.items():
+            if row is not None:
+                if kind in ("claim", "worker"):
+                    self._fetch(kind, key)
+                body = fitting(ROW_TYPES[kind].dump_json(row), f"The {kind} row {key!r}")
+                puts.append(Put(kind, key, body, self._stored.get((kind, key)), (kind, key) in self._stored))
+        return puts
+
+    def drop(self) -> None:
+        """Remove what the script wants removed, unless somebody has changed it since."""
+        for (kind, key), row in self._changed.items():
+            if row is None:
+                stored = self._stored.get((kind, key))
+                version = {} if stored is None else {"version": stored.version}
+                self._partition.rows.delete_one({"_id": self._partition.id(kind, key), **version})
+
+
+def write_all(partition: Partition, puts: Sequence[Put]) -> None:
+    """Write rows that belong together: first those that the script read, on what it read; the others follow.
+
+    Raises:
+        LostRace: the first of them is not as the script read it.
+    """
+    following = [put for put in puts if not put.read]
+    for put in puts:
+        if put.read:
+            write(partition, put, following)
+            following = []
+    for put in following:
+        _put_newer(partition, put.kind, put.key, put.body, put.version)
+
+
+def write(partition: Partition, put: Put, following: Sequence[Put] = ()) -> None:
+    """Write a row on what the script read, then those that follow it.
+
+    Raises:
+        LostRace: it is not as the script read it.
+    """
+    then = [[row.kind, row.key, None if row.body == put.body else row.body] for row in following]
+    document = _document(partition, put, then)
+    if put.stored is None:
+        try:
+            partition.rows.insert_one(document)
+        except DuplicateKeyError:
+            raise LostRace from None
+    elif not _replace(partition, put, put.stored.version, then):
+        raise LostRace
+    finish(partition, document)
+
+
+def take_back(partition: Partition, puts: Sequence[Put]) -> None:
+    """Remove rows that were written with these versions."""
+    for put in puts:
+        partition.rows.delete_one({"_id": partition.id(put.kind, put.key), "version": put.version})
+
+
+def finish(partition: Partition, document: Document) -> None:
+    """Write the rows that a row says are to follow it, and take the note of them away; may be done twice."""
+    if document["then"]:
+        for kind, key, body in document["then"]:
+            _put_newer(partition, kind, key, document["body"] if body is None else body, document["version"])
+        committed = {"_id": document["_id"], "version": document["version"]}
+        partition.rows.update_one(committed, {"$set": {"then": []}})
+
+
+def merge(partition: Partition, put: Put) -> None:
+    """Write a worker's row: as it shall be, or only what the script changed of it if it is no longer what it read."""
+    wanted, stored = put.body, put.stored
+    base = ROW_TYPES["worker"].dump_json(WorkerRow(Worker(worker_id=put.key))) if stored is None else stored.body
+    for _ in range(_MERGES):
+        if stored is None:
+            with contextlib.suppress(DuplicateKeyError):
+                partition.rows.insert_one(_document(partition, put, []))
+                return
+        elif _replace(partition, put, stored.version, []):
+            return
+        document = partition.rows.find_one({"_id": partition.id(put.kind, put.key)})
+        stored = None if document is None else stored_row(document)
+        if stored is not None:
+            put.body = merged(base, wanted, stored.body)
+
+
+def merged(base: str | bytes, wanted: str, there: str) -> str:
+    """Return the worker's row that is there with those fields that differ between `base` and `wanted` (all JSON)."""
+    before, after, result = (json.loads(body)["worker"] for body in (base, wanted, there))
+    result.update({name: value for name, value in after.items() if before.get(name) != value})
+    return json.dumps({"worker": result}, ensure_ascii=False)
+
+
+def _document(partition: Partition, put: Put, then: list[Any]) -> Document:
+    return {
+        "_id": partition.id(put.kind, put.key),
+        "partition": partition.name,
+        "kind": put.kind,
+        "key": put.key,
+        "number": put.version,
+        "version": put.version,
+        "written": time.time(),
+        "then": then,
+        "body": put.body,
+    }
+
+
+def _replace(partition: Partition, put: Put, version: int, then: list[Any]) -> bool:
+    changed = {"body": put.body, "version": put.version, "written": time.time(), "then": then}
+    standing = {"_id": partition.id(put.kind, put.key), "version": version}
+    return partition.rows.update_one(standing, {"$set": changed}).matched_count == 1
+
+
+def _put_newer(partition: Partition, kind: str, key: str, body: str, version: int) -> None:
+    """Insert or replace a row, unless a newer version of it is there."""
+    fields = {"partition": partition.name, "kind": kind, "key": key, "body": body, "version": version}
+    with contextlib.suppress(DuplicateKeyError):  # it is there, and no older
+        partition.rows.update_one(
+            {"_id": partition.id(kind, key), "version": {"$lt": version}},
+            {"$set": {**fields, "written": 0.0, "then": []}, "$setOnInsert": {"number": version}},
+            upsert=True,
+        )

@@ -1,0 +1,111 @@
+"""The store in MongoDB: for a fleet of processes and machines, several stores (partitions) in one database.
+
+No replica set is needed: what a script changes is exact because each rollout is one document that is replaced on the
+number of its last change, and what a crash interrupts is completed when the call is repeated (`flush.py`). An
+acknowledged change is written with the concern `majority`: in the journal of a single server, or on most members of a
+replica set. That a single server of MongoDB 8.0 may lose such a change when it is killed is reported in
+https://jira.mongodb.org/browse/SERVER-139311, a replica set not. For MongoDB 4.4 and later, collections unsharded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError, MissingExtraError
+from agentlightning.store.engine import EngineStore
+from agentlightning.types import RetentionPolicy
+
+if importlib.util.find_spec("pymongo") is None:
+    raise MissingExtraError("MongoDB store", "mongo", "pymongo")
+
+from agentlightning.store.mongo.backend import MongoBackend
+from agentlightning.store.mongo.link import DEFAULT_URI, Place
+
+if TYPE_CHECKING:
+    from agentlightning.utils.metrics import MetricsBackend
+
+_DATABASE = "agentlightning"
+_PARTITION = "default"
+
+
+class MongoLightningStore(EngineStore):
+    """A durable store in a MongoDB database; its collections and indexes are made if they are not there.
+
+    `mongo_uri` is mongodb://user:password@host:27017/database, `database_name` wins over the one in it. `partition_id`
+    tells stores in one database apart: two stores share their data if they have the same. `uri` and `database` are
+    other names of the first two. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is always thread-safe.
+
+    Raises:
+        BadRequestError: an argument has a wrong value, or two names of one are given.
+        StoreUnreachableError: the server does not answer.
+    """
+
+    def __init__(
+        self,
+        mongo_uri: str | None = None,
+        *,
+        uri: str | None = None,
+        database_name: str | None = None,
+        database: str | None = None,
+        partition_id: str | None = None,
+        mongo_client_kwargs: Mapping[str, Any] | None = None,
+        thread_safe: bool = True,
+        collection: str | None = None,
+        scan_debounce_seconds: float = 10.0,
+        lease_seconds: float = 30.0,
+        retention: RetentionPolicy | None = None,
+        tracker: MetricsBackend | None = None,
+    ) -> None:
+        if collection is not None:
+            raise TypeError(
+                "MongoLightningStore has no argument 'collection': a store is several collections. To keep stores "
+                f"apart in one database, give each a partition_id, for example partition_id={collection!r}"
+            )
+        if not thread_safe:
+            raise BadRequestError("MongoLightningStore is always thread-safe; leave thread_safe out")
+        place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
+        self.database_name = _one("database_name", database_name, "database", database) or place.database or _DATABASE
+        self.partition_id = _PARTITION if partition_id is None else partition_id
+        self._settings: dict[str, Any] = {
+            "mongo_uri": mongo_uri or uri,
+            "database_name": self.database_name,
+            "partition_id": self.partition_id,
+            "mongo_client_kwargs": mongo_client_kwargs,
+            "scan_debounce_seconds": scan_debounce_seconds,
+            "lease_seconds": lease_seconds,
+            "retention": retention,
+        }
+        super().__init__(
+            MongoBackend(place, self.database_name, self.partition_id),
+            scan_debounce_seconds=scan_debounce_seconds,
+            lease_seconds=lease_seconds,
+            retention=retention,
+            tracker=tracker,
+        )
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process opens the same partition. What is pickled holds the password."""
+        return _reopen, (self._settings,)
+
+
+def _one(name: str, value: str | None, other_name: str, other: str | None) -> str | None:
+    """Return the value of an argument with two names.
+
+    Raises:
+        BadRequestError: both are given, and differ.
+    """
+    if value is not None and other is not None and value != other:
+        raise BadRequestError(f"{other_name} is another name of {name}; give one of them")
+    return other if value is None else value
+
+
+def _reopen(settings: dict[str, Any]) -> MongoLightningStore:
+    return MongoLightningStore(**settings)
+
+
+__all__ = ["MongoBackend", "MongoLightningStore"]

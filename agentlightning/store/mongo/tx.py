@@ -1,0 +1,244 @@
+"""The primitives of a script over one partition in MongoDB: reads go to the server, writes are kept for the flush.
+
+Nothing here waits for another flush: a rollout that one has locked, or spans that one may still be counting, raise
+`LostRace`, and the script is run again a little later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from agentlightning.store.backend import ClaimRow, Counts, Kind, Notes, Record, Row
+from agentlightning.store.mongo import queries as mongo_queries
+from agentlightning.store.mongo.documents import Document, LostRace, Partition, Stored, fitting, stored_record
+from agentlightning.store.mongo.numbers import Numbers
+from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force, next_available
+from agentlightning.store.mongo.rows import Rows
+from agentlightning.store.query import Plan
+from agentlightning.types import Span
+
+SETTLE_SECONDS = 2.0
+"""What a flush left half done is taken for abandoned after this time; until then it is waited for."""
+_TURN_SECONDS = 1.0
+_encode = Span.__pydantic_serializer__.to_json
+SpanKey = tuple[str, str, str]
+"""Rollout, attempt, span."""
+
+
+class Turns:
+    """Lets those who write one rollout in this process go one after the other: at once, they would only lose races to
+    each other. A matter of speed alone, so nobody waits long, and a script has the turn of one rollout at most."""
+
+    def __init__(self) -> None:
+        self._locks = [threading.Lock() for _ in range(256)]
+
+    def take(self, rollout_id: str) -> threading.Lock | None:
+        """Return the turn, to be released; None if it was not to be had."""
+        turn = self._locks[hash(rollout_id) % len(self._locks)]
+        return turn if turn.acquire(timeout=_TURN_SECONDS) else None
+
+
+class MongoTx:
+    """One run of a script, reading only if it has no `turns`. `careful` looks spans up before they are added.
+
+    The public fields tell the flush what the script read and what it wants written.
+    """
+
+    def __init__(self, partition: Partition, numbers: Numbers, turns: Turns | None, *, careful: bool = False) -> None:
+        self.notes = Notes()
+        self.partition = partition
+        self.numbers = numbers
+        self.rows = Rows(partition)
+        self.stored: dict[str, Stored | None] = {}
+        """Rollouts as they were read."""
+        self.records: dict[str, Record | None] = {}
+        """Rollouts as they shall be; None: removed."""
+        self.new_spans: dict[SpanKey, str] = {}
+        self.abandoned: dict[str, set[int]] = {}
+        """Numbers of a rollout's spans that a flush left behind; they go before new ones are written."""
+        self.fenced: set[str] = set()
+        """Rollouts that an abandoned flush must find changed, should it live after all."""
+        self.flushing = False
+        """Something may have been written."""
+        self._turns = turns
+        self._turn: threading.Lock | None = None
+        self._careful = careful
+        self._leases = Leases(partition)
+
+    def end(self, *, flushed: bool, reachable: bool = True) -> None:
+        """Give back the turn and what was claimed and not written."""
+        if self._turn is not None:
+            self._turn.release()
+        if reachable:
+            self._leases.give_back({self.partition.id(rollout_id) for rollout_id in self.records} if flushed else set())
+
+    # --- one rollout -----------------------------------------------------------------------------------------------
+
+    def load(self, rollout_id: str) -> Record | None:
+        if rollout_id in self.records:
+            record = self.records[rollout_id]
+        else:
+            stored = self.fetch(rollout_id)
+            record = None if stored is None else stored.record
+        return None if record is None else record.copy()
+
+    def fetch(self, rollout_id: str) -> Stored | None:
+        """Return a rollout as the script first read it, reading it now if it did not."""
+        if rollout_id not in self.stored:
+            if self._turns is not None and self._turn is None:
+                self._turn = self._turns.take(rollout_id)
+            document = self.partition.rollouts.find_one({"_id": self.partition.id(rollout_id)})
+            self.stored[rollout_id] = None if document is None else self._live(document)
+        return self.stored[rollout_id]
+
+    def _live(self, document: Document) -> Stored | None:
+        if "deleted" in document:
+            if self._turns is not None:
+                self.partition.finish_deletions([document])
+            return None
+        if self._turns is not None and in_force(document["lock"]):
+            raise LostRace
+        return stored_record(document)
+
+    def save(self, record: Record) -> None:
+        self.records[record.rollout.rollout_id] = record.copy()
+
+    def delete(self, rollout_id: str) -> bool:
+        if self.load(rollout_id) is None:
+            return False
+        self.records[rollout_id] = None
+        for key in [key for key in self.new_spans if key[0] == rollout_id]:
+            del self.new_spans[key]
+        return True
+
+    def claim(self, run_id: str | None, now: float) -> Record | None:
+        while (document := self._leases.take(run_id, now)) is not None:
+            rollout_id = document["rollout_id"]
+            if rollout_id not in self.stored:
+                self.stored[rollout_id] = stored_record(document)
+            record = self.load(rollout_id)
+            if record is not None and record.available_at is not None:
+                return record
+        return None
+
+    # --- many rollouts ---------------------------------------------------------------------------------------------
+
+    def next_available(self, run_id: str | None) -> float | None:
+        return next_available(self.partition, run_id)
+
+    def find(self, plan: Plan) -> tuple[list[Record], int]:
+        assert not self.records, "find is for reading scripts"
+        return mongo_queries.find(self.partition, plan)
+
+    def runs(self) -> list[str | None]:
+        return mongo_queries.runs(self.partition)
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        return mongo_queries.counts(self.partition, run_id)
+
+    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+        return mongo_queries.changes(self.partition, self.numbers, after, limit)
+
+    def last_change(self) -> str:
+        return mongo_queries.last_change(self.partition, self.numbers)
+
+    def due(self, now: float, limit: int) -> list[Record]:
+        return mongo_queries.due(self.partition, now, limit)
+
+    def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
+        changed = [record for record in reversed(self.records.values()) if record and record.holder == worker_id]
+        pairs = [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in changed]
+        if len(pairs) < limit:
+            there = mongo_queries.held(self.partition, worker_id, limit - len(pairs) + len(self.records))
+            pairs += [pair for pair in there if pair[0] not in self.records]
+        return pairs[:limit]
+
+    # --- spans -----------------------------------------------------------------------------------------------------
+
+    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+        known = self._known(spans) if self._careful else set[SpanKey]()
+        sizes: list[int] = []
+        for span in spans:
+            key = (span.rollout_id, span.attempt_id, span.span_id)
+            if key in known or key in self.new_spans:
+                sizes.append(0)
+            else:
+                body = _encode(span)
+                self.new_spans[key] = fitting(body, f"Span {span.span_id} of rollout {span.rollout_id}")
+                sizes.append(len(body))
+        return sizes
+
+    def _known(self, spans: Sequence[Span]) -> set[SpanKey]:
+        """Return which of the spans are there for good, and note those that a dead flush left behind."""
+        asked: dict[str, list[str]] = {}
+        for span in spans:
+            asked.setdefault(span.rollout_id, []).append(span.span_id)
+        known: set[SpanKey] = set()
+        fields = {"attempt_id": 1, "span_id": 1, "change": 1, "written": 1}
+        for rollout_id, span_ids in asked.items():
+            query = {"partition": self.partition.name, "rollout_id": rollout_id, "span_id": {"$in": span_ids}}
+            for document in self.partition.spans.find(query, fields):
+                stored = self.fetch(rollout_id)
+                if stored is None or stored.counts(document["change"]):
+                    known.add((rollout_id, document["attempt_id"], document["span_id"]))
+                elif _settling(document["written"]):
+                    raise LostRace(careful=True)
+                else:
+                    self.abandoned.setdefault(rollout_id, set()).add(document["change"])
+                    self.fenced.add(rollout_id)
+        return known
+
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[str]:
+        query: Document = {"partition": self.partition.name, "rollout_id": rollout_id}
+        if span_id is not None:
+            query["span_id"] = span_id
+        if attempt_id is not None:
+            query["attempt_id"] = attempt_id
+        bodies: list[str] = []
+        if self.records.get(rollout_id, ...) is not None:
+            found = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            bodies.extend(document["body"] for document in found)
+        for (rollout, attempt, span), body in self.new_spans.items():
+            if rollout == rollout_id and attempt_id in (None, attempt) and span_id in (None, span):
+                bodies.append(body)
+        return bodies
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def get(self, kind: Kind, key: str) -> Row | None:
+        row, stored = self.rows.get(kind, key)
+        if stored is not None and isinstance(row, ClaimRow) and self._turns is not None:
+            return self._given(row, stored.written)
+        return row
+
+    def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
+        """Return what of a claim was really given: its flush may have ended half-way, or be under way."""
+        missing = [pair for pair in row.claims if not self._has(*pair)]
+        if missing and _settling(written):
+            raise LostRace
+        self.fenced.update(rollout_id for rollout_id, _ in missing if self.fetch(rollout_id) is not None)
+        given = [pair for pair in row.claims if pair not in missing]
+        return ClaimRow(given, row.time) if given else None
+
+    def _has(self, rollout_id: str, attempt_id: str) -> bool:
+        record = self.load(rollout_id)
+        return record is not None and record.find_attempt(attempt_id) is not None
+
+    def put(self, kind: Kind, key: str, row: Row) -> None:
+        self.rows.put(kind, key, row)
+
+    def drop(self, kind: Kind, key: str) -> None:
+        self.rows.put(kind, key, None)
+
+    def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
+        return self.rows.scan(kind, limit)
+
+    def count_rows(self, kind: Kind) -> int:
+        return self.rows.count(kind)
+
+
+def _settling(written: float) -> bool:
+    """True while the flush that wrote this may still be under way."""
+    return -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS

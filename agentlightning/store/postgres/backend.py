@@ -1,0 +1,175 @@
+"""Hands scripts to the threads of this process, and nothing more: a few writers, a few readers, one listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+
+from agentlightning.errors import BadRequestError, BusyError, ConflictError
+from agentlightning.store.backend import Notes, Tx
+from agentlightning.store.postgres.job import Future, Job, Jobs
+from agentlightning.store.postgres.link import Place, reason
+from agentlightning.store.postgres.listener import Listener
+from agentlightning.store.postgres.reader import Reader
+from agentlightning.store.postgres.schema import prepare
+from agentlightning.store.postgres.writer import Writer
+from agentlightning.store.shared_clock import SharedClock
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_WRITERS = 2
+_READERS = 2
+_MAX_WAITING = 10_000
+
+
+class PostgresBackend:
+    """Runs scripts in one partition of a database. Threads and connections start with the first use.
+
+    A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
+    """
+
+    shared = True
+    persistent = True
+
+    def __init__(self, uri: str, partition: str) -> None:
+        if not partition or "\0" in partition:
+            raise BadRequestError(f"partition must be a text that is not empty, without null bytes; got {partition!r}")
+        self._place = Place(uri)
+        self._partition = partition
+        self._closed = False
+        self._processes: dict[int, _Process] = {}
+        self._clock = SharedClock()
+        self._prepare()
+
+    def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        return self._submit(script, write).result()
+
+    async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        return await asyncio.shield(asyncio.wrap_future(self._submit(script, write)))
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def set_clock(self) -> None:
+        try:
+            with self._place.connect() as db:
+                self._clock.set(lambda: _server_time(db))
+        except psycopg.Error as error:
+            logger.debug("the clock of the PostgreSQL server was not read: %s", reason(error))
+
+    def await_change(self, timeout: float) -> bool:
+        return self._process().listener.await_change(timeout)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._process().close()
+
+    def _prepare(self) -> None:
+        try:
+            with self._place.connect() as db:
+                prepare(db, repr(self._place), self._partition)
+                self._clock.set(lambda: _server_time(db))
+        except psycopg.OperationalError as error:
+            raise self._place.unreachable(
+                error, "Is the server running there, and are user, password and database right?"
+            ) from error
+        except psycopg.Error as error:
+            raise ConflictError(
+                f"The tables of the store cannot be made in {self._place!r}: {reason(error)}. "
+                "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
+            ) from error
+
+    def _submit(self, script: Callable[[Tx], Any], write: bool) -> Future:
+        if self._closed:
+            raise ConflictError(f"The store {self._place!r} is closed")
+        return self._process().submit(script, write)
+
+    def _process(self) -> _Process:
+        """Return what belongs to this process."""
+        pid = os.getpid()
+        return self._processes.get(pid) or self._processes.setdefault(pid, _Process(self._place, self._partition))
+
+
+class _Process:
+    """The threads and connections of one process. Costs nothing until it is used."""
+
+    def __init__(self, place: Place, partition: str) -> None:
+        self._place = place
+        self._partition = partition
+        channel = "agl_" + hashlib.sha1(partition.encode(), usedforsecurity=False).hexdigest()[:24]
+        self._announcement = (channel, uuid.uuid4().hex)
+        self.listener = Listener(place, *self._announcement)
+        self._starting = threading.Lock()
+        self._writes: Jobs = queue.SimpleQueue()
+        self._reads: Jobs = queue.SimpleQueue()
+        self._writers: list[Writer] = []
+        self._readers: list[Reader] = []
+        self._closed = False
+
+    def submit(self, script: Callable[[Tx], Any], write: bool) -> Future:
+        """Hand a script in; the future has its result and its notes."""
+        jobs = self._writes if write else self._reads
+        if jobs.qsize() >= _MAX_WAITING:
+            raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
+        job = Job(script)
+        jobs.put(job)
+        if not (self._writers if write else self._readers):
+            self._start(write)
+        if self._closed:
+            self._refuse(jobs)
+        return job.future
+
+    def _start(self, write: bool) -> None:
+        with self._starting:
+            if self._closed:
+                return
+            if write and not self._writers:
+                self._writers = [
+                    Writer(f"agl-postgres-writer-{n}", self._place, self._partition, self._writes, self._announcement)
+                    for n in range(_WRITERS)
+                ]
+            elif not write and not self._readers:
+                held_back = self.listener.look_again
+                self._readers = [
+                    Reader(f"agl-postgres-reader-{n}", self._place, self._partition, self._reads, held_back)
+                    for n in range(_READERS)
+                ]
+
+    def close(self) -> None:
+        """Run what waits, then end every thread."""
+        with self._starting:
+            self._closed = True
+        for threads, jobs in ((self._writers, self._writes), (self._readers, self._reads)):
+            for _ in threads:
+                jobs.put(None)
+            for each in threads:
+                each.thread.join()
+            self._refuse(jobs)
+        self.listener.close()
+
+    def _refuse(self, jobs: Jobs) -> None:
+        """Tell those who came too late, when no thread takes their scripts any more."""
+        if any(each.thread.is_alive() for each in (*self._writers, *self._readers)):
+            return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = jobs.get_nowait()
+                if job is not None:
+                    job.future.set_exception(ConflictError(f"The store {self._place!r} is closed"))
+
+
+def _server_time(db: psycopg.Connection[tuple[Any, ...]]) -> float:
+    row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    return row[0] if row is not None else time.time()

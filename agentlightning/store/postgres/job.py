@@ -1,0 +1,74 @@
+"""A script on its way to a thread, and what its caller is told when the database does not take it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from agentlightning.errors import BadRequestError, StoreWriteError
+from agentlightning.store.backend import Tx
+from agentlightning.store.postgres.link import Place, is_bad_value, reason
+
+OUTAGE_SECONDS = 10.0
+"""So long a script waits for a server that does not answer."""
+_PAUSE_SECONDS = (0.005, 0.25)
+"""Between two runs of a script: about the first one, and the longest."""
+_TRIES_IN_COMPANY = 3
+"""After so many runs with others a script is run in a transaction of its own, which waits for locks."""
+
+Script = Callable[[Tx], Any]
+Future = concurrent.futures.Future[Any]
+
+
+@dataclass(slots=True)
+class Job:
+    """A script and the caller that waits for it."""
+
+    script: Script
+    future: Future = field(default_factory=concurrent.futures.Future[Any])
+    since: float = field(default_factory=time.monotonic)
+    tries: int = 0
+    due: float = 0.0
+    """It is not run again before this moment (monotonic)."""
+    alone: bool = False
+    """To be run in a transaction of its own."""
+
+    def put_aside(self) -> None:
+        """Have it run again, after a pause that grows."""
+        self.tries += 1
+        first, longest = _PAUSE_SECONDS
+        pause = min(first * 2.0 ** min(self.tries - 1, 16), longest)
+        self.due = time.monotonic() + pause * random.uniform(0.5, 1.5)
+
+    def put_back(self) -> None:
+        """Have it run again at once, and alone if that has happened too often."""
+        self.tries += 1
+        self.due = 0.0
+        self.alone = self.alone or self.tries >= _TRIES_IN_COMPANY
+
+    def waited(self) -> float:
+        """Return the seconds since it was handed in."""
+        return time.monotonic() - self.since
+
+
+Jobs = queue.SimpleQueue["Job | None"]
+"""Scripts that wait for a thread; each None ends one thread."""
+
+
+def refused(place: Place, error: Exception) -> Exception:
+    """Return what the caller is told of an error that the next try would meet, too."""
+    if not isinstance(error, psycopg.Error):
+        return error
+    if is_bad_value(error):
+        return BadRequestError(f"The PostgreSQL store cannot hold a value of this call: {reason(error)}")
+    return StoreWriteError(
+        f"The PostgreSQL store {place!r} refused: {reason(error)}. "
+        "Nothing of this call was stored; try it again when the cause is gone."
+    )

@@ -1,0 +1,172 @@
+"""One connection to PostgreSQL as the store uses it: statements are prepared, sent without waiting (pipeline mode), and
+what goes wrong is told apart. The password of the URI stays here: no error or log text holds it.
+Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, errors
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+from agentlightning.errors import BadRequestError, StoreUnreachableError
+
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""What the URI does not say: a server that is gone without a word is noticed within half a minute."""
+
+_SETTINGS = ("SET jit = off", "SET enable_seqscan = off", "SET enable_sort = off", "SET lock_timeout = '250ms'")
+"""Every statement has its index, most an index in its order, and need not wait for statistics to say so. A lock that is
+not had within the time is another transaction's; the script is then run again later."""
+
+_PLANS_KEPT_SECONDS = 1.0
+"""A plan that was made while a table was empty must not be kept for long: any index is as good then."""
+
+
+class Place:
+    """Where a store is: the URI for connecting, and its text without the password for people."""
+
+    def __init__(self, uri: str) -> None:
+        if not uri.startswith(("postgresql://", "postgres://")):
+            raise BadRequestError(
+                "The URI of a PostgreSQL store (not shown: it may hold a password) must be of the form "
+                "postgresql://user:password@host:5432/database"
+            )
+        try:
+            known = conninfo.conninfo_to_dict(uri)
+        except psycopg.Error:
+            raise BadRequestError(
+                "The URI of the PostgreSQL store cannot be read (not shown: it may hold a password); expected "
+                "postgresql://user:password@host:5432/database?option=value with %-escapes for special characters"
+            ) from None  # the cause quotes the URI
+        self._conninfo = conninfo.make_conninfo(
+            uri,
+            client_encoding="utf8",
+            fallback_application_name="agentlightning",
+            **{name: value for name, value in _DEFAULTS.items() if name not in known},
+        )
+        user, port = known.get("user"), known.get("port")
+        host = known.get("host") or known.get("hostaddr") or ""
+        self._text = (
+            f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{known.get('dbname', '')}"
+        )
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Return a connection in autocommit mode.
+
+        Raises:
+            psycopg.OperationalError: no answer, or no permission.
+        """
+        return psycopg.connect(self._conninfo, autocommit=True)
+
+    def unreachable(self, error: psycopg.Error, remedy: str) -> StoreUnreachableError:
+        """Return what callers are told when there is no connection."""
+        return StoreUnreachableError(f"The PostgreSQL store {self!r} cannot be reached: {reason(error)}. {remedy}")
+
+
+class Link:
+    """One connection in pipeline mode; owned by the thread that made it.
+
+    With `keep_plans` a statement is planned once a second at most, which halves what a writing script costs the server;
+    without, it is planned for its values each time.
+    """
+
+    def __init__(self, place: Place, *, keep_plans: bool) -> None:
+        self._keep_plans = keep_plans
+        self._planned = time.monotonic()
+        with contextlib.ExitStack() as opening:
+            self._db = opening.enter_context(contextlib.closing(place.connect()))
+            for setting in _SETTINGS:
+                self._db.execute(setting.encode())
+            kind = "generic" if keep_plans else "custom"
+            self._db.execute(f"SET plan_cache_mode = force_{kind}_plan".encode())
+            self._db.adapters.register_dumper(int, Int8Dumper)  # one type whatever the value: one prepared statement
+            self._db.adapters.register_dumper(int, Int8BinaryDumper)
+            self._db.prepare_threshold = 0
+            self._pipeline = opening.enter_context(self._db.pipeline())
+            self._cursor = self._db.cursor(binary=True)
+            self._open = opening.pop_all()
+
+    def begin(self, options: str = "") -> None:
+        """Begin a transaction without waiting."""
+        if self._keep_plans and time.monotonic() - self._planned > _PLANS_KEPT_SECONDS:
+            self.send("DISCARD PLANS")
+            self._planned = time.monotonic()
+        self.send(f"BEGIN{options}")
+
+    def fetch(
+        self, statement: str, values: Sequence[Any] = (), *, prepare: bool | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Execute a statement, wait, and return its rows. Raises what a statement sent before has met, too."""
+        return self._cursor.execute(statement.encode(), values, prepare=prepare).fetchall()
+
+    def send(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Execute a statement without waiting; its `rowcount` is known after the next `sync`."""
+        return self._db.execute(statement.encode(), values)
+
+    def send_rollback(self, statement: str = "ROLLBACK") -> None:
+        """Roll back, to a savepoint if the statement says so, without waiting.
+
+        The driver takes a rollback for a reason to drop its prepared statements, which they survive, and in pipeline
+        mode drops the next ones, too. It does so only while it prepares statements.
+        """
+        self._db.prepare_threshold = None
+        try:
+            self._db.execute(statement.encode())
+        finally:
+            self._db.prepare_threshold = 0
+
+    def sync(self) -> None:
+        """Wait until everything that was sent is done; raise what it has met."""
+        self._pipeline.sync()
+
+    def roll_back(self) -> bool:
+        """Leave the transaction under way, after an error or without one; False if the connection is of no more use."""
+        try:
+            with contextlib.suppress(psycopg.Error):
+                self._pipeline.sync()
+            self.send_rollback()
+            self._pipeline.sync()
+        except psycopg.Error:
+            return False
+        return not self.lost
+
+    @property
+    def lost(self) -> bool:
+        """The server closed the connection, or it broke."""
+        return self._db.closed
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        self._db.close()
+        with contextlib.suppress(psycopg.Error):  # the pipeline has no connection left to end on
+            self._open.close()
+
+
+def reason(error: psycopg.Error) -> str:
+    """Return the text of an error on one line, without the hints that follow it."""
+    lines = (error.diag.message_primary or str(error)).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+
+
+def passes(error: psycopg.Error) -> bool:
+    """True if the same script may well succeed the next time: a deadlock, a lock not had, a race that was lost."""
+    return isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable))
+
+
+def is_bad_value(error: psycopg.Error) -> bool:
+    """True if a value of the caller cannot be stored: a null byte in an id, an id too long for an index."""
+    return isinstance(error, (psycopg.DataError, errors.ProgramLimitExceeded))

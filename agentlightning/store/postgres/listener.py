@@ -1,0 +1,116 @@
+"""Hears that another process changed something in a partition (LISTEN), with one thread, while somebody asks.
+
+The thread reads what the server sends even when nobody asks at the moment: a listener that does not read holds back the
+server's queue for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+import psycopg
+
+from agentlightning.store.postgres.link import Place, reason
+
+logger = logging.getLogger(__name__)
+_IDLE_SECONDS = 60.0
+"""After so long without a question the thread ends and the connection is closed."""
+_RECONNECT_SECONDS = 0.5
+_HELD_BACK_SECONDS = 0.02
+
+
+class HasFileno(Protocol):
+    """What can be waited for."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        ...
+
+
+class Listener:
+    """Notes the announcements of others on a channel; those of `instance` are our own."""
+
+    def __init__(self, place: Place, channel: str, instance: str) -> None:
+        self._place = place
+        self._channel = channel
+        self._instance = instance
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked = 0.0
+        self._news = threading.Event()
+        self._held_back = False
+        self._closed = False
+        self._stopper: socket.socket | None = None
+        """Closing it wakes the thread."""
+
+    def await_change(self, timeout: float) -> bool:
+        """Block for at most `timeout` seconds until there may be news; False if there surely is none."""
+        self._asked = time.monotonic()
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._stopper, stop = socket.socketpair()
+                self._thread = threading.Thread(
+                    target=self._run, args=(stop,), name="agl-postgres-listener", daemon=True
+                )
+                self._thread.start()
+        held_back, self._held_back = self._held_back, False
+        heard = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
+        if heard:
+            self._news.clear()
+        return heard or held_back
+
+    def look_again(self) -> None:
+        """Have the next `await_change` say yes: changes are there that could not be told yet."""
+        self._held_back = True
+
+    def close(self) -> None:
+        """End the thread and wait for it; may be called twice."""
+        with self._lock:
+            self._closed = True
+            thread, stopper = self._thread, self._stopper
+        if thread is not None and stopper is not None:
+            stopper.close()
+            thread.join()
+
+    def _run(self, stop: socket.socket) -> None:
+        failing = False
+        while True:
+            try:
+                with self._place.connect() as db:
+                    db.execute(f'LISTEN "{self._channel}"'.encode())
+                    failing = False
+                    self._news.set()  # what was announced before is not heard
+                    self._listen(db, stop)
+            except psycopg.Error as error:
+                if not failing:
+                    logger.warning("%r: not hearing changes of other processes: %s", self._place, reason(error))
+                failing = True
+                _readable(stop, timeout=_RECONNECT_SECONDS)
+            with self._lock:
+                if self._closed or time.monotonic() - self._asked > _IDLE_SECONDS:
+                    self._thread = None
+                    if self._stopper is not None:
+                        self._stopper.close()
+                    break
+        stop.close()
+
+    def _listen(self, db: psycopg.Connection[tuple[Any, ...]], stop: socket.socket) -> None:
+        """Hear announcements until the store is closed or nobody has asked for long."""
+        while time.monotonic() - self._asked <= _IDLE_SECONDS:
+            if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
+                return
+            if any(note.payload != self._instance for note in db.notifies(timeout=0)):
+                self._news.set()
+
+
+def _readable(*sources: HasFileno, timeout: float) -> list[object]:
+    """Wait until one of the sources has something to read, and return those that have."""
+    with selectors.DefaultSelector() as selector:
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout)]

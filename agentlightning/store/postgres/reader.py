@@ -1,0 +1,81 @@
+"""A thread that runs reading scripts, one at a time, each on a snapshot of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from agentlightning.store.postgres.job import OUTAGE_SECONDS, Job, Jobs, Script, refused
+from agentlightning.store.postgres.link import Link, Place
+from agentlightning.store.postgres.tx import PostgresTx
+
+
+class Reader:
+    """One connection and its thread, which ends after it has taken None from `jobs`."""
+
+    def __init__(self, name: str, place: Place, partition: str, jobs: Jobs, on_held_back: Callable[[], None]) -> None:
+        self._place = place
+        self._partition = partition
+        self._jobs = jobs
+        self._on_held_back = on_held_back
+        self._link: Link | None = None
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                if job.future.set_running_or_notify_cancel():
+                    self._settle(job)
+        finally:
+            self._give_up_link()
+
+    def _settle(self, job: Job) -> None:
+        """Run the script until there is an answer."""
+        while not job.future.done():
+            try:
+                job.future.set_result(self._read(job.script))
+            except Exception as error:  # every caller gets an answer
+                self._after_error(job, error)
+        self._end_transaction()
+
+    def _read(self, script: Script) -> tuple[Any, Any]:
+        if self._link is None:
+            self._link = Link(self._place, keep_plans=False)
+        self._link.begin(" ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        tx = PostgresTx(self._link, self._partition)
+        result = script(tx)
+        if tx.held_back:
+            self._on_held_back()
+        return result, tx.notes
+
+    def _end_transaction(self) -> None:
+        """Let the snapshot go; the caller has the answer already."""
+        if self._link is not None:
+            try:
+                self._link.send("COMMIT")
+                self._link.sync()
+            except psycopg.Error:
+                self._give_up_link()
+
+    def _after_error(self, job: Job, error: Exception) -> None:
+        """Tell the caller, unless the connection was lost: reading again does no harm."""
+        if not isinstance(error, psycopg.Error) or (self._link is not None and self._link.roll_back()):
+            job.future.set_exception(refused(self._place, error))
+            return
+        self._give_up_link()
+        if job.waited() > OUTAGE_SECONDS:
+            tried = f"Tried for {job.waited():.0f} s; is the server running?"
+            job.future.set_exception(self._place.unreachable(error, tried))
+            return
+        job.put_aside()
+        time.sleep(max(0.0, job.due - time.monotonic()))
+
+    def _give_up_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None

@@ -1,0 +1,109 @@
+"""The tables of the PostgreSQL store, and how those of an earlier version are brought up to date.
+
+A version is one more entry of `_MIGRATIONS`; the table `agl_schema` holds the version of a database. Several stores,
+each a partition, share the tables: the partition is the first column of every key. Needs PostgreSQL 13 (xid8).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from agentlightning.errors import ConflictError
+
+_LOCK = 0x61676C5F73746F72
+"""Number of the advisory lock under which tables are made and changed ("agl_stor")."""
+
+_FIRST = """
+CREATE TABLE agl_rollouts (
+    partition text COLLATE "C" NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    rollout_id text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C",
+    status text COLLATE "C" NOT NULL,
+    start_time double precision NOT NULL,
+    end_time double precision NOT NULL,
+    priority bigint NOT NULL,
+    available_at double precision,
+    deadline double precision,
+    worker_id text COLLATE "C",
+    attempt_id text COLLATE "C",
+    attempts bigint NOT NULL,
+    span_count bigint NOT NULL,
+    span_bytes bigint NOT NULL,
+    change xid8 NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY (partition, rollout_id)
+);
+CREATE UNIQUE INDEX agl_rollouts_number ON agl_rollouts (partition, number);
+CREATE INDEX agl_rollouts_queue ON agl_rollouts (partition, run_id, priority DESC, available_at, number)
+    WHERE available_at IS NOT NULL;
+CREATE INDEX agl_rollouts_deadline ON agl_rollouts (partition, deadline) WHERE deadline IS NOT NULL;
+CREATE INDEX agl_rollouts_worker ON agl_rollouts (partition, worker_id, number) WHERE worker_id IS NOT NULL;
+CREATE INDEX agl_rollouts_status ON agl_rollouts (partition, status, start_time, number);
+CREATE INDEX agl_rollouts_run ON agl_rollouts (partition, run_id, start_time, number);
+CREATE INDEX agl_rollouts_end ON agl_rollouts (partition, run_id, end_time, number);
+CREATE INDEX agl_rollouts_change ON agl_rollouts (partition, change, number);
+CREATE TABLE agl_spans (
+    partition text COLLATE "C" NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    rollout_id text COLLATE "C" NOT NULL,
+    attempt_id text COLLATE "C" NOT NULL,
+    span_id text COLLATE "C" NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY (partition, rollout_id, attempt_id, span_id)
+);
+CREATE TABLE agl_rows (
+    partition text COLLATE "C" NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    kind text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY (partition, kind, key)
+);
+CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
+"""
+"""The end of a rollout that has none is infinite, so that an index orders it last. `change` is the transaction that
+wrote the row last; `version` counts the changes of a row."""
+
+_MIGRATIONS: tuple[str, ...] = (_FIRST,)
+SCHEMA_VERSION = len(_MIGRATIONS)
+
+
+def prepare(db: psycopg.Connection[tuple[Any, ...]], place: str, partition: str) -> None:
+    """Make the tables in a new database, bring those of an older one up to date, all in one transaction.
+
+    `place` names the database in errors; `db` is in autocommit mode. Any number of processes may do this at once.
+
+    Raises:
+        ConflictError: a newer version made the tables.
+    """
+    if _version(db, place) < SCHEMA_VERSION:
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            db.execute("CREATE TABLE IF NOT EXISTS agl_schema (version bigint NOT NULL)")
+            for migration in _MIGRATIONS[_version(db, place) :]:
+                db.execute(migration.encode())
+            db.execute("DELETE FROM agl_schema")
+            db.execute("INSERT INTO agl_schema VALUES (%s)", (SCHEMA_VERSION,))
+    # A dump that was loaded into another server brings transaction numbers that are still to come there.
+    db.execute(
+        "UPDATE agl_rollouts SET change = pg_current_xact_id()"
+        " WHERE partition = %s AND change >= pg_snapshot_xmax(pg_current_snapshot())",
+        (partition,),
+    )
+
+
+def _version(db: psycopg.Connection[tuple[Any, ...]], place: str) -> int:
+    if db.execute("SELECT to_regclass('agl_schema') IS NULL").fetchone() == (True,):
+        return 0
+    row = db.execute("SELECT max(version) FROM agl_schema").fetchone()
+    version: int = row[0] or 0 if row else 0
+    if version > SCHEMA_VERSION:
+        raise ConflictError(
+            f"The store in {place} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
+            "Open it with the newer agentlightning that made it."
+        )
+    return version

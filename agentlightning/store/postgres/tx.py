@@ -1,0 +1,278 @@
+"""The primitives of a script over one PostgreSQL connection, inside a transaction that the caller opened.
+
+A writing script locks what it loads and claims; of the rows it reads it locks the workers', and writes the others only
+if their version is the one it read. Its writes are sent together when it has succeeded, so that a script that raises
+has nothing to undo. Only one that asks for a list after it has written has its writes sent early, behind a savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.store.backend import ROW_TYPES, Counts, Kind, Notes, Record, Row
+from agentlightning.store.postgres import queries
+from agentlightning.store.postgres.link import Link
+from agentlightning.store.postgres.writes import RECORD, Seen, SpanKey, Writes
+from agentlightning.store.query import Plan, page_of
+from agentlightning.types import Span
+
+_encode = Span.__pydantic_serializer__.to_json
+_LOCKING = {query: queries.locking(query) for query in (queries.LOAD, queries.GET)}
+_LOCKING_IF_FREE = {query: queries.locking_if_free(query) for query in (queries.LOAD, queries.GET)}
+
+
+class LockedError(Exception):
+    """Another transaction has in hand what the script wants; run the script again."""
+
+
+class PostgresTx:
+    """One script's view of a partition.
+
+    `seen`: the writing transaction of which the script is a part; None for one that reads, on a snapshot. A script
+    waits for a lock only while its transaction holds none, so that no two ever wait for each other, and takes its spans
+    for new ones. A `careful` one waits for every lock, and looks.
+    """
+
+    def __init__(self, link: Link, partition: str, seen: Seen | None = None, *, careful: bool = False) -> None:
+        self.notes = Notes()
+        self.held_back = False
+        """There are changes that may not be told yet: a transaction that began earlier is still under way."""
+        self._link = link
+        self._partition = partition
+        self._writing = seen is not None
+        self._seen = seen or Seen()
+        self._writes = Writes(link, partition, self._seen)
+        self._careful = careful
+        self._savepoint = False
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def load(self, rollout_id: str) -> Record | None:
+        for records in (self._writes.records, self._seen.records):
+            if rollout_id in records:
+                record = records[rollout_id]
+                return None if record is None else record.copy()
+        rows = self._fetch_one(queries.LOAD, (self._partition, rollout_id), lock=True)
+        record = RECORD.validate_json(rows[0][0]) if rows else None
+        self._seen.records[rollout_id] = record
+        return None if record is None else record.copy()
+
+    def save(self, record: Record) -> None:
+        assert self._writing, "a reading script saves nothing"
+        rollout_id = record.rollout.rollout_id
+        if self._writes.records.get(rollout_id, record) is None:
+            self._send_early()  # it was deleted, and its spans with it
+        self._writes.records.pop(rollout_id, None)  # the one saved last comes last among the changes
+        self._writes.records[rollout_id] = record.copy()
+
+    def delete(self, rollout_id: str) -> bool:
+        there = self.load(rollout_id) is not None
+        if there:
+            self._writes.records[rollout_id] = None
+            self._writes.spans = {key: body for key, body in self._writes.spans.items() if key[0] != rollout_id}
+        return there
+
+    def claim(self, run_id: str | None, now: float) -> Record | None:
+        if any(record is not None and record.available_at is not None for record in self._writes.records.values()):
+            self._send_early()
+        query, values = queries.claim(run_id)
+        records = self._locked_records(query, (self._partition, *values, now, list(self._writes.records)))
+        return records[0] if records else None
+
+    def next_available(self, run_id: str | None) -> float | None:
+        self._send_early()
+        run, values = queries.of_run(run_id)
+        query = f"SELECT min(available_at) FROM agl_rollouts WHERE partition = %s AND {run}"
+        return self._link.fetch(f"{query} AND available_at IS NOT NULL", (self._partition, *values))[0][0]
+
+    def due(self, now: float, limit: int) -> list[Record]:
+        self._send_early()
+        query = f"{queries.DUE} FOR UPDATE SKIP LOCKED" if self._writing else queries.DUE
+        return self._locked_records(query, (self._partition, now, limit))
+
+    def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
+        written = self._writes.records
+        changed = [record for record in reversed(written.values()) if record is not None and record.holder == worker_id]
+        pairs = [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in changed]
+        rows = self._link.fetch(queries.HELD, (self._partition, worker_id, list(written), limit))
+        return [*pairs, *((rollout_id, attempt_id) for rollout_id, attempt_id in rows)][:limit]
+
+    def find(self, plan: Plan) -> tuple[list[Record], int]:
+        assert not self._writing, "find is for reading scripts"
+        where, values = queries.where(self._partition, plan)
+        order = queries.order(plan)
+        if order is None:
+            records = self._bodies(f"SELECT body FROM agl_rollouts{where} ORDER BY number", values)
+            by_id = {record.rollout.rollout_id: record for record in records}
+            rollouts = [record.rollout for record in by_id.values()]
+            page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
+            return [by_id[rollout.rollout_id] for rollout in page], total
+        total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, prepare=False)[0][0]
+        if plan.limit == 0:
+            return [], total
+        page_values = (*values, None if plan.limit == -1 else plan.limit, plan.offset)
+        return self._bodies(f"SELECT body FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values), total
+
+    def runs(self) -> list[str | None]:
+        self._send_early()
+        query = "SELECT DISTINCT run_id FROM agl_rollouts WHERE partition = %s"
+        return [row[0] for row in self._link.fetch(query, (self._partition,))]
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        self._send_early()
+        run, values = ("true", ()) if run_id is None else queries.of_run(run_id[0])
+        query = (
+            "SELECT count(*), sum(attempts)::bigint, sum(span_count)::bigint, sum(span_bytes)::bigint"
+            f" FROM agl_rollouts WHERE partition = %s AND {run}"
+        )
+        return Counts(*(number or 0 for number in self._link.fetch(query, (self._partition, *values))[0]))
+
+    def _bodies(self, query: str, values: Sequence[Any]) -> list[Record]:
+        return [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values, prepare=False)]
+
+    def _locked_records(self, query: str, values: Sequence[Any]) -> list[Record]:
+        records = [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values)]
+        if self._writing and records:
+            self._seen.locked = True
+            self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
+        return records
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+        change, number = queries.read_cursor(after)
+        rows = self._link.fetch(queries.CHANGES, (self._partition, change, number, limit))
+        settled = [row for row in rows if row[0]]
+        self.held_back = len(settled) < len(rows)
+        if settled:
+            change, number = settled[-1][1:3]
+        elif not rows:
+            self._check_cursor(after, change)
+        return [RECORD.validate_json(row[3]) for row in settled], f"{change}.{number}"
+
+    def _check_cursor(self, after: str, change: str) -> None:
+        """Refuse a cursor that lies in the future, as one of another database may: nothing would ever come after it."""
+        query = "SELECT %s::xid8 > pg_snapshot_xmax(pg_current_snapshot())"
+        if self._link.fetch(query, (change,))[0][0]:
+            raise queries.no_cursor(after)
+
+    def last_change(self) -> str:
+        return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"
+
+    # --- spans -------------------------------------------------------------------------------------------------------
+
+    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+        known: set[SpanKey] = set(self._writes.spans)
+        if self._careful:
+            known |= self._known_spans(spans)
+        sizes: list[int] = []
+        for span in spans:
+            key = (span.rollout_id, span.attempt_id, span.span_id)
+            if key in known:
+                sizes.append(0)
+                continue
+            known.add(key)
+            body = self._writes.spans[key] = _encode(span)
+            sizes.append(len(body))
+        return sizes
+
+    def _known_spans(self, spans: Sequence[Span]) -> set[SpanKey]:
+        """Return the keys of those that are stored, and perhaps of others."""
+        wanted: dict[str, tuple[set[str], set[str]]] = {}
+        for span in spans:
+            attempt_ids, span_ids = wanted.setdefault(span.rollout_id, (set(), set()))
+            attempt_ids.add(span.attempt_id)
+            span_ids.add(span.span_id)
+        known: set[SpanKey] = set()
+        for rollout_id, (attempt_ids, span_ids) in wanted.items():
+            values = (self._partition, rollout_id, list(attempt_ids), list(span_ids))
+            rows = self._link.fetch(queries.KNOWN_SPANS, values)
+            known.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
+        return known
+
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
+        self._send_early()
+        where, values = "partition = %s AND rollout_id = %s", [self._partition, rollout_id]
+        for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
+            if wanted is not None:
+                where += f" AND {column} = %s"
+                values.append(wanted)
+        rows = self._link.fetch(f"SELECT body FROM agl_spans WHERE {where} ORDER BY number", values)
+        return [row[0] for row in rows]
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def get(self, kind: Kind, key: str) -> Row | None:
+        if (kind, key) in self._writes.rows:
+            return self._writes.rows[kind, key]
+        if (kind, key) not in self._seen.rows:
+            rows = self._fetch_one(queries.GET, (self._partition, kind, key), lock=kind == "worker")
+            self._seen.rows[kind, key] = (rows[0][0], ROW_TYPES[kind].validate_json(rows[0][1])) if rows else None
+        seen = self._seen.rows[kind, key]
+        return None if seen is None else seen[1]
+
+    def put(self, kind: Kind, key: str, row: Row) -> None:
+        assert self._writing, "a reading script puts nothing"
+        self._writes.rows[kind, key] = row
+
+    def drop(self, kind: Kind, key: str) -> None:
+        assert self._writing, "a reading script drops nothing"
+        self._writes.rows[kind, key] = None
+
+    def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
+        self._send_early()
+        rows = self._link.fetch(queries.SCAN, (self._partition, kind, limit))
+        found = [(key, version, ROW_TYPES[kind].validate_json(body)) for key, version, body in rows]
+        self._seen.rows.update(((kind, key), (version, row)) for key, version, row in found)
+        return [(key, row) for key, _, row in found]
+
+    def count_rows(self, kind: Kind) -> int:
+        self._send_early()
+        query = "SELECT count(*) FROM agl_rows WHERE partition = %s AND kind = %s"
+        return self._link.fetch(query, (self._partition, kind))[0][0]
+
+    def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[tuple[Any, ...]]:
+        """Fetch at most one row, locked in a writing script.
+
+        Raises:
+            LockedError: another transaction has it, and this one is not to wait.
+        """
+        if not (self._writing and lock):
+            return self._link.fetch(query, values)
+        if self._careful or not self._seen.locked:
+            rows = self._link.fetch(_LOCKING[query], values)
+        else:
+            rows = self._link.fetch(_LOCKING_IF_FREE[query], values + values)
+            if rows and rows[0][-1] is None:
+                raise LockedError
+        self._seen.locked = self._seen.locked or bool(rows)
+        return rows
+
+    # --- the end of the script ---------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Send what the script wrote."""
+        if self._savepoint:
+            self._link.send("RELEASE SAVEPOINT script")
+        self._writes.send()
+
+    def undo(self) -> None:
+        """Leave no trace of a script that raised."""
+        if self._savepoint:
+            self._link.send_rollback("ROLLBACK TO SAVEPOINT script")
+            self._link.send("RELEASE SAVEPOINT script")
+            self._seen.forget()
+
+    @property
+    def lost_a_race(self) -> bool:
+        """True if another transaction changed what the script read; known after the link's next `sync`."""
+        return self._writes.lost_a_race
+
+    def _send_early(self) -> None:
+        """Send the writes so far, so that the next statement sees them; they can be undone."""
+        if self._writes:
+            if not self._savepoint:
+                self._link.send("SAVEPOINT script")
+                self._savepoint = True
+            self._writes.send()
