@@ -26,6 +26,8 @@ class LightningEnvVar(Enum):
     """str: the bearer token of store server and gateway; needed beyond loopback."""
     AGL_INSECURE = "AGL_INSECURE"
     """bool: allow a server beyond loopback without a token."""
+    AGL_ALLOWED_HOSTS = "AGL_ALLOWED_HOSTS"
+    """Comma separated names, beside those of this machine, under which clients may address a server; `*` is any."""
     AGL_RUN_ID = "AGL_RUN_ID"
     """str: the run that this process belongs to, for roles on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"

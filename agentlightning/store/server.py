@@ -1,4 +1,4 @@
-"""LightningStoreServer: any store, offered over HTTP. Operations come from the table in `routes.py`."""
+"""LightningStoreServer: any store, offered over HTTP. What it serves is in `server_app.py`."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.complete import complete
 from agentlightning.store.forward import forward_operations
-from agentlightning.store.openapi import openapi_document
-from agentlightning.store.routes import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.http_metrics import HttpMetrics
+from agentlightning.store.server_app import StoreApp
 from agentlightning.store.threading import LightningStoreThreaded
-from agentlightning.utils.asgi import Endpoint, Handler, JsonDispatch, Request
-from agentlightning.utils.auth import ASGIApp, BearerAuth, Scope, check_bind, server_token
+from agentlightning.utils.allowed_hosts import AllowedHosts
+from agentlightning.utils.auth import ASGIApp, check_bind, server_token
+from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.origins import listed_origins
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4747
-OPEN_PATHS = frozenset(("/health", f"{PREFIX}/health"))
-"""What answers without a token."""
 
 
 @forward_operations
@@ -40,6 +36,9 @@ class LightningStoreServer(LightningStore):
     In the process that made it, calls go straight to the store, from any thread. In a process that inherited it (fork)
     or received it (pickle) they go over HTTP to the address. `bind` takes the port before anything else starts; `start`
     and `stop` belong to the process that made it. Beyond loopback it refuses to start without `AGL_TOKEN`.
+
+    `allowed_hosts` (else `AGL_ALLOWED_HOSTS`) adds names under which it answers, `*` all of them; bound to loopback it
+    answers to `localhost`, `127.0.0.1`, `[::1]` and its own address only. `tracker` counts and times the requests.
     """
 
     def __init__(
@@ -51,7 +50,9 @@ class LightningStoreServer(LightningStore):
         launch_mode: LaunchMode = "thread",
         launcher_args: PythonServerLauncherArgs | None = None,
         *,
+        tracker: MetricsBackend | None = None,
         token: str | None = None,
+        allowed_hosts: str | Sequence[str] | None = None,
     ) -> None:
         if launcher_args is not None and (host is not None or port is not None or launch_mode != "thread"):
             raise BadRequestError("host, port, and launch_mode cannot be set when launcher_args is provided.")
@@ -69,9 +70,13 @@ class LightningStoreServer(LightningStore):
             launch_mode=launch_mode,
             healthcheck_url="/health",
         )
-        check_bind(self.launcher_args.host or "127.0.0.1", self._token)
-        self.app: ASGIApp | None = _with_cors(self._build_app(), cors_allow_origins)
-        self.server_launcher = PythonServerLauncher(self.app, self.launcher_args)
+        bind_host = self.launcher_args.host or "127.0.0.1"
+        check_bind(bind_host, self._token)
+        hosts = AllowedHosts.of(bind_host, self.launcher_args.told_host, allowed_hosts)
+        self.app = StoreApp(self._served, token=self._token, hosts=hosts, origins=listed_origins(cors_allow_origins))
+        app: ASGIApp = self.app if tracker is None else HttpMetrics(self.app, tracker, self.app.paths())
+        version = ("x-agl-version", VERSION)
+        self.server_launcher = PythonServerLauncher(app, self.launcher_args, headers=[version])
         self._owner_pid = os.getpid()
         self._client: LightningStoreClient | None = None
         self._client_pid = 0
@@ -82,6 +87,10 @@ class LightningStoreServer(LightningStore):
     def endpoint(self) -> str:
         """URL to tell others."""
         return self.server_launcher.access_endpoint
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return f"{self.endpoint}/v1/traces"
 
     def bind(self) -> None:
         """Take the port; connections queue until `start`.
@@ -98,7 +107,7 @@ class LightningStoreServer(LightningStore):
         logger.info("store server listens on %s", self.server_launcher.endpoint)
 
     async def stop(self) -> None:
-        """Stop serving and free the port; the store stays open."""
+        """Stop serving and free the port; the store stays open. Long polls and streams of events end at once."""
         self._check_owner("stop")
         await self.server_launcher.stop()
         if self._inner is not self.store and self._inner is not None:
@@ -127,7 +136,7 @@ class LightningStoreServer(LightningStore):
             "async_safe": True,
             "thread_safe": True,
             "zero_copy": True,
-            "otlp_traces": False,
+            "otlp_traces": True,
             "distributed": True,
             "persistent": persistent,
         }
@@ -148,85 +157,10 @@ class LightningStoreServer(LightningStore):
             self._client, self._client_pid = LightningStoreClient(self.endpoint, token=self._token), pid
         return self._client
 
-    # --- the app ---------------------------------------------------------------------------------------------------
-
-    def _build_app(self) -> ASGIApp:
-        endpoints = [
-            Endpoint(method, PREFIX + path, self._handler(operation, method), operation.name in LONG_POLLS)
-            for operation in OPERATIONS.values()
-            for method, path in ((operation.row.method, operation.row.path), *operation.row.also)
-        ]
-        others = Starlette(
-            routes=[
-                Route("/health", _health),
-                Route(f"{PREFIX}/health", _health),
-                Route("/openapi.json", _openapi),
-            ],
-            exception_handlers={404: _not_found},
-        )
-        version = (b"x-agl-version", VERSION.encode())
-        return BearerAuth(JsonDispatch(endpoints, others, headers=[version]), self._token, _is_open)
-
-    def _handler(self, operation: Operation, method: str) -> Handler:
-        long_poll = operation.name in LONG_POLLS
-
-        async def handle(request: Request) -> tuple[int, bytes]:
-            if method == "GET":
-                arguments = operation.read_query(request.query)
-            else:
-                arguments = operation.read_body(request.body)
-                if operation.in_query:
-                    arguments.update(operation.read_query(request.query))
-            if long_poll:
-                arguments["timeout"] = _poll_time(arguments.get("timeout", _default_wait(operation)))
-            request_token.set(request.token)
-            assert self._inner is not None
-            answer = await getattr(self._inner, operation.name)(**request.path, **arguments)
-            return operation.row.status, operation.write_answer(answer)
-
-        return handle
+    def _served(self) -> LightningStore:
+        assert self._inner is not None
+        return self._inner
 
 
 def _for_threads(store: LightningStore) -> LightningStore:
-    return store if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)
-
-
-def _default_wait(operation: Operation) -> float | None:
-    return operation.signature.parameters["timeout"].default
-
-
-def _poll_time(asked: float | None) -> float:
-    return POLL_SECONDS if asked is None else max(0.0, min(POLL_SECONDS, asked))
-
-
-def _is_open(scope: Scope) -> bool:
-    return scope["path"] in OPEN_PATHS
-
-
-def _with_cors(app: ASGIApp, origins: str | Sequence[str] | None) -> ASGIApp:
-    """Allow the named origins; none by default. `*` allows every page, without credentials."""
-    listed = [origins] if isinstance(origins, str) else list(origins or [])
-    listed = [origin.strip() for origin in listed if origin.strip()]
-    if not listed:
-        return app
-    every = "*" in listed
-    return CORSMiddleware(
-        app,
-        allow_origins=["*"] if every else listed,
-        allow_methods=["*"],
-        allow_headers=["*"],
-        allow_credentials=not every,
-        expose_headers=["*"],
-    )
-
-
-async def _health(request: HttpRequest) -> Response:
-    return JSONResponse({"status": "ok", "version": VERSION}, headers={"x-agl-version": VERSION})
-
-
-async def _openapi(request: HttpRequest) -> Response:
-    return JSONResponse(openapi_document())
-
-
-async def _not_found(request: HttpRequest, error: Exception) -> Response:
-    return JSONResponse({"detail": "Not Found", "error_type": "NotFound"}, status_code=404)
+    return complete(store) if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)

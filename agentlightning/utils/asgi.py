@@ -6,186 +6,227 @@ It serves the hot path at about twice the rate of a routing framework; whatever 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote_to_bytes
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 
-from agentlightning.errors import WIRE_ERRORS, AgentLightningError, BusyError, TooLargeError
+from agentlightning.errors import BadRequestError, BusyError, StoreUnreachableError, TooLargeError
+from agentlightning.utils.asgi_server import STOPPING
 from agentlightning.utils.auth import ASGIApp, Receive, Scope, Send
-
-logger = logging.getLogger(__name__)
+from agentlightning.utils.error_replies import WrongShapeError, describe_error, refusal
+from agentlightning.utils.path_table import PathTable
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_HELD_BYTES = 16 * MAX_BODY_BYTES
+_SMALL_BODY = 64 * 1024
+_MAX_QUERY_FIELDS = 2000
 
 
-@dataclass(frozen=True, slots=True)
+class UnsupportedMediaError(BadRequestError):
+    """The body is in a form that is not taken here (HTTP 415)."""
+
+    http_status = 415
+
+
+@dataclass(slots=True)
 class Request:
     """One request as a handler sees it."""
 
     path: dict[str, str]
-    query: list[tuple[str, str]]
+    query: Sequence[tuple[str, str]]
     body: bytes
     token: str | None
     """Value of the header `Idempotency-Key`."""
 
 
-Handler = Callable[[Request], Awaitable[tuple[int, bytes]]]
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path that is served."""
+    """One path that is served: a request goes through `read`, `call` and `encode`."""
 
     method: str
     path: str
     """Segments in braces are parameters; literal segments win over them."""
-    handler: Handler
-    may_wait: bool = False
-    """The handler may take long; it is cancelled when the client leaves."""
+    read: Callable[[Request], dict[str, Any]]
+    """Returns the arguments; raises pydantic's `ValidationError` for a wrong shape."""
+    call: Callable[[Request, dict[str, Any]], Awaitable[Any]]
+    """Does the work."""
+    encode: Callable[[Any], bytes]
+    """Returns the JSON of what came of it."""
+    status: int = 200
+    may_wait: Callable[[dict[str, Any]], bool] | None = None
+    """True for arguments with which it may take long: it is then cancelled when the client leaves."""
 
 
 class JsonDispatch:
-    """Serves `endpoints`; anything else goes to `fallback`."""
+    """Serves `endpoints`; anything else goes to `fallback`. Owned by the serving loop.
+
+    A body larger than `max_body_bytes` is refused with 413, and with 429 one that would make more than `max_held_bytes`
+    of bodies that are read and worked on at once (small ones are not counted).
+    """
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
         fallback: ASGIApp,
         *,
-        headers: Sequence[tuple[bytes, bytes]] = (),
         max_body_bytes: int = MAX_BODY_BYTES,
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
+        self.endpoints = tuple(endpoints)
         self._fallback = fallback
-        self._headers = [(b"content-type", b"application/json"), *headers]
-        self._max_body = max_body_bytes
-        self._literal: dict[str, dict[str, Endpoint]] = {}
-        self._patterns: dict[int, list[tuple[list[str], dict[str, Endpoint]]]] = {}
-        for endpoint in endpoints:
-            self._add(endpoint)
-        for patterns in self._patterns.values():
-            patterns.sort(key=lambda pattern: [segment.startswith("{") for segment in pattern[0]])
+        self._max_body, self._max_held = max_body_bytes, max_held_bytes
+        self._held_bytes = 0
+        self._paths = PathTable((endpoint.path, endpoint.method, endpoint) for endpoint in endpoints)
 
-    def _add(self, endpoint: Endpoint) -> None:
-        if "{" not in endpoint.path:
-            self._literal.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-            return
-        segments = endpoint.path.split("/")
-        patterns = self._patterns.setdefault(len(segments), [])
-        for known, methods in patterns:
-            if known == segments:
-                methods[endpoint.method] = endpoint
-                return
-        patterns.append((segments, {endpoint.method: endpoint}))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._fallback(scope, receive, send)
-            return
-        methods, parameters = self._find(scope)
+            return self._fallback(scope, receive, send)
+        try:
+            methods, parameters = self._paths.find(scope, scope["method"])
+        except BadRequestError as error:
+            return describe_error(error, _title(scope)).send(send)
         if methods is None:
-            await self._fallback(scope, receive, send)
-            return
-        extra: list[tuple[bytes, bytes]] = []
-        endpoint = methods.get(scope["method"])
-        if endpoint is None:
-            status, body = 405, _error_body("Method Not Allowed", "MethodNotAllowed")
-            extra.append((b"allow", ", ".join(sorted(methods)).encode()))
-        else:
-            try:
-                status, body = await self._serve(endpoint, parameters, scope, receive)
-            except _ClientLeftError:
-                return
-            except Exception as error:  # the boundary: every failure becomes an answer
-                status, body = describe_error(error, f"{scope['method']} {scope['path']}")
-                if isinstance(error, BusyError):
-                    extra.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
-        length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": status, "headers": [*self._headers, length, *extra]})
-        await send({"type": "http.response.body", "body": body})
-
-    def _find(self, scope: Scope) -> tuple[dict[str, Endpoint] | None, dict[str, str]]:
-        """Return the methods of the path that fits best and serves this method, else of one that fits at all."""
-        method, literal = scope["method"], self._literal.get(scope["path"])
-        if literal is not None and method in literal:
-            return literal, {}
-        raw = (scope.get("raw_path") or scope["path"].encode()).split(b"?", 1)[0]
-        parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw.split(b"/")]
-        other = literal
-        for segments, methods in self._patterns.get(len(parts), ()):
-            if all(s.startswith("{") or s == part for s, part in zip(segments, parts, strict=True)):
-                if method in methods:
-                    pairs = zip(segments, parts, strict=True)
-                    return methods, {s[1:-1]: part for s, part in pairs if s.startswith("{")}
-                other = other or methods
-        return other, {}
+            return self._fallback(scope, receive, send)
+        return self._serve(methods, parameters, scope, receive, send)
 
     async def _serve(
-        self, endpoint: Endpoint, parameters: dict[str, str], scope: Scope, receive: Receive
-    ) -> tuple[int, bytes]:
-        body = await self._read(receive)
-        token = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"), None)
-        query = parse_qsl(scope["query_string"].decode("utf-8", "replace"), keep_blank_values=True)
-        answer = endpoint.handler(Request(parameters, query, body, token))
-        return await (_unless_left(answer, receive) if endpoint.may_wait else answer)
+        self, methods: Mapping[str, Endpoint], parameters: dict[str, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        method: str = scope["method"]
+        endpoint = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+        if endpoint is None:
+            await _answer_other_method(method, methods, send)
+            return
+        try:
+            content = b"" if endpoint.method == "GET" else await self._read(scope, receive)
+            body = endpoint.encode(await self._begin(endpoint, parameters, scope, content, receive))
+        except _ClientLeftError:
+            return
+        except Exception as error:  # the boundary: every failure becomes an answer
+            await describe_error(error, _title(scope)).send(send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": endpoint.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    async def _read(self, receive: Receive) -> bytes:
+    def _begin(
+        self, endpoint: Endpoint, parameters: dict[str, str], scope: Scope, content: bytes, receive: Receive
+    ) -> Awaitable[Any]:
+        """Return the work that the request asks for."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        token = headers.get(b"idempotency-key")
+        query = _query(scope["query_string"]) if scope["query_string"] else ()
+        request = Request(parameters, query, content, None if token is None else token.decode("latin-1"))
+        try:
+            arguments = endpoint.read(request)
+        except ValidationError as error:
+            raise WrongShapeError(error, "query" if endpoint.method == "GET" else "body") from None
+        work = endpoint.call(request, arguments)
+        if len(content) > _SMALL_BODY:
+            work = self._holding(len(content), work)
+        if endpoint.may_wait is not None and endpoint.may_wait(arguments):
+            work = _unless_left(work, receive, scope)
+        return work
+
+    async def _holding(self, size: int, work: Awaitable[Any]) -> Any:
+        self._held_bytes += size
+        try:
+            return await work
+        finally:
+            self._held_bytes -= size
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"")
+        if len(declared) > 7 and declared.isdigit() and int(declared) > self._max_body:
+            raise self._too_large()
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise UnsupportedMediaError("This server takes no compressed JSON; send the body without Content-Encoding")
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientLeftError
+        body: bytes = message.get("body", b"")
+        if message.get("more_body") or len(body) > self._max_body:
+            return await self._read_on(body, receive, more=message.get("more_body", False))
+        return body
+
+    async def _read_on(self, chunk: bytes, receive: Receive, *, more: bool) -> bytes:
         chunks: list[bytes] = []
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _ClientLeftError
-            chunk: bytes = message.get("body", b"")
-            size += len(chunk)
-            if size > self._max_body:
-                raise TooLargeError(f"The body is larger than {self._max_body} bytes; send it in smaller parts")
-            chunks.append(chunk)
-            if not message.get("more_body"):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        try:
+            while True:
+                chunks.append(chunk)
+                size += len(chunk)
+                self._held_bytes += len(chunk)
+                if size > self._max_body:
+                    raise self._too_large()
+                if self._held_bytes > self._max_held:
+                    raise BusyError("Too many large requests are under way; send this one again a little later")
+                if not more:
+                    return b"".join(chunks)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _ClientLeftError
+                chunk, more = message.get("body", b""), message.get("more_body", False)
+        finally:
+            self._held_bytes -= size
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"The body is larger than {self._max_body} bytes; send it in smaller parts")
+
+
+def _title(scope: Scope) -> str:
+    """Return what a line of log calls the request."""
+    return f"{scope['method']} {scope['path'][:200]!a}"
+
+
+def _query(raw: bytes) -> list[tuple[str, str]]:
+    try:
+        text = raw.decode()
+        return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS)
+    except UnicodeDecodeError:
+        raise BadRequestError("The query is no valid UTF-8") from None
+    except ValueError:
+        raise BadRequestError(f"The query has more than {_MAX_QUERY_FIELDS} fields; send them in a body") from None
+
+
+async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], send: Send) -> None:
+    """Say which methods there are: 204 to who asks, 405 to who used another."""
+    names = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
+    allow = (b"allow", ", ".join(names).encode())
+    if method == "OPTIONS":
+        await send({"type": "http.response.start", "status": 204, "headers": [allow]})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    reply = refusal(405, f"Method Not Allowed: {method}; this path takes {', '.join(names)}", "MethodNotAllowed")
+    await replace(reply, extra=(allow,)).send(send)
 
 
 class _ClientLeftError(Exception):
     """The client closed the connection before it was answered."""
 
 
-async def _unless_left(answer: Awaitable[tuple[int, bytes]], receive: Receive) -> tuple[int, bytes]:
-    """Await an answer that may take long; cancel it when the client leaves, so that it takes no work with it."""
-    work = asyncio.ensure_future(answer)
-    left = asyncio.ensure_future(receive())
+async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) -> Any:
+    """Await what may take long; cancel it when the client leaves, so that it takes no work with it, and when the server
+    stops."""
+    work = asyncio.ensure_future(awaited)
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(receive())]
+    stopping: asyncio.Event | None = scope.get("state", {}).get(STOPPING)
+    if stopping is not None:
+        ends.append(asyncio.ensure_future(stopping.wait()))
     try:
-        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, *ends), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
+        if stopping is not None and stopping.is_set():
+            raise StoreUnreachableError("The server is stopping")
         raise _ClientLeftError
     finally:
-        for task in (work, left):
-            task.cancel()
-        await asyncio.gather(work, left, return_exceptions=True)
-
-
-_PLAIN_ERRORS: dict[type[Exception], int] = {NotImplementedError: 501, TypeError: 400, ValueError: 400}
-
-
-def describe_error(error: Exception, request: str) -> tuple[int, bytes]:
-    """Return status and body of the answer to a request that failed; never a traceback."""
-    if isinstance(error, ValidationError):
-        details = error.errors(include_url=False, include_input=False, include_context=False)
-        for detail in details:
-            detail["loc"] = ("body", *detail["loc"])
-        return 422, json.dumps({"detail": details, "error_type": "ValidationError"}, default=str).encode()
-    if isinstance(error, AgentLightningError):
-        name = next((n for n, cls in WIRE_ERRORS.items() if isinstance(error, cls)), "RuntimeError")
-        return error.http_status, _error_body(str(error), name)
-    for kind, status in _PLAIN_ERRORS.items():
-        if isinstance(error, kind):
-            return status, _error_body(str(error), kind.__name__)
-    logger.exception("%s failed", request)
-    return 500, _error_body("Internal server error", type(error).__name__)
-
-
-def _error_body(detail: str, error_type: str) -> bytes:
-    return json.dumps({"detail": detail, "error_type": error_type}).encode()
+        for end in ends:
+            end.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)

@@ -1,22 +1,27 @@
-"""uvicorn as we need it: no signal handlers, woken by events, and an end to its patience when it stops."""
+"""uvicorn as we need it: no signal handlers, woken by events, bounds, an end to its patience when it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
 from typing_extensions import override
 
-from agentlightning.utils.auth import ASGIApp, Message, Receive, Scope, Send
+from agentlightning.utils.auth import ASGIApp, Receive, Scope, Send
+from agentlightning.utils.error_replies import refusal
+from agentlightning.utils.http_bounds import BoundedHttp, HttpBounds
 
 logger = logging.getLogger(__name__)
+
+STOPPING = "stopping"
+"""Key in `scope["state"]` of an `asyncio.Event` that is set when the server stops: whatever waits ends then."""
 
 
 class AsgiServer(uvicorn.Server):
@@ -24,14 +29,24 @@ class AsgiServer(uvicorn.Server):
 
     `ready` resolves when requests are accepted. `request_stop` may be called from any thread; requests in progress
     then have `patience` seconds, after which they are cancelled (and answered 503 if nothing was sent yet).
+    `headers` go out with every answer, also with those that the app had no part in.
     """
 
     def __init__(
-        self, app: ASGIApp, *, patience: float, keep_alive: int = 30, log_level: int, access_log: bool = False
+        self,
+        app: ASGIApp,
+        *,
+        patience: float,
+        keep_alive: int = 30,
+        bounds: HttpBounds,
+        headers: Sequence[tuple[str, str]] = (),
+        log_level: int,
+        access_log: bool = False,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 cast(Any, _Interruptible(app)),
+                http=cast(Any, partial(BoundedHttp, bounds=bounds)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -40,8 +55,10 @@ class AsgiServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=keep_alive,
+                headers=list(headers),
             )
         )
+        self._sweep_seconds = min(1.0, keep_alive / 4, bounds.arrival_seconds / 4, bounds.unread_seconds / 4)
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -57,14 +74,18 @@ class AsgiServer(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self.lifespan.state[STOPPING] = self._stop_asked
         await super().startup(sockets)
         self.ready.set_result(None)
 
     @override
     async def main_loop(self) -> None:
+        loop = asyncio.get_running_loop()
         while not await self.on_tick(0):  # tick 0 refreshes the date header
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop_asked.wait(), 1.0)
+                await asyncio.wait_for(self._stop_asked.wait(), self._sweep_seconds)
+            for connection in self._connections():
+                connection.sweep(loop.time())
 
     @override
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -92,11 +113,17 @@ class AsgiServer(uvicorn.Server):
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=self._patience)
+        for connection in self._connections():
+            if connection.is_answering():
+                connection.drop()
         for task in late:
             task.cancel()
         if late:
             logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
             await asyncio.wait(late, timeout=1.0)
+
+    def _connections(self) -> list[BoundedHttp]:
+        return [connection for connection in self.server_state.connections if isinstance(connection, BoundedHttp)]
 
     def _close_listeners(self) -> None:
         for server in getattr(self, "servers", []):
@@ -116,27 +143,8 @@ class _Interruptible:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
-            await self._app(scope, receive, watched_send)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            if not started:
-                await _send_stopping(send)
-
-
-async def _send_stopping(send: Send) -> None:
-    body = json.dumps({"detail": "The server is stopping", "error_type": "StoreUnreachableError"}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"1"),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+            with contextlib.suppress(RuntimeError):  # uvicorn's word for: an answer has begun already
+                await refusal(503, "The server is stopping", "StoreUnreachableError").closing().send(send)

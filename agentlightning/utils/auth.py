@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 from agentlightning.utils.env import resolve_bool_env_var, resolve_str_env_var
+from agentlightning.utils.error_replies import ErrorReply, refusal
+
+logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -57,7 +61,7 @@ def bearer_token(scope: Scope) -> str | None:
     """Return what the request presents as `Authorization: Bearer ...`; None without one."""
     for name, value in scope["headers"]:
         if name == b"authorization":
-            kind, _, credential = value.decode("latin-1").partition(" ")
+            kind, _, credential = value.decode(errors="replace").partition(" ")
             return credential.strip() if kind.lower() == "bearer" else None
     return None
 
@@ -76,23 +80,23 @@ class BearerAuth:
     def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[Scope], bool]) -> None:
         self.app = app
         self._token = token
+        self._usual = f"Bearer {token}".encode()
         self._is_open = is_open
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = self._token
-        if token is None or scope["type"] != "http" or self._is_open(scope) or same_token(bearer_token(scope), token):
-            await self.app(scope, receive, send)
-        else:
-            await _refuse(send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._token is None or scope["type"] != "http" or self._comes_in(scope, self._token):
+            return self.app(scope, receive, send)
+        logger.info("401 for %s %.200a from %s", scope.get("method"), scope["path"], scope.get("client"))
+        return _refused().send(send)
+
+    def _comes_in(self, scope: Scope, token: str) -> bool:
+        for name, value in scope["headers"]:
+            if name == b"authorization" and hmac.compare_digest(value, self._usual):
+                return True
+        return self._is_open(scope) or same_token(bearer_token(scope), token)
 
 
-async def _refuse(send: Send) -> None:
+def _refused() -> ErrorReply:
     detail = f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
-    body = json.dumps({"detail": detail, "error_type": "UnauthorizedError"}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    reply = refusal(401, detail, "UnauthorizedError")
+    return replace(reply, extra=((b"www-authenticate", b"Bearer"),))

@@ -14,14 +14,16 @@ import logging
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from agentlightning.utils.asgi_server import AsgiServer
 from agentlightning.utils.auth import ASGIApp
+from agentlightning.utils.http_bounds import HttpBounds
 from agentlightning.utils.listening import bracket, listen, outbound_address
+from agentlightning.utils.within import within
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -55,6 +57,14 @@ class PythonServerLauncherArgs:
     timeout_keep_alive: int = 30
     shutdown_timeout: float = 2.0
     """How long requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
+    bounds: HttpBounds = field(default_factory=HttpBounds)
+    """Of connections: sizes, times, how many at once."""
+
+    @property
+    def told_host(self) -> str:
+        """Host of the address that others are told."""
+        host = self.host or "127.0.0.1"
+        return self.access_host or (outbound_address() if host in ("0.0.0.0", "::") else host)
 
 
 class PythonServerLauncher:
@@ -62,6 +72,7 @@ class PythonServerLauncher:
 
     In thread mode `start` and `stop` may be awaited from any loop, in asyncio mode from the same one. Has one owner and
     no lock. `serve_context` is called at each start; what it returns is entered around serving, on the serving loop.
+    `headers` go out with every answer.
 
     Raises:
         ValueError: the launch mode is unknown or cannot be served.
@@ -72,11 +83,14 @@ class PythonServerLauncher:
         app: ASGIApp,
         args: PythonServerLauncherArgs,
         serve_context: Callable[[], AbstractAsyncContextManager[object]] | None = None,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
         _check_mode(args.launch_mode)
         self.app = app
         self.args = args
         self.host = args.host or "127.0.0.1"
+        self._headers = headers
         self._serve_context = serve_context or contextlib.nullcontext
         self._port = args.port or None
         self._socket: socket.socket | None = None
@@ -100,8 +114,7 @@ class PythonServerLauncher:
     @property
     def access_endpoint(self) -> str:
         """URL to tell others."""
-        host = self.args.access_host or (outbound_address() if self.host in ("0.0.0.0", "::") else self.host)
-        return f"http://{bracket(host)}:{self.port}"
+        return f"http://{bracket(self.args.told_host)}:{self.port}"
 
     @property
     def health_url(self) -> str | None:
@@ -139,6 +152,8 @@ class PythonServerLauncher:
             self.app,
             patience=args.shutdown_timeout,
             keep_alive=args.timeout_keep_alive,
+            bounds=args.bounds,
+            headers=self._headers,
             log_level=args.log_level,
             access_log=args.access_log,
         )
@@ -225,7 +240,7 @@ class PythonServerLauncher:
             return
         path, seconds = "/" + self.args.healthcheck_url.lstrip("/"), self.args.startup_timeout
         try:
-            await asyncio.wait_for(_until_200(self.host, self.port, path), seconds)
+            await within(seconds, _until_200(self.host, self.port, path))
         except asyncio.TimeoutError:
             fate = "it was stopped" if self.args.kill_unhealthy_server else "it was left running"
             if self.args.kill_unhealthy_server:

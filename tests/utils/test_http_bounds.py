@@ -1,0 +1,208 @@
+"""Connections that would never end: each has an end, in time or in size, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentlightning.utils.auth import Receive, Scope, Send
+from agentlightning.utils.http_bounds import HttpBounds
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.stubs.raw_http import Answer, exchange, read_answer, request
+
+BOUNDS = HttpBounds(arrival_seconds=0.3, unread_seconds=0.3, connections=8)
+LARGE = 16 * 1024 * 1024
+
+
+class App:
+    """`/large` answers with 16 MiB, `/stream` without end, `/late` reads its body late; the rest echoes its body."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/late":
+            await asyncio.sleep(1.0)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                await asyncio.sleep(0)  # uvicorn's send does not wait for who is gone
+        body = b"x" * LARGE if scope["path"] == "/large" else body
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[PythonServerLauncher]:
+    args = PythonServerLauncherArgs(launch_mode="thread", bounds=BOUNDS, timeout_keep_alive=0.3, shutdown_timeout=0.2)
+    made = PythonServerLauncher(App(), args, headers=[("x-mark", "1")])
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def rest_of(port: int, *pieces: bytes, seconds: float = 10.0) -> bytes:
+    """Send bytes and return everything that comes until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+        return await asyncio.wait_for(reader.read(), seconds)
+    finally:
+        writer.close()
+
+
+def assert_is_refusal(answer: Answer, status: int) -> None:
+    assert answer.status == status
+    assert answer.headers["connection"] == "close"
+    assert answer.headers["x-mark"] == "1"
+    assert set(answer.json) == {"detail", "error_type"}
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(b"GET / HTT", id="request line"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nX: y", id="header"),
+        pytest.param(request("POST", "/", b"x", content_length="9"), id="body"),
+        pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", id="chunked body"),
+    ],
+)
+async def test_a_request_that_does_not_arrive_is_answered_408_and_cut(
+    server: PythonServerLauncher, begun: bytes
+) -> None:
+    assert_is_refusal(await exchange(server.port, begun), 408)
+
+
+async def test_a_request_that_comes_drop_by_drop_is_cut_all_the_same(server: PythonServerLauncher) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    answer = asyncio.create_task(read_answer(reader))
+    writer.write(request("POST", "/", content_length="1000"))
+    while not answer.done():
+        writer.write(b"x")
+        await asyncio.wait([answer], timeout=0.05)
+    assert_is_refusal(await answer, 408)
+    writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\r\n", request("GET", "/"), request("GET", "/") + b"\r\n"])
+async def test_an_idle_connection_is_closed(server: PythonServerLauncher, begun: bytes) -> None:
+    await rest_of(server.port, begun)
+
+
+async def test_who_keeps_an_idle_connection_open_with_blank_lines_is_closed_too(server: PythonServerLauncher) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    end = asyncio.create_task(reader.read())
+    while not end.done():
+        writer.write(b"\r\n")
+        await asyncio.wait([end], timeout=0.1)
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/large", "/stream"])
+async def test_a_client_that_does_not_read_its_answer_is_cut(
+    server: PythonServerLauncher, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+    writer.write(request("GET", path))
+    began = time.monotonic()
+    while "did not take its answer" not in caplog.text:
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.02)  # a log line has no event
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer(server: PythonServerLauncher) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("GET", "/large"))
+    await reader.readuntil(b"\r\n\r\n")
+    got = 0
+    while got < LARGE:
+        got += len(await reader.read(1024 * 1024))
+        await asyncio.sleep(0.02)  # longer in all than the bound on not reading
+    assert got == LARGE
+    writer.close()
+
+
+async def test_a_request_is_not_late_while_it_is_the_server_that_does_not_read(server: PythonServerLauncher) -> None:
+    body = b"x" * (4 * 1024 * 1024)
+    assert (await exchange(server.port, request("POST", "/late", body))).body == body
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        pytest.param([request("GET", "/" + "x" * 40_000)], 414, id="long URL"),
+        pytest.param([request("GET", "/" + "x" * 1_000_000)], 414, id="very long URL"),
+        pytest.param([b"GET /" + b"x" * 30_000, b"x" * 30_000, b"x" * 30_000], 414, id="URL in pieces"),
+        pytest.param([request("GET", "/", x="y" * 70_000)], 431, id="long header"),
+        pytest.param([request("GET", "/", x="y" * 3_000_000)], 431, id="very long header"),
+        pytest.param([request("GET", "/", **{f"h{i}": "y" * 100 for i in range(1000)})], 431, id="many headers"),
+        pytest.param([b"GET / HTTP/1.1\r\n", *([b"x: " + b"y" * 9000 + b"\r\n"] * 9)], 431, id="headers in pieces"),
+        pytest.param([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], 400, id="TLS"),
+        pytest.param([b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"], 400, id="two lengths"),
+        pytest.param([b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"], 400, id="negative length"),
+        pytest.param([b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], 400, id="bad chunk"),
+        pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="bytes in the URL"),
+        pytest.param([b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="CONNECT"),
+    ],
+)
+async def test_a_request_beyond_the_protocol_or_its_sizes_gets_a_refusal_in_our_form(
+    server: PythonServerLauncher, pieces: list[bytes], status: int
+) -> None:
+    assert_is_refusal(await exchange(server.port, *pieces), status)
+
+
+async def test_a_refused_request_that_never_stops_coming_is_cut(server: PythonServerLauncher) -> None:
+    async def send_without_end() -> None:
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(send_without_end(), 20)
+    writer.close()
+
+
+async def test_an_upgrade_is_ignored_and_the_request_answered(server: PythonServerLauncher) -> None:
+    asked = request("GET", "/", connection="Upgrade", upgrade="websocket")
+    assert (await exchange(server.port, asked)).status == 200
+
+
+async def test_one_connection_too_many_is_told_to_come_back_and_may_when_another_has_left(
+    server: PythonServerLauncher,
+) -> None:
+    open_ones = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(BOUNDS.connections)]
+    for reader, writer in open_ones:
+        writer.write(request("GET", "/"))
+        await read_answer(reader)
+    refused = await exchange(server.port, request("GET", "/"))
+    assert_is_refusal(refused, 503)
+    assert int(refused.headers["retry-after"]) >= 1
+    for _, writer in open_ones:
+        writer.close()
+    while (await exchange(server.port, request("GET", "/"))).status != 200:  # noqa: ASYNC110 -- the server's event
+        await asyncio.sleep(0.01)
+
+
+async def test_a_stop_does_not_wait_for_who_does_not_read_and_logs_no_error(
+    server: PythonServerLauncher, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("GET", "/stream"))
+    await reader.readuntil(b"\r\n\r\n")
+    await asyncio.wait_for(server.stop(), 5)
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
