@@ -15,7 +15,7 @@ import agentlightning as agl
 from agentlightning.utils.version import VERSION
 
 HEAVY = (
-    *("torch", "transformers", "peft", "openai", "aiohttp", "pymongo", "litellm", "agentops", "ray", "vllm"),
+    *("torch", "transformers", "peft", "openai", "aiohttp", "pymongo", "psycopg", "litellm", "agentops", "ray", "vllm"),
     *("starlette", "uvicorn", "psutil", "rich", "typer", "jsonargparse", "prometheus_client", "multiprocessing"),
 )
 
@@ -40,6 +40,7 @@ def test_the_bare_import_loads_nothing_heavy() -> None:
         ),
         ("import agentlightning as agl; agl.LitAgentRunner, agl.OtelTracer, agl.rollout", {"torch", "starlette"}),
         ("import agentlightning as agl; agl.Span, agl.Rollout", {"torch", "aiohttp", "starlette", "uvicorn"}),
+        ("import agentlightning as agl; agl.SQLiteLightningStore", {"pymongo", "psycopg", "aiohttp", "starlette"}),
         ("import agentlightning.cli", {"torch", "aiohttp", "starlette", "pydantic", "opentelemetry"}),
     ],
 )
@@ -72,7 +73,10 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
         getattr(agl, "Trainr")  # noqa: B009 -- the checker would see it
 
 
-@pytest.mark.parametrize("name", ["APO", "VERL", "AgentOpsTracer", "DataProto", "SystemPrompt", "AgentLightningClient"])
+@pytest.mark.parametrize(
+    "name",
+    ["APO", "VERL", "AgentOpsTracer", "DataProto", "SystemPrompt", "AgentLightningClient", "RedisLightningStore"],
+)
 def test_a_name_that_is_not_there_says_what_to_use(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"agentlightning.{name} does not exist\. .*(agl\.|Return)"):
         getattr(agl, name)
@@ -108,6 +112,9 @@ def paths_in_the_contract() -> list[tuple[str, str]]:
         ("agentlightning.store.base", "LightningStore LightningStoreCapabilities UNSET"),
         ("agentlightning.store.client_server", "LightningStoreClient LightningStoreServer"),
         ("agentlightning.store.memory", "InMemoryLightningStore"),
+        ("agentlightning.store.mongo", "MongoLightningStore"),
+        ("agentlightning.store.postgres", "PostgresLightningStore"),
+        ("agentlightning.store.sqlite", "SQLiteLightningStore"),
         ("agentlightning.store.threading", "LightningStoreThreaded"),
         ("agentlightning.tracer.base", "Tracer clear_active_tracer get_active_tracer set_active_tracer"),
         ("agentlightning.tracer.dummy", "DummyTracer"),

@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
-app.command("store")(store.store)
+app.add_typer(store.app, name="store")
 
 
 def _version(wanted: bool) -> None:

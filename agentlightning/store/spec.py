@@ -1,39 +1,243 @@
-"""Stores as strings: one string to move from a laptop to a cluster."""
+"""Stores as strings: one string to move from a laptop to a cluster.
+
+    memory                            sqlite:///run.db               mongodb://host/database
+    http://127.0.0.1:4747             sqlite:////var/lib/run.db      postgresql://user:password@host/database
+
+What follows a `?` is a setting, `sqlite:///run.db?synchronous=NORMAL`. The names of each form are in `_KINDS`; in the
+URI of a database every other name is its driver's. A package that a form needs is imported when a store of it is made.
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import unquote_plus
+
+from pydantic import ValidationError
+
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
+from agentlightning.types import RetentionPolicy
 
-FORMS = ("memory", "sqlite:///run.db", "http://127.0.0.1:4747")
+FORMS = (
+    "memory",
+    "sqlite:///run.db",
+    "mongodb://host/database",
+    "postgresql://host/database",
+    "http://127.0.0.1:4747",
+)
 """One example of each form that is understood."""
+
+_RETENTION = ("keep_last", "max_age", "max_bytes")
+_Value = Literal["a number", "a whole number", "text"]
+_OF_EVERY_ENGINE: dict[str, _Value] = {
+    "lease_seconds": "a number",
+    "keep_last": "a whole number",
+    "max_age": "a number",
+    "max_bytes": "a whole number",
+}
 
 
 def is_store_spec(text: str) -> bool:
-    """True if the string has the form of a store spec."""
-    return text == "memory" or text.startswith(("sqlite:", "http://", "https://"))
+    """True if the string can only be meant as a store spec; import paths hold neither `:` nor `/`."""
+    return text.partition("?")[0] == "memory" or ":" in text or "/" in text
 
 
-def store_from_spec(spec: str | LightningStore) -> LightningStore:
+def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningStore:
     """Return the store that a string names; a store is returned as it is.
 
-    `sqlite:///run.db` is a file in the working folder, `sqlite:////var/run.db` an absolute path.
+    `sqlite:///run.db` is a file in the working folder, `sqlite:////var/run.db` an absolute path. `settings` are further
+    keyword arguments of the store's class.
 
     Raises:
-        BadRequestError: the string has none of the forms; lists them.
+        BadRequestError: the string has none of the forms (lists them, with the closest), or a setting is unknown, has
+            a wrong value or is given twice.
+        MissingExtraError: the database's driver is not installed; names the command that installs it.
     """
     if isinstance(spec, LightningStore):
+        if settings:
+            raise TypeError(f"{type(spec).__name__} is made already; give it {', '.join(settings)} where it is made")
         return spec
-    if spec == "memory":
-        from agentlightning.store.memory import InMemoryLightningStore
+    body, _, query = spec.partition("?")
+    scheme = body if body == "memory" else body.partition("://")[0]
+    kind = _KINDS.get(scheme)
+    if kind is None or not kind.address.fullmatch(body):
+        raise BadRequestError(f"{public_form(spec)!r} names no store; expected one of: {', '.join(FORMS)}{_hint(spec)}")
+    own, foreign = _read_settings(kind, query)
+    twice = sorted(own.keys() & settings.keys())
+    if twice:
+        raise BadRequestError(f"{', '.join(twice)} is given twice: in {public_form(spec)!r} and beside it")
+    return kind.make("?".join(filter(None, (body, foreign))), {**own, **settings})
 
-        return InMemoryLightningStore()
-    if spec.startswith("sqlite:///") and len(spec) > len("sqlite:///"):
-        from agentlightning.store.sqlite import SQLiteLightningStore
 
-        return SQLiteLightningStore(spec.removeprefix("sqlite:///"))
-    if spec.startswith(("http://", "https://")):
-        from agentlightning.store.client import LightningStoreClient
+def spec_of(text: str) -> str:
+    """Return the spec that a command line value means: itself, or the SQLite file of that name."""
+    known = re.match(r"(\w+):", text)
+    meant = known and difflib.get_close_matches(known[1].lower(), _KINDS, n=1)
+    return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
 
-        return LightningStoreClient(spec)
-    raise BadRequestError(f"{spec!r} names no store; expected one of: {', '.join(FORMS)}")
+
+def public_form(spec: str) -> str:
+    """Return a spec for people to read: without its settings, and without the password if it has one."""
+    return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", spec.partition("?")[0])
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def _read_settings(kind: _Kind, query: str) -> tuple[dict[str, Any], str]:
+    """Return the settings in a query string as keyword arguments, and the part of it that is the driver's."""
+    found: dict[str, Any] = {}
+    foreign: list[str] = []
+    for piece in filter(None, query.split("&")):
+        name, _, text = piece.partition("=")
+        name = unquote_plus(name)
+        if name in kind.settings:
+            if name in found:
+                raise BadRequestError(f"{name} is given twice in the settings of a store of the form {kind.example}")
+            found[name] = _read(name, kind.settings[name], unquote_plus(text))
+        else:
+            near = difflib.get_close_matches(name, kind.settings, n=1, cutoff=0.75)
+            if near or not kind.has_driver:
+                known = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(kind.settings)}"
+                raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {known}")
+            foreign.append(piece)
+    return _with_retention(found), "&".join(foreign)
+
+
+def _read(name: str, expected: _Value, text: str) -> str | float:
+    try:
+        value = text if expected == "text" else int(text) if expected == "a whole number" else float(text)
+    except ValueError:
+        value = None
+    if value is None or value == "" or value in (math.inf, -math.inf) or value != value:
+        raise BadRequestError(f"{name}={text!r} in a store's settings: expected {expected}")
+    return value
+
+
+def _with_retention(found: dict[str, Any]) -> dict[str, Any]:
+    bounds = {name: found.pop(name) for name in _RETENTION if name in found}
+    if bounds:
+        found["retention"] = retention_policy(**bounds)
+    return found
+
+
+def retention_policy(**bounds: Any) -> RetentionPolicy:
+    """Return the policy with these bounds.
+
+    Raises:
+        BadRequestError: one of them is negative.
+    """
+    try:
+        return RetentionPolicy(**bounds)
+    except ValidationError as error:
+        wrong = [f"{detail['loc'][0]}={detail['input']!r}: {detail['msg']}" for detail in error.errors()]
+        raise BadRequestError(f"Wrong retention, {'; '.join(wrong)}") from None
+
+
+# --- the forms -------------------------------------------------------------------------------------------------------
+
+
+def _memory(address: str, settings: dict[str, Any]) -> LightningStore:
+    from agentlightning.store.memory import InMemoryLightningStore
+
+    return InMemoryLightningStore(**settings)
+
+
+def _sqlite(address: str, settings: dict[str, Any]) -> LightningStore:
+    from agentlightning.store.sqlite import SQLiteLightningStore
+
+    return SQLiteLightningStore(address.removeprefix("sqlite:///"), **settings)
+
+
+def _mongo(address: str, settings: dict[str, Any]) -> LightningStore:
+    from agentlightning.store.mongo import MongoLightningStore
+
+    if "partition" in settings:
+        settings["partition_id"] = settings.pop("partition")
+    return MongoLightningStore(mongo_uri=address, **settings)
+
+
+def _postgres(address: str, settings: dict[str, Any]) -> LightningStore:
+    from agentlightning.store.postgres import PostgresLightningStore
+
+    return PostgresLightningStore(address, **settings)
+
+
+def _http(address: str, settings: dict[str, Any]) -> LightningStore:
+    from agentlightning.store.client import LightningStoreClient
+
+    unused = [name for name in settings if name not in ("deadline", "token", "request_timeout", "retry_delays")]
+    if unused:
+        raise BadRequestError(
+            f"{public_form(address)} is served by another process, which {', '.join(unused)} must be given to"
+        )
+    return LightningStoreClient(address, **settings)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One form: how its address looks, its settings, and what makes the store."""
+
+    example: str
+    address: re.Pattern[str]
+    make: Callable[[str, dict[str, Any]], LightningStore]
+    settings: dict[str, _Value] = field(default_factory=dict[str, _Value])
+    has_driver: bool = False
+    """Settings that are not ours belong to its driver."""
+
+
+_WITH_HOST = re.compile(r"[\w+]+://[^/?#\s][^?#\s]*")
+_MONGO = _Kind(FORMS[2], _WITH_HOST, _mongo, {**_OF_EVERY_ENGINE, "partition": "text"}, has_driver=True)
+_POSTGRES = _Kind(FORMS[3], _WITH_HOST, _postgres, {**_OF_EVERY_ENGINE, "partition": "text"}, has_driver=True)
+_HTTP = _Kind(FORMS[4], _WITH_HOST, _http, {"deadline": "a number"})
+_KINDS: dict[str, _Kind] = {
+    "memory": _Kind(FORMS[0], re.compile("memory"), _memory, {**_OF_EVERY_ENGINE, "max_span_bytes": "a whole number"}),
+    "sqlite": _Kind(
+        FORMS[1], re.compile(r"sqlite:///(?!:memory:).+"), _sqlite, {**_OF_EVERY_ENGINE, "synchronous": "text"}
+    ),
+    "mongodb": _MONGO,
+    "mongodb+srv": _MONGO,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "http": _HTTP,
+    "https": _HTTP,
+}
+
+
+# --- the closest right one -------------------------------------------------------------------------------------------
+
+_IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORECASE)
+
+
+def _hint(spec: str) -> str:
+    guess = _closest(public_form(spec))
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
+def _closest(text: str) -> str | None:
+    """Return the right spec that is closest to a wrong one; None if nothing is near."""
+    if _IN_MEMORY.fullmatch(text):
+        return "memory"
+    scheme, colon, rest = text.partition(":")
+    if colon and not rest.startswith("/") and re.fullmatch(r"\d+(/.*)?", rest):
+        return f"http://{text}"
+    near = difflib.get_close_matches(scheme.lower().partition("+")[0], _KINDS, n=1)
+    if colon and near:
+        return _completed(near[0], rest)
+    if not colon and ("/" in text or text.endswith((".db", ".sqlite", ".sqlite3"))):
+        return f"sqlite:///{text}"
+    return None if colon or not near else _KINDS[near[0]].example
+
+
+def _completed(scheme: str, rest: str) -> str | None:
+    """Return a spec of this scheme with what was meant as its address."""
+    name = rest.lstrip("/")
+    slashes = len(rest) - len(name)
+    if scheme == "sqlite" and name:
+        return f"sqlite:///{'/' if slashes in (1, 4) else ''}{name}"
+    return f"{scheme}://{name}" if name and slashes < 3 and scheme != "memory" else _KINDS[scheme].example

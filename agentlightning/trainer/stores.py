@@ -8,7 +8,7 @@ import os
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.store.base import LightningStore
-from agentlightning.store.spec import is_store_spec, store_from_spec
+from agentlightning.store.spec import is_store_spec, public_form, store_from_spec
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,12 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
     if url is None:
         return InMemoryLightningStore()
     if getattr(strategy, "managed_store", True):
-        logger.warning("%s=%s is ignored: the strategy manages its own store (AGL_MANAGED_STORE=0 uses it)", _URL, url)
+        logger.warning(
+            "%s=%s is ignored: the strategy manages its own store (AGL_MANAGED_STORE=0 uses it)", _URL, public_form(url)
+        )
         return InMemoryLightningStore()
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{_URL} must be an http address such as http://127.0.0.1:4747; got {url!r}")
+        raise ValueError(f"{_URL} must be an http address such as http://127.0.0.1:4747; got {public_form(url)!r}")
     return store_from_spec(url)
 
 

@@ -1,0 +1,190 @@
+"""What may be wrong with a SQLite store's file: its structure, and whether its tables say what its records say."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentlightning.errors import ConflictError
+from agentlightning.store.backend import ROW_TYPES, Record, ResourcesRow, Row, TextRow
+from agentlightning.store.base import FINISHED, QUEUING, RUNNING
+from agentlightning.store.sqlite_file import integrity, reading, schema_version
+from agentlightning.store.sqlite_schema import RECORD, SCHEMA_VERSION
+from agentlightning.types import Span
+
+LISTED = 50
+"""Problems of a file that are told in words; further ones are only counted."""
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What a check of a file saw."""
+
+    schema_version: int
+    rollouts: int = 0
+    spans: int = 0
+    found: int = 0
+    """How many problems there are."""
+    problems: list[str] = field(default_factory=list[str])
+    """The first `LISTED` of them."""
+
+    @property
+    def complete(self) -> bool:
+        """False for a file of an older version, of which only SQLite's own structure was checked."""
+        return self.schema_version == SCHEMA_VERSION
+
+
+def check_file(path: str | Path) -> FileReport:
+    """Check a store's file: SQLite's own structure, and that its tables say what its records say.
+
+    Raises:
+        BadRequestError: no such file, or it cannot be read as SQLite.
+        ConflictError: it holds no store, or one of a newer version.
+    """
+    with reading(Path(path)) as db:
+        version = schema_version(db, Path(path))
+        if version > SCHEMA_VERSION:
+            raise ConflictError(
+                f"The store {str(path)!r} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
+                "Check it with the newer agentlightning that wrote it."
+            )
+        problems = _all_problems(db, complete=version == SCHEMA_VERSION)
+        listed = list(islice(problems, LISTED))
+        found = len(listed) + sum(1 for _ in problems)
+        return FileReport(version, _count(db, "rollouts"), _count(db, "spans"), found, listed)
+
+
+def _count(db: sqlite3.Connection, table: str) -> int:
+    try:
+        return db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    except sqlite3.DatabaseError:  # told as a problem of the file already
+        return 0
+
+
+# --- what may be wrong -----------------------------------------------------------------------------------------------
+
+
+def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
+    try:
+        yield from integrity(db)
+        if complete:
+            yield from _problems_of_rollouts(db)
+            yield from _problems_of_stray_spans(db)
+            yield from _problems_of_changes(db)
+            yield from _problems_of_rows(db)
+    except sqlite3.DatabaseError as error:
+        yield f"the file cannot be read further: {error}"
+
+
+_COLUMNS = (
+    *("rollout_id", "run_id", "status", "start_time", "end_time", "priority", "available_at", "deadline"),
+    *("worker_id", "attempts", "span_count", "span_bytes"),
+)
+
+
+def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
+    for body, *values in db.execute(f"SELECT body, {', '.join(_COLUMNS)} FROM rollouts ORDER BY number"):
+        name = f"rollout {values[0]}"
+        try:
+            record = RECORD.validate_json(body)
+        except ValidationError as error:
+            yield f"{name}: its record cannot be read: {error.errors()[0]['msg']}"
+            continue
+        for column, value, expected in zip(_COLUMNS, values, _columns_of(record), strict=True):
+            if value != expected:
+                yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
+        for problem in (*_problems_of_record(record), *_problems_of_spans(db, record)):
+            yield f"{name}: {problem}"
+
+
+def _columns_of(record: Record) -> tuple[Any, ...]:
+    rollout = record.rollout
+    return (
+        *(rollout.rollout_id, rollout.run_id, rollout.status, rollout.start_time),
+        float("inf") if rollout.end_time is None else rollout.end_time,
+        *(rollout.priority, record.available_at, record.deadline),
+        *(record.holder, len(record.attempts), record.span_count, record.span_bytes),
+    )
+
+
+def _problems_of_record(record: Record) -> Iterator[str]:
+    rollout, status = record.rollout, record.rollout.status
+    if (record.queued_at is not None) != (status in QUEUING):
+        yield f"it is {status} and {'not ' if record.queued_at is None else ''}in the queue"
+    if record.deadline is not None and status not in RUNNING:
+        yield f"it is {status} and has a deadline"
+    if (rollout.end_time is not None) != (status in FINISHED):
+        yield f"it is {status} and has {'no' if rollout.end_time is None else 'an'} end_time"
+    if [attempt.sequence_id for attempt in record.attempts] != list(range(1, len(record.attempts) + 1)):
+        yield "its attempts are not numbered 1, 2, 3, ..."
+    if len({attempt.attempt_id for attempt in record.attempts}) != len(record.attempts):
+        yield "two of its attempts have one id"
+    if any(attempt.rollout_id != rollout.rollout_id for attempt in record.attempts):
+        yield "it holds an attempt of another rollout"
+
+
+def _problems_of_spans(db: sqlite3.Connection, record: Record) -> Iterator[str]:
+    count = size = highest = 0
+    attempts = {attempt.attempt_id for attempt in record.attempts}
+    query = "SELECT attempt_id, span_id, body FROM spans WHERE rollout_id = ? ORDER BY number"
+    for attempt_id, span_id, body in db.execute(query, (record.rollout.rollout_id,)):
+        count, size = count + 1, size + len(body)
+        try:
+            span = Span.model_validate_json(body)
+        except ValidationError as error:
+            yield f"span {span_id} cannot be read: {error.errors()[0]['msg']}"
+            continue
+        highest = max(highest, span.sequence_id)
+        if (span.rollout_id, span.attempt_id, span.span_id) != (record.rollout.rollout_id, attempt_id, span_id):
+            yield f"span {span_id} lies under other ids than its own"
+        if attempt_id not in attempts:
+            yield f"span {span_id} belongs to attempt {attempt_id}, which the rollout does not have"
+    if (count, size) != (record.span_count, record.span_bytes):
+        yield f"it has {count} spans of {size} bytes, its record says {record.span_count} of {record.span_bytes}"
+    if highest > record.spans_issued:
+        yield f"a span has number {highest}, and only {record.spans_issued} were given out"
+
+
+def _problems_of_stray_spans(db: sqlite3.Connection) -> Iterator[str]:
+    query = (
+        "SELECT rollout_id, count(*) FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"
+        " GROUP BY rollout_id"
+    )
+    for rollout_id, count in db.execute(query):
+        yield f"{count} spans belong to rollout {rollout_id}, which is not there"
+
+
+def _problems_of_changes(db: sqlite3.Connection) -> Iterator[str]:
+    [counter] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone() or [None]
+    [newest, distinct, count] = db.execute(
+        "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM rollouts"
+    ).fetchone()
+    if counter is None or newest > counter:
+        yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
+    if distinct != count:
+        yield f"{count - distinct} rollouts share the number of their change with another"
+
+
+def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:
+    rows: dict[tuple[str, str], Row] = {}
+    for kind, key, body in db.execute("SELECT kind, key, body FROM rows ORDER BY number"):
+        try:
+            row = ROW_TYPES[kind].validate_json(body)
+        except (KeyError, ValidationError):
+            yield f"the row {key!r} of kind {kind!r} cannot be read"
+            continue
+        if kind in ("resources", "resources_version", "latest_resources"):
+            rows[kind, key] = row
+    for (kind, key), row in rows.items():
+        if isinstance(row, TextRow) and ("resources", row.value) not in rows:
+            yield f"the latest resources are {row.value}, which are not there"
+        if kind == "resources" and isinstance(row, ResourcesRow):
+            version = rows.get(("resources_version", f"{key}\n{row.update.version}"))
+            if not isinstance(version, ResourcesRow) or version.update != row.update:
+                yield f"resources {key}: version {row.update.version} is not kept as the newest one"

@@ -1,0 +1,123 @@
+"""What the documents say of the store is what its code does: tables of statuses, settings of specs, programs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentlightning.errors import ConflictError
+from agentlightning.store import spec
+from agentlightning.store.lifecycle import (
+    ATTEMPT_STATUSES,
+    LEASE_EXPIRED,
+    ROLLOUT_STATUSES,
+    check_attempt_change,
+    check_rollout_change,
+    rollout_after,
+)
+from agentlightning.types import Attempt, RolloutConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+STORE = DOCS / "deep-dive/store.md"
+HOW_TO = sorted((DOCS / "how-to").glob("*store.md"))
+
+
+def table(text: str, mark: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the head and the rows of the table behind a mark in a document."""
+    lines = text.partition(f"<!-- {mark} -->")[2].strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[: lines.index("")]]
+    return cells[0][1:], {row[0]: row[1:] for row in cells[2:]}
+
+
+def attempt(status: str, number: int = 1, **fields: object) -> Attempt:
+    return Attempt.model_validate(
+        {
+            **{"rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": number, "start_time": 0.0, "status": status},
+            **fields,
+        }
+    )
+
+
+def rollout_change(status: str, to: str) -> str:
+    try:
+        return "." if check_rollout_change("ro-1", status, to) else "="  # type: ignore[arg-type]
+    except ConflictError:
+        return "x"
+
+
+def attempt_change(status: str, to: str) -> str:
+    try:
+        return "." if check_attempt_change(attempt(status), to) else "="  # type: ignore[arg-type]
+    except ConflictError:
+        return "x"
+
+
+def test_the_table_of_rollouts_is_the_one_in_the_code() -> None:
+    head, rows = table(STORE.read_text(), "rollout transitions")
+    assert tuple(head) == tuple(rows) == ROLLOUT_STATUSES
+    assert rows == {status: [rollout_change(status, to) for to in head] for status in ROLLOUT_STATUSES}
+
+
+def test_the_table_of_attempts_is_the_one_in_the_code() -> None:
+    head, rows = table(STORE.read_text(), "attempt transitions")
+    assert tuple(head) == tuple(rows) == ATTEMPT_STATUSES
+    assert rows == {status: [attempt_change(status, to) for to in head] for status in ATTEMPT_STATUSES}
+
+
+@pytest.mark.parametrize("status", ATTEMPT_STATUSES)
+def test_what_a_rollout_becomes_after_its_attempt_is_what_the_table_says(status: str) -> None:
+    _, rows = table(STORE.read_text(), "rollout after attempt")
+    assert tuple(rows) == ATTEMPT_STATUSES
+    with_retry, without = rows[status]
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed", "unresponsive", "timeout"])
+    assert rollout_after(attempt(status, 1), config, 0) == with_retry
+    assert rollout_after(attempt(status, 2), config, 0) == without
+    assert rollout_after(attempt(status, 1), RolloutConfig(max_attempts=2), 0) == without
+    if status == "unresponsive":
+        lost = attempt(status, 3, outcome_reason=LEASE_EXPIRED)
+        assert rollout_after(lost, RolloutConfig(infrastructure_retries=3), 2) == with_retry
+        assert rollout_after(lost, RolloutConfig(infrastructure_retries=3), 3) == without
+
+
+def test_every_arrow_of_the_picture_is_a_change_that_the_code_allows() -> None:
+    [picture] = re.findall(r"^```mermaid\n(.*?)^```", STORE.read_text(), re.DOTALL | re.MULTILINE)
+    arrows = re.findall(r"^ +(\S+) --> (\w+): (.+)$", picture, re.MULTILINE)
+    assert len(arrows) == len(picture.splitlines()) - 1
+    assert {to for _, to, _ in arrows} == set(ROLLOUT_STATUSES)
+    for status, to, cause in arrows:
+        if status != "[*]" and cause != "start_attempt":
+            assert rollout_change(status, to) == ".", f"{status} --> {to}"
+
+
+def test_the_retry_defaults_that_are_named_are_those_of_the_code() -> None:
+    text = STORE.read_text()
+    assert f"`infrastructure_retries` ({RolloutConfig().infrastructure_retries})" in text
+
+
+def test_the_settings_of_every_form_are_listed() -> None:
+    text = (DOCS / "how-to/choose-a-store.md").read_text()
+    _, rows = table(text, "settings of specs")
+    listed = {form.strip("`"): set(re.findall(r"`(\w+)`", settings)) for form, [settings, *_] in rows.items()}
+    assert listed == {kind.example: set(kind.settings) for kind in spec._KINDS.values()}
+    assert set(listed) == set(spec.FORMS)
+
+
+def programs() -> list[tuple[str, str]]:
+    blocks = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [
+        (f"{document.stem} {number}", program)
+        for document in (STORE, *HOW_TO)
+        for number, program in enumerate(blocks.findall(document.read_text()))
+    ]
+
+
+@pytest.mark.parametrize("program", [program for _, program in programs()], ids=[name for name, _ in programs()])
+def test_the_programs_run_as_printed(program: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-W", "error", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
