@@ -23,6 +23,7 @@ from agentlightning.runner.resources import ResourceShelf
 from agentlightning.runner.results import RewardFn
 from agentlightning.runner.stopping import Stopping
 from agentlightning.store.base import LightningStore
+from agentlightning.store.complete import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 
@@ -100,14 +101,15 @@ class LitAgentRunner(Runner[T]):
         """Take a store, in the process and thread that will run the rollouts."""
         self.worker_id = worker_id
         self._store = store
-        self._tracer.init_worker(worker_id, store)
+        whole = complete(store)
+        self._tracer.init_worker(worker_id, whole)
         self._player = AttemptPlayer(
             runner=self,
             agent=self.get_agent(),
-            store=store,
+            store=whole,
             tracer=self._tracer,
             hooks=self._hooks,
-            shelf=ResourceShelf(store),
+            shelf=ResourceShelf(whole),
             log_prefix=self._log_prefix,
             policy_faults=self._policy_faults,
             reward_fn=self._reward_fn,

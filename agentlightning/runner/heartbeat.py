@@ -70,11 +70,14 @@ class Heartbeat:
     async def announce(self) -> None:
         """Say once, before the first claim, that this worker lives: the claim of a worker that never beat has no lease.
 
-        A store that is away is not waited for; whoever claims notices.
+        A store that is away is not waited for; whoever claims notices. One that keeps no workers is told nothing more.
         """
         if self._interval > 0:
             try:
                 await within(self._interval, self._store.update_worker(self._worker_id))
+            except NotImplementedError:
+                logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
+                self._interval = 0.0
             except Exception as error:  # as above: the claim that follows meets the same store and reports it
                 logger.warning("[%s] heartbeat: not announced: %s: %s", self._worker_id, type(error).__name__, error)
 

@@ -8,12 +8,13 @@ import json
 import logging
 import random
 import time
-import weakref
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
 import aiohttp
+import yarl
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
@@ -43,6 +44,8 @@ from agentlightning.utils.id import generate_id
 from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
+CHUNK = 2000
+"""Items of a list that is asked for without a limit, per request."""
 _RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
 _PLAIN_ERRORS: dict[str, type[Exception]] = {
     "ValueError": ValueError,
@@ -99,8 +102,7 @@ class LightningStoreClient(LightningStore):
         self._request_timeout = request_timeout
         self._connection_timeout = connection_timeout
         self._token = token or server_token()
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession]
-        self._sessions = weakref.WeakKeyDictionary()
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._met = False
 
     @override
@@ -123,8 +125,8 @@ class LightningStoreClient(LightningStore):
                 await session.close()
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
-            elif session.connector is not None:
-                session.connector._close()  # its loop is gone; only the sockets are left
+            else:
+                _let_go(session)
 
     # --- operations that take another form on the wire -------------------------------------------------------------
 
@@ -167,9 +169,29 @@ class LightningStoreClient(LightningStore):
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
+        if operation == "query_rollouts":
+            _use_new_names(arguments)
         if operation in LONG_POLLS:
             return await self._poll(row, arguments)
+        if row.is_page:
+            return await self._list(row, arguments)
         return await self._request(row, arguments, self._request_timeout)
+
+    async def _list(self, row: Operation, arguments: dict[str, Any]) -> Any:
+        """Fetch a page; without a limit in chunks, of which what changes meanwhile may be missing or in two."""
+        limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
+        if limit == 0:  # the wire has no page without items
+            page = await self._request(row, {**arguments, "limit": 1}, self._request_timeout)
+            return page.model_copy(update={"items": [], "limit": 0})
+        if limit != -1:
+            return await self._request(row, arguments, self._request_timeout)
+        items: list[Any] = []
+        while True:
+            chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
+            page = await self._request(row, chunk, self._request_timeout)
+            items += page.items
+            if len(page.items) < CHUNK:
+                return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
 
     async def _poll(self, row: Operation, arguments: dict[str, Any]) -> Any:
         """Ask in chunks that the server holds open, until there is something or time is up."""
@@ -227,8 +249,9 @@ class LightningStoreClient(LightningStore):
     async def _try(self, method: str, url: str, body: bytes | None, headers: dict[str, str], timeout: float) -> bytes:
         try:
             limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connection_timeout)
+            where = yarl.URL(url, encoded=True)  # else an id of dots would be taken for a way through folders
             async with self._session().request(
-                method, url, data=_payload(body), headers=headers, timeout=limits
+                method, where, data=_payload(body), headers=headers, timeout=limits
             ) as answer:
                 content = await answer.read()
                 self._meet(answer.headers.get("x-agl-version"))
@@ -247,6 +270,9 @@ class LightningStoreClient(LightningStore):
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.closed:
+            for other in [other for other in self._sessions if other.is_closed()]:
+                if (dead := self._sessions.pop(other, None)) is not None:
+                    _let_go(dead)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
             session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
             self._sessions[loop] = session
@@ -263,6 +289,20 @@ class LightningStoreClient(LightningStore):
                 f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is {version}; "
                 "install the same version on both sides"
             )
+
+
+def _let_go(session: aiohttp.ClientSession) -> None:
+    """Release the sockets of a session whose loop is gone."""
+    if session.connector is not None:
+        session.connector._close()
+
+
+def _use_new_names(arguments: dict[str, Any]) -> None:
+    for old, new in (("status", "status_in"), ("rollout_ids", "rollout_id_in")):
+        if old in arguments:
+            warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=4)
+            arguments.setdefault(new, arguments[old])
+            del arguments[old]
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.complete import complete
 from agentlightning.store.forward import forward_operations
 from agentlightning.types import EnqueueRolloutRequest
 
@@ -19,6 +20,7 @@ class LightningStoreScoped(LightningStore):
     def __init__(self, store: LightningStore, run_id: str | None) -> None:
         self.store = store
         self.run_id = run_id
+        self._whole = complete(store)
 
     @property
     @override
@@ -35,7 +37,7 @@ class LightningStoreScoped(LightningStore):
         await self.store.close()
 
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        method = getattr(self.store, operation)
+        method = getattr(self._whole, operation)
         if operation == "enqueue_many_rollouts":
             return await method([self._mine(request) for request in (args[0] if args else kwargs["rollouts"])])
         if self.run_id is not None and "run_id" in inspect.signature(method).parameters:

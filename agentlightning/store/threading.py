@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.complete import complete
 from agentlightning.store.forward import forward_operations
 from agentlightning.utils.background import BackgroundLoop
 
@@ -25,6 +26,7 @@ class LightningStoreThreaded(LightningStore):
     def __init__(self, store: LightningStore) -> None:
         self.store = store
         self._direct = bool(store.capabilities.get("thread_safe"))
+        self._whole = complete(store, one_at_a_time=not self._direct)
         self._owner = BackgroundLoop("agl-store-owner")
         self._turn: asyncio.Lock | None = None
 
@@ -44,7 +46,7 @@ class LightningStoreThreaded(LightningStore):
 
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._direct or self._owner.is_current():
-            return await getattr(self.store, operation)(*args, **kwargs)
+            return await getattr(self._whole, operation)(*args, **kwargs)
         waits = operation in _WAITS and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
         call = self._on_owner_loop(operation, args, kwargs, request_token.get(), alone=not waits)
         return await asyncio.wrap_future(self._owner.submit(call))
@@ -54,8 +56,8 @@ class LightningStoreThreaded(LightningStore):
     ) -> Any:
         request_token.set(token)
         if not alone:
-            return await getattr(self.store, operation)(*args, **kwargs)
+            return await getattr(self._whole, operation)(*args, **kwargs)
         if self._turn is None:
             self._turn = asyncio.Lock()
         async with self._turn:
-            return await getattr(self.store, operation)(*args, **kwargs)
+            return await getattr(self._whole, operation)(*args, **kwargs)

@@ -16,6 +16,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
+from agentlightning.store.complete import complete
 from agentlightning.store.scoped import LightningStoreScoped
 from agentlightning.types import Dataset, Hook, NamedResources
 
@@ -28,8 +29,8 @@ EVENT_POLL_SECONDS = 0.1
 
 
 def scoped(store: LightningStore, run_id: str | None) -> LightningStore:
-    """Return the store as a run sees it; without a run, as it is."""
-    return store if run_id is None else LightningStoreScoped(store, run_id)
+    """Return the store as a run sees it, with the whole contract; without a run, all of it."""
+    return complete(store) if run_id is None else LightningStoreScoped(store, run_id)
 
 
 @dataclass

@@ -42,6 +42,7 @@ from agentlightning.types.resources import (
 from agentlightning.types.tracer import (
     Attributes,
     AttributeValue,
+    DroppedCounts,
     Event,
     Link,
     OtelResource,
@@ -66,6 +67,7 @@ __all__ = [
     "AttributeValue",
     "Attributes",
     "Dataset",
+    "DroppedCounts",
     "EnqueueRolloutRequest",
     "Event",
     "EventPage",

@@ -6,7 +6,8 @@ The agent-side names (`Triplet`, `Dataset`, `Hook`, ...) live in `types/agent.py
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
@@ -27,9 +28,9 @@ class RolloutConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    timeout_seconds: float | None = None
+    timeout_seconds: float | None = Field(default=None, allow_inf_nan=False)
     """Largest age of one attempt in seconds; None is no limit."""
-    unresponsive_seconds: float | None = None
+    unresponsive_seconds: float | None = Field(default=None, allow_inf_nan=False)
     """Longest silence of one attempt in seconds; None is no limit."""
     max_attempts: int = Field(default=1, ge=1)
     """Attempts in all, the first one included, for the conditions below."""
@@ -55,8 +56,26 @@ class AttemptError(BaseModel):
     """The last frames, trimmed to 8 KiB."""
 
 
-class Attempt(BaseModel):
+class _Signposted(BaseModel):
+    """A value that says, when asked for something that is kept elsewhere, where that is."""
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self._elsewhere:
+                raise AttributeError(f"{type(self).__name__} has no {name!r}: {self._elsewhere[name]}")
+            return super().__getattr__(name)
+
+
+class Attempt(_Signposted):
     """One try at a rollout by one worker."""
+
+    _elsewhere = {
+        "spans": "read them with store.query_spans(rollout_id, attempt_id)",
+        "reward": "it is in the spans: find_final_reward(await store.query_spans(rollout_id, attempt_id))",
+    }
 
     rollout_id: str
     attempt_id: str
@@ -75,8 +94,14 @@ class Attempt(BaseModel):
     error: AttemptError | None = None
 
 
-class Rollout(BaseModel):
+class Rollout(_Signposted):
     """One task on its way through the system."""
+
+    _elsewhere = {
+        "attempt": "nobody has claimed it yet, or it was asked for alone; store.get_latest_attempt(rollout_id)",
+        "attempts": "read them with store.query_attempts(rollout_id)",
+        "worker_id": "a worker belongs to an attempt: (await store.get_latest_attempt(rollout_id)).worker_id",
+    }
 
     rollout_id: str
     input: TaskInput

@@ -69,4 +69,4 @@ class PaginatedResult(BaseModel, Generic[T], Sequence[T]):  # pyright: ignore[re
             tail = repr(self.items[0])
         else:
             tail = f"[{self.items[0]!r}, ...]"
-        return f"<PaginatedResult ({self.offset + 1}:{end} of {self.total}) {tail}>"
+        return f"<PaginatedResult ({self.offset}:{end} of {self.total}) {tail}>"

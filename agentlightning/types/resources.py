@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 from typing_extensions import override
@@ -55,19 +56,25 @@ class ProxyLLM(LLM):
 
     @override
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride] -- the public form
-        """Return the URL of one attempt, or the bare endpoint when both ids are None.
+        """Return the URL of one attempt, its ids escaped, or the bare endpoint when both ids are None.
 
         Raises:
-            ValueError: one id is None, or an id is no string.
+            ValueError: one id is None, or an id is no string or empty.
         """
         endpoint = self.__dict__["endpoint"]
         if rollout_id is None and attempt_id is None:
             return endpoint
         if not (isinstance(rollout_id, str) and isinstance(attempt_id, str)):
             raise ValueError("rollout_id and attempt_id must be strings or all be empty")
+        if not (rollout_id and attempt_id):
+            raise ValueError(
+                "rollout_id and attempt_id must be strings or all be empty (None): "
+                f"got {rollout_id!r} and {attempt_id!r}, and no URL can hold the empty text"
+            )
         root = endpoint.removesuffix("/")
         tail = "/v1" if root.endswith("/v1") else ""
-        return f"{root.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{tail}"
+        rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
+        return f"{root.removesuffix('/v1')}/rollout/{rollout}/attempt/{attempt}{tail}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return the plain `LLM` of this attempt: its URL and, when a token is set, its key."""

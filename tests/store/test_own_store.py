@@ -1,0 +1,303 @@
+"""A store that a user wrote, for an earlier form of the contract, works wherever the framework takes a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.errors import BadRequestError
+from agentlightning.execution.base import ExecutionStrategy
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
+from agentlightning.store.complete import CompletedStore, complete
+from agentlightning.store.scoped import LightningStoreScoped
+from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
+from agentlightning.types import Attempt, AttemptedRollout, AttemptError, EnqueueRolloutRequest, RolloutConfig, Span
+from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
+
+
+@pytest.fixture
+def server() -> Iterator[KeyValueServer]:
+    with KeyValueServer() as running:
+        yield running
+
+
+@pytest.fixture
+def own(server: KeyValueServer) -> RedisLikeStore:
+    return RedisLikeStore(server.url)
+
+
+@pytest.fixture(params=["completed", "threaded", "run", "client"])
+async def store(request: pytest.FixtureRequest, own: RedisLikeStore) -> AsyncIterator[LightningStore]:
+    """The user's store behind each of the framework's."""
+    if request.param == "completed":
+        yield complete(own)
+    elif request.param == "run":
+        yield LightningStoreScoped(own, "run-1")
+    elif request.param == "threaded":
+        threaded = LightningStoreThreaded(own)
+        yield threaded
+        await threaded.close()
+    else:
+        served = LightningStoreServer(own, port=0)
+        await served.start()
+        client = LightningStoreClient(served.endpoint, deadline=5.0)
+        yield client
+        await client.close()
+        await served.stop()
+
+
+def span(claimed: AttemptedRollout, number: int = -1) -> Span:
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    return Span.from_attributes(attributes={"k": 1}, sequence_id=number, **ids)
+
+
+# --- the framework's operations over it --------------------------------------------------------------------------
+
+
+async def test_a_claim_waits_for_work_that_comes_later(store: LightningStore) -> None:
+    waiting = asyncio.create_task(store.dequeue_rollout("w", timeout=20))
+    await asyncio.sleep(0.05)
+    made = await store.enqueue_rollout({"q": 1})
+    claimed = await asyncio.wait_for(waiting, 10)
+    assert claimed is not None
+    assert (claimed.rollout_id, claimed.attempt.worker_id) == (made.rollout_id, "w")
+    assert await store.dequeue_rollout(timeout=0.02) is None
+
+
+async def test_batches_are_made_of_single_calls(store: LightningStore) -> None:
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(3)])
+    claims = await store.dequeue_many_rollouts(limit=2, worker_id="w")
+    assert [claim.input for claim in claims] == [0, 1]
+    pairs = [(claim.rollout_id, claim.attempt.attempt_id) for claim in (claims[0], claims[1], claims[0])]
+    assert await store.get_many_span_sequence_ids(pairs) == [1, 1, 2]
+
+
+async def test_spans_that_ask_for_a_number_get_one(store: LightningStore) -> None:
+    await store.enqueue_rollout("x")
+    claimed = await store.dequeue_rollout()
+    assert claimed is not None
+    asking = span(claimed)
+    stored = await store.add_many_spans([asking, span(claimed, 7)])
+    assert [s.sequence_id for s in stored] == [1, 7]
+    assert await store.add_span(asking) is None
+    assert [s.sequence_id for s in await store.query_spans(claimed.rollout_id)] == [1, 7]
+
+
+async def test_lists_are_sorted_and_cut(store: LightningStore) -> None:
+    made = [await store.enqueue_rollout(i, mode=mode) for i, mode in enumerate(("val", "train", "test"))]
+    assert [found.input for found in await store.query_rollouts(limit=2, offset=1)] == [1, 2]
+    page = await store.query_rollouts(sort_by="mode", sort_order="desc", limit=2)
+    assert ([found.input for found in page], page.total, page.limit) == ([0, 1], 3, 2)
+    await store.start_attempt(made[0].rollout_id)
+    assert (await store.query_attempts(made[0].rollout_id, limit=5, sort_order="desc")).total == 1
+    with pytest.raises(BadRequestError, match="allowed fields are"):
+        await store.query_rollouts(sort_by="colour")
+
+
+async def test_how_an_attempt_ended_is_kept(store: LightningStore) -> None:
+    started = await store.start_rollout("x")
+    error = AttemptError(type="builtins.ValueError", message="no")
+    await store.update_attempt(started.rollout_id, "latest", metadata={"mine": 1})
+    ended = await store.update_attempt(
+        started.rollout_id, started.attempt.attempt_id, status="failed", outcome="policy_fault", error=error
+    )
+    latest = await store.get_latest_attempt(started.rollout_id)
+    [listed] = await store.query_attempts(started.rollout_id)
+    for attempt in (ended, latest, listed):
+        assert attempt is not None
+        assert (attempt.status, attempt.outcome, attempt.error) == ("failed", "policy_fault", error)
+        assert (attempt.metadata or {})["mine"] == 1
+
+
+async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore) -> None:
+    with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement delete_rollouts"):
+        await store.delete_rollouts(rollout_ids=["x"])
+    with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement update_worker"):
+        await store.update_worker("w")
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*takes no 'priority'"):
+        await store.enqueue_rollout("x", priority=1)
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans takes no 'name_contains'"):
+        await store.query_spans("ro-1", name_contains="x")
+
+
+async def test_a_claim_that_nobody_waits_for_goes_back_to_the_queue(own: RedisLikeStore) -> None:
+    """The store has handed the rollout out, and whoever asked has left before the answer arrives."""
+    given = asyncio.Event()
+
+    class Slow(RedisLikeStore):
+        async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
+            claimed = await super().dequeue_rollout(worker_id)
+            given.set()
+            await asyncio.sleep(0.05)
+            return claimed
+
+    made = await own.enqueue_rollout("x")
+    slow = Slow("kv://{}:{}".format(*own._address))
+    asking = asyncio.create_task(complete(slow).dequeue_rollout(timeout=10))
+    await given.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    again = await own.dequeue_rollout()
+    assert again is not None
+    assert (again.rollout_id, again.attempt.sequence_id) == (made.rollout_id, 2)
+
+
+async def test_a_store_that_is_not_thread_safe_has_one_call_at_a_time_while_others_wait(own: RedisLikeStore) -> None:
+    threaded = LightningStoreThreaded(own)
+    waiting = [asyncio.create_task(threaded.dequeue_rollout(timeout=0.3)) for _ in range(4)]
+    await asyncio.gather(*(threaded.get_rollout_by_id("x") for _ in range(40)), *waiting)
+    await threaded.close()
+    assert own.most_running == 1
+
+
+async def test_runs_that_it_does_not_know_are_told_of_once(
+    own: RedisLikeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = LightningStoreScoped(own, "run-1")
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        await view.enqueue_rollout("x")
+        await view.dequeue_rollout()
+    assert [record.getMessage() for record in caplog.records] == [
+        "RedisLikeStore does not keep runs apart: give each run a store of its own"
+    ]
+
+
+async def test_a_store_that_knows_the_contract_is_used_as_it_is() -> None:
+    class Counting(agl.InMemoryLightningStore):
+        """Overrides an operation without changing its form."""
+
+        claims = 0
+
+        async def dequeue_many_rollouts(self, **arguments: Any) -> list[AttemptedRollout]:
+            self.claims += 1
+            return await super().dequeue_many_rollouts(**arguments)
+
+    counting = Counting()
+    assert complete(counting) is counting
+    assert complete(LightningStoreThreaded(counting)).__class__ is LightningStoreThreaded
+    await counting.dequeue_rollout()
+    assert counting.claims == 1
+
+
+async def test_an_overridden_claim_in_the_earlier_form_is_the_one_that_is_called() -> None:
+    class Picky(agl.InMemoryLightningStore):
+        asked: list[str | None]
+
+        async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
+            self.asked = [*getattr(self, "asked", []), worker_id]
+            return await super().dequeue_rollout(worker_id)
+
+    picky = Picky()
+    whole = complete(picky)
+    assert isinstance(whole, CompletedStore)
+    await whole.enqueue_rollout("x")
+    assert (await whole.dequeue_rollout("w", timeout=5)) is not None
+    assert picky.asked == ["w"]
+
+
+# --- a whole run -------------------------------------------------------------------------------------------------
+
+
+@agl.rollout
+def tenth(task: int) -> float:
+    """An agent: a tenth of the task, and for one task a fault of the policy."""
+    if task == 3:
+        raise agl.PolicyFault("three", reward=-1.0)
+    return task / 10
+
+
+class OwnTrainer(agl.Trainer):
+    """A Trainer whose store is the user's, made where the Trainer makes its store."""
+
+    url = ""
+
+    def _make_store(self, store: Any, strategy: ExecutionStrategy) -> LightningStore:
+        return RedisLikeStore(url=self.url, thread_safe=False)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"type": "shm"},
+        {"type": "shm", "managed_store": False},
+        {"type": "cs", "server_port": 0},
+    ],
+    ids=["threads", "threads, as it is", "processes"],
+)
+def test_fit_runs_to_its_end_over_it(server: KeyValueServer, strategy: dict[str, Any]) -> None:
+    class Mine(OwnTrainer):
+        url = server.url
+
+    trainer = Mine(algorithm=agl.Baseline(), strategy=strategy, n_runners=1)
+    trainer.fit(tenth, train_dataset=[1, 2, 3, 4])
+    assert trainer.result.rewards == [0.1, 0.2, -1.0, 0.4]
+    assert trainer.result.outcomes == {"scored": 3, "policy_fault": 1}
+
+
+async def test_a_runner_alone_plays_its_queue_and_says_that_it_sends_no_heartbeats(
+    own: RedisLikeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = [await own.enqueue_rollout(task) for task in (1, 3)]
+    runner = agl.LitAgentRunner[int](agl.OtelTracer(), max_rollouts=2, heartbeat_interval=0.02)
+    with caplog.at_level(logging.WARNING, "agentlightning.runner"), runner.run_context(agent=tenth, store=own):
+        await runner.iter()
+    assert caplog.text.count("the store takes no heartbeats: a lost worker is not noticed") == 1
+    assert "heartbeat: update failed" not in caplog.text
+    ended = await own.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=5)
+    assert [rollout.status for rollout in ended] == ["succeeded", "failed"]
+    spans = await own.query_spans(made[0].rollout_id)
+    assert agl.find_final_reward(list(spans)) == 0.1
+
+
+# --- the rules, for whoever writes one ---------------------------------------------------------------------------
+
+
+def attempt(status: Any, number: int = 1, **fields: Any) -> Attempt:
+    known = {"rollout_id": "ro-1", "attempt_id": f"at-{number}", "sequence_id": number, "start_time": 0.0}
+    return Attempt.model_construct(**{**dict(Attempt(**known)), "status": status, **fields})
+
+
+@pytest.mark.parametrize(
+    ("status", "number", "expected"),
+    [
+        ("preparing", 1, "preparing"),
+        ("running", 1, "running"),
+        ("succeeded", 2, "succeeded"),
+        ("failed", 1, "requeuing"),
+        ("failed", 2, "failed"),
+        ("timeout", 1, "failed"),
+        ("unresponsive", 1, "requeuing"),
+    ],
+)
+async def test_the_status_of_a_rollout_follows_from_its_latest_attempt(status: str, number: int, expected: str) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed", "unresponsive"])
+    assert await rollout_status_from_attempt(attempt(status, number), config) == expected
+
+
+async def test_an_attempt_without_a_status_gives_none() -> None:
+    with pytest.raises(ValueError, match="Invalid attempt status: odd"):
+        await rollout_status_from_attempt(attempt("odd"), RolloutConfig())
+
+
+async def test_unhealthy_attempts_are_found_with_what_they_become() -> None:
+    def held(config: RolloutConfig, **fields: Any) -> AttemptedRollout:
+        found = attempt("running", **fields)
+        rollout = {"rollout_id": "ro-1", "input": 1, "start_time": 0.0, "config": config}
+        return AttemptedRollout.model_construct(**rollout, attempt=found)
+
+    now = time.time()
+    rollouts = [
+        held(RolloutConfig(timeout_seconds=1.0), number=1, last_heartbeat_time=now),
+        held(RolloutConfig(unresponsive_seconds=1.0), number=2),
+        held(RolloutConfig(unresponsive_seconds=60.0), number=3, last_heartbeat_time=now),
+        held(RolloutConfig(), number=4),
+        AttemptedRollout.model_construct(rollout_id="ro-2", config=RolloutConfig(timeout_seconds=1.0), attempt=None),
+    ]
+    assert await scan_unhealthy_rollouts(rollouts) == {("ro-1", "at-1"): "timeout", ("ro-1", "at-2"): "unresponsive"}

@@ -1,0 +1,433 @@
+"""Promises of the store that no single operation shows: what is read, who is woken, which threads and loops may call.
+
+The table of `docs/deep-dive/store-promises.md` names these tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import pickle
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.errors import BusyError, GoneError
+from agentlightning.store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    LightningStoreThreaded,
+    SQLiteLightningStore,
+    scripts,
+)
+from agentlightning.store.backend import Backend, Record
+from agentlightning.store.base import is_finished
+from agentlightning.store.memory import MemoryBackend
+from agentlightning.store.query import Plan
+from agentlightning.store.routes import PREFIX
+from agentlightning.store.sqlite import SQLiteBackend
+from agentlightning.store.sqlite_tx import SQLiteTx
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+
+LEASE = 0.3
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    settings: Any = {"scan_debounce_seconds": 0.0, "lease_seconds": LEASE}
+    if request.param == "memory":
+        made: Any = InMemoryLightningStore(**settings)
+    else:
+        made = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL", **settings)
+    yield made
+    await made.close()
+
+
+def spans_of(claimed: AttemptedRollout, count: int = 1) -> list[Span]:
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    return [Span.from_attributes(attributes={}, sequence_id=-1, **ids) for _ in range(count)]
+
+
+async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Look again and again: what is waited for is done by a timer of the store, which tells nobody."""
+    end = time.monotonic() + seconds
+    while not await true():
+        assert time.monotonic() < end, "it never came true"
+        await asyncio.sleep(0.02)
+
+
+# --- states ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_revived_attempt_has_no_end(store: LightningStore) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
+    started = await store.start_rollout("x", config=config)
+    ended = await store.update_attempt(started.rollout_id, "latest", status="unresponsive")
+    assert ended.end_time is not None
+    await store.add_span(*spans_of(started))
+    alive = await store.get_latest_attempt(started.rollout_id)
+    assert alive is not None
+    assert (alive.status, alive.end_time, alive.outcome, alive.outcome_reason) == ("running", None, None, None)
+
+
+@pytest.mark.parametrize("status", ["queuing", "requeuing"])
+async def test_a_rollout_queued_by_hand_under_a_live_attempt_is_not_run_twice(
+    store: LightningStore, status: Any
+) -> None:
+    started = await store.start_rollout("x")
+    await store.update_rollout(started.rollout_id, status=status)
+    await store.add_span(*spans_of(started))
+    found = await store.get_rollout_by_id(started.rollout_id)
+    assert found is not None
+    assert found.status == "running"
+    assert await store.dequeue_rollout() is None
+
+
+# --- the watch over workers and limits ---------------------------------------------------------------------------
+
+
+async def test_the_watch_reads_only_what_may_have_lapsed(store: Any) -> None:
+    limits = [None, 3600.0, 0.001]
+    started = [await store.start_rollout(i, config=RolloutConfig(timeout_seconds=limits[i % 3])) for i in range(30)]
+    now = time.time() + 1
+    due, _ = store._backend.execute(lambda tx: tx.due(now, 1000), write=False)
+    assert {record.rollout.rollout_id for record in due} <= {started[i].rollout_id for i in range(2, 30, 3)}
+
+
+async def test_a_watch_that_fails_fails_no_call(
+    store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(store._runtime, "_lapsed_script", fail)
+    with caplog.at_level(logging.ERROR, "agentlightning.store"):
+        made = await store.enqueue_rollout("x")
+        assert await store.get_rollout_by_id(made.rollout_id) == made
+    assert "looking for lapsed attempts failed" in caplog.text
+
+
+async def test_a_worker_that_beats_keeps_all_that_it_has_claimed(store: LightningStore) -> None:
+    await store.update_worker("w")
+    held = [await store.start_rollout(i, worker_id="w") for i in range(2)]
+    for _ in range(10):
+        await asyncio.sleep(LEASE / 4)
+        await store.update_worker("w")
+    assert {found.status for found in await store.query_rollouts()} == {"preparing"}
+    assert (await store.query_attempts(held[0].rollout_id)).total == 1
+
+
+async def test_an_idle_worker_that_falls_silent_becomes_unknown(store: LightningStore) -> None:
+    await store.update_worker("w")
+    await store.dequeue_rollout("w")
+
+    async def is_unknown() -> bool:
+        worker = await store.get_worker_by_id("w")
+        return worker is not None and worker.status == "unknown"
+
+    await until(is_unknown)
+
+
+async def test_a_clock_that_jumps_ahead_takes_no_claim_from_a_worker_that_lives(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.update_worker("w")
+    started = await store.start_rollout("x", worker_id="w")
+    await store.query_workers()  # the watch has seen the clock
+    ahead = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    await store.query_workers()
+    assert (await store.get_rollout_by_id(started.rollout_id)).status == "preparing"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    made: Any = MemoryBackend() if request.param == "memory" else SQLiteBackend(str(tmp_path / "x.db"), "NORMAL")
+    yield made
+    made.close()
+
+
+def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend) -> None:
+    def fill(tx: Any) -> None:
+        scripts.enqueue(tx, 0.0, str, [EnqueueRolloutRequest(input=1)] * 3)
+        for worker in ("gone", "holds"):
+            scripts.heartbeat(tx, 0.0, worker, {}, None)
+
+    def left(tx: Any) -> tuple[list[str], int]:
+        return [key for key, _ in tx.scan("worker")], tx.count_rows("claim")
+
+    backend.execute(fill)
+    backend.execute(lambda tx: scripts.claim(tx, 0.0, str, "token", None, "holds", 1))
+    backend.execute(lambda tx: scripts.forget_old_rows(tx, 3000.0, 30.0))
+    assert backend.execute(left, write=False)[0] == (["gone", "holds"], 1)
+    backend.execute(lambda tx: scripts.forget_old_rows(tx, 90_000.0, 30.0))
+    assert backend.execute(left, write=False)[0] == (["holds"], 0)
+
+
+# --- waiting -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(store: Any) -> None:
+    started = [await store.start_rollout(i) for i in range(300)]
+    ids = [rollout.rollout_id for rollout in started]
+    await asyncio.wait_for(store.wait_for_rollouts(rollout_ids=ids[:1], timeout=0.01), 5)
+    threads = threading.active_count()
+    single = [asyncio.create_task(store.wait_for_rollouts(rollout_ids=[i])) for i in ids for _ in range(3)]
+    whole = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
+    left = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
+    await asyncio.sleep(0.1)
+    assert threading.active_count() <= threads
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    await asyncio.gather(*[store.update_rollout(i, status="succeeded") for i in ids])
+    assert [len(found) for found in await asyncio.wait_for(asyncio.gather(*single), 20)] == [1] * 900
+    assert [found.rollout_id for found in await asyncio.wait_for(whole, 20)] == ids
+    assert store._runtime._waiters.parked == 0
+
+
+# --- threads, loops, processes -----------------------------------------------------------------------------------
+
+
+def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
+    """Each thread with an event loop of its own, all on one store."""
+    failures: list[BaseException] = []
+    for made in (InMemoryLightningStore(), SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")):
+
+        async def write(store: LightningStore = made) -> None:
+            for number in range(40):
+                claimed = await store.start_rollout(number, worker_id=f"w{number % 3}")
+                await store.add_many_spans(spans_of(claimed, 3))
+                await store.update_attempt(claimed.rollout_id, "latest", status="succeeded")
+                await store.update_resources(f"r{number}", {})
+
+        async def read(store: LightningStore = made) -> None:
+            for _ in range(20):
+                for found in await store.query_rollouts(status_in=["running", "succeeded"], sort_by="end_time"):
+                    assert is_finished(found) == (found.end_time is not None)
+                await store.query_workers()
+                await store.query_resources()
+                await store.statistics()
+
+        def run(work: Callable[[], Any]) -> None:
+            try:
+                asyncio.run(work())
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(work,)) for work in (write, read) * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        counts = asyncio.run(made.statistics())
+        assert (counts["total_rollouts"], counts["total_spans"], counts["total_resources"]) == (120, 360, 40)
+        asyncio.run(made.close())
+
+
+class Racy(LightningStore):
+    """A store that breaks when two calls are in it at once, and that really waits in each."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.calls = 0
+
+    async def get_rollout_by_id(self, rollout_id: str) -> None:
+        self.inside += 1
+        assert self.inside == 1, "two calls at once"
+        await asyncio.sleep(0.001)
+        self.inside -= 1
+        self.calls += 1
+
+
+def test_a_store_that_is_not_thread_safe_is_called_from_many_threads_and_coroutines() -> None:
+    racy = Racy()
+    threaded = LightningStoreThreaded(racy)
+
+    async def call() -> None:
+        await asyncio.gather(*(threaded.get_rollout_by_id("x") for _ in range(10)))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(asyncio.wait_for(call(), 20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(threaded.close())
+    assert racy.calls == 40
+
+
+@contextmanager
+def served(store: LightningStore) -> Iterator[LightningStoreServer]:
+    """Serve a store from a thread with a loop of its own."""
+    server, loop = LightningStoreServer(store, port=0), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(20)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_lets_go_of_the_connections_of_loops_that_are_gone() -> None:
+    with served(InMemoryLightningStore()) as server:
+        client = LightningStoreClient(server.endpoint, deadline=5.0)
+        for number in range(4):
+            assert asyncio.run(client.enqueue_rollout(number)).input == number
+        assert len(client._sessions) == 1
+        asyncio.run(client.close())
+        gc.collect()
+
+
+def test_a_server_that_is_sent_to_another_process_is_a_client_there() -> None:
+    with served(InMemoryLightningStore()) as server:
+        there = pickle.loads(pickle.dumps(server))
+        assert type(there) is LightningStoreClient
+
+        async def both() -> tuple[Any, Any]:
+            made = await there.enqueue_rollout("from there")
+            found = await server.get_rollout_by_id(made.rollout_id)
+            await there.close()
+            return made, found
+
+        made, found = asyncio.run(both())
+        assert made == found
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_server_that_a_forked_child_inherits_reaches_its_parents_store() -> None:
+    memory = InMemoryLightningStore()
+    with served(memory) as server:
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(asyncio.wait_for(server.enqueue_rollout("from the child"), 20))
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [found.input for found in asyncio.run(memory.query_rollouts())] == ["from the child"]
+
+
+# --- how much is read --------------------------------------------------------------------------------------------
+
+
+async def test_an_operation_in_memory_touches_its_own_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = InMemoryLightningStore(scan_debounce_seconds=1e9)
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(2000)])
+    held = [await store.dequeue_rollout("w") for _ in range(1000)]
+    claimed = held[500]
+    assert claimed is not None
+    copies, copy = 0, Record.copy
+
+    def counted(record: Record) -> Record:
+        nonlocal copies
+        copies += 1
+        return copy(record)
+
+    monkeypatch.setattr(Record, "copy", counted)
+    calls: list[Callable[[], Any]] = [
+        lambda: store.dequeue_rollout("w"),
+        lambda: store.add_many_spans(spans_of(claimed, 50)),
+        lambda: store.update_attempt(claimed.rollout_id, "latest", status="failed"),
+        lambda: store.update_rollout(claimed.rollout_id, status="requeuing"),
+        lambda: store.query_rollouts(status_in=["preparing"], sort_by="start_time", limit=10),
+        lambda: store.query_events(after="0", limit=10),
+        lambda: store.statistics(),
+    ]
+    for number, call in enumerate(calls):
+        copies = 0
+        await call()
+        assert copies <= 12, number
+
+
+async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")
+    claimed = await store.start_rollout("x", worker_id="w", run_id="r")
+    [span] = spans_of(claimed)
+    await store.add_span(span)
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    tx, rollout_id, attempt_id = SQLiteTx(connection), claimed.rollout_id, claimed.attempt.attempt_id
+    record = tx.load(rollout_id)
+    assert record is not None
+    tx.save(record)
+    tx.claim("r", 1.0)
+    tx.next_available("r")
+    tx.due(1.0, 10)
+    tx.held("w", 10)
+    tx.changes("0", 10)
+    tx.span_bodies(rollout_id, None)
+    tx.span_bodies(rollout_id, attempt_id)
+    tx.span_bodies(rollout_id, None, span.span_id)
+    tx.add_spans([span])
+    tx.get("worker", "w")
+    tx.find(Plan(status_in=["failed"], sort_by="start_time", limit=10))
+    tx.find(Plan(run_id=("r",), sort_by="start_time", limit=10))
+    tx.find(Plan(ids=[rollout_id]))
+    connection.set_trace_callback(None)
+    walks: list[str] = []
+    for statement in statements:
+        plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement.replace("Inf", "1e999"))]
+        walks += [f"{step}: {statement}" for step in plan if step.startswith("SCAN") and "USING" not in step]
+    connection.close()
+    assert [walk for walk in walks if "json_each" not in walk] == []
+
+
+# --- full, gone --------------------------------------------------------------------------------------------------
+
+
+class Troubled(InMemoryLightningStore):
+    """Raises what it is told to."""
+
+    trouble: BaseException | None = None
+
+    async def get_rollout_by_id(self, rollout_id: str) -> Any:
+        if self.trouble is not None:
+            raise self.trouble
+        return await super().get_rollout_by_id(rollout_id)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "name", "header"),
+    [
+        (BusyError("full", retry_after=3.2), 429, "BusyError", "3"),
+        (GoneError("evicted"), 410, "GoneError", None),
+        (KeyError("internal"), 500, "KeyError", None),
+    ],
+)
+async def test_trouble_of_the_store_has_its_status_and_never_a_traceback(
+    trouble: BaseException, code: int, name: str, header: str | None
+) -> None:
+    troubled = Troubled()
+    troubled.trouble = trouble
+    server = LightningStoreServer(troubled, port=0)
+    await server.start()
+    url = f"{server.endpoint}{PREFIX}/rollouts/ro-1"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        body = await answer.json()
+        assert (answer.status, body["error_type"], answer.headers.get("retry-after")) == (code, name, header)
+        assert "Traceback" not in str(body)
+    client = LightningStoreClient(server.endpoint, retry_delays=())
+    with pytest.raises(RuntimeError if code != 429 else OSError):
+        await client.get_rollout_by_id("ro-1")
+    await client.close()
+    await server.stop()

@@ -1,0 +1,241 @@
+"""The store over HTTP: what is on the wire for each route, in each of its forms, and what an error says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.routes import API_AGL_PREFIX, OPERATIONS, PREFIX
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    Span,
+    Worker,
+)
+
+
+class Wire:
+    """A server, and what it answers to single requests."""
+
+    def __init__(self, server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
+        self.store = server
+        self._session = session
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        url = self.store.endpoint + PREFIX + path
+        async with self._session.request(method, url, json=body) as answer:
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        yield Wire(server, session)
+    await server.stop()
+
+
+def test_the_prefix_has_its_public_name() -> None:
+    assert PREFIX == "/v1" + API_AGL_PREFIX == "/v1/agl"
+
+
+async def test_every_field_is_on_the_wire_and_what_is_absent_is_null(wire: Wire) -> None:
+    _, [queued] = await wire("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": None}]})
+    assert set(queued) == set(Rollout.model_fields)
+    assert (queued["input"], queued["end_time"], queued["run_id"]) == (None, None, None)
+    assert set(queued["config"]) == set(RolloutConfig.model_fields)
+    _, [claimed] = await wire("POST", "/queues/rollouts/dequeue")
+    assert set(claimed) == set(AttemptedRollout.model_fields)
+    assert set(claimed["attempt"]) == set(Attempt.model_fields)
+    rollout_id, attempt_id = claimed["rollout_id"], claimed["attempt"]["attempt_id"]
+    span = Span.from_attributes(attributes={"k": 1}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1)
+    _, stored = await wire("POST", "/spans", {**span.model_dump(exclude={"kind", "scope"}), "my_field": {"x": 1}})
+    assert set(stored) == {*Span.model_fields, "my_field"}
+    await wire("POST", "/workers/w")
+    await wire("POST", "/resources", {"p": {"resource_type": "llm", "endpoint": "e", "model": "m"}})
+    for path, model in (
+        ("/rollouts", AttemptedRollout),
+        (f"/rollouts/{rollout_id}/attempts", Attempt),
+        (f"/spans?rollout_id={rollout_id}", Span),
+        ("/workers", Worker),
+        ("/resources", ResourcesUpdate),
+    ):
+        _, page = await wire("GET", path)
+        assert list(page) == ["items", "limit", "offset", "total"]
+        assert set(model.model_fields) <= set(page["items"][0]), path
+    _, resources = await wire("GET", "/resources/latest")
+    assert resources["resources"]["p"] == {
+        **{"resource_type": "llm", "endpoint": "e", "model": "m", "api_key": None, "sampling_parameters": {}}
+    }
+
+
+async def test_creating_answers_201_and_the_rest_200(wire: Wire) -> None:
+    status, started = await wire("POST", "/rollouts", {"input": 1})
+    assert status == 201
+    rollout_id = started["rollout_id"]
+    ids = {"rollout_id": rollout_id, "attempt_id": started["attempt"]["attempt_id"]}
+    span = Span.from_attributes(attributes={}, sequence_id=1, **ids).model_dump()
+    expected: list[tuple[str, str, Any, int]] = [
+        ("GET", "/health", None, 200),
+        ("GET", "/statistics", None, 200),
+        ("POST", "/queues/rollouts/enqueue", {"rollouts": []}, 201),
+        ("POST", "/queues/rollouts/dequeue", {"limit": 0}, 200),
+        ("POST", "/rollouts/search", {}, 200),
+        ("GET", f"/rollouts/{rollout_id}", None, 200),
+        ("POST", f"/rollouts/{rollout_id}", {"metadata": None}, 200),
+        ("POST", f"/rollouts/{rollout_id}/attempts", None, 201),
+        ("POST", f"/rollouts/{rollout_id}/attempts/search", {"sort_by": None}, 200),
+        ("GET", f"/rollouts/{rollout_id}/attempts/latest", None, 200),
+        ("POST", f"/rollouts/{rollout_id}/attempts/latest", {"worker_id": None}, 200),
+        ("POST", "/workers/search", {}, 200),
+        ("GET", "/workers/w", None, 200),
+        ("POST", "/workers/w", {"heartbeat_stats": {}}, 200),
+        ("POST", "/workers/w/heartbeat", None, 200),
+        ("POST", "/resources", {}, 201),
+        ("POST", "/resources/r", {}, 200),
+        ("PUT", "/resources/r", {}, 200),
+        ("GET", "/resources/r", None, 200),
+        ("POST", "/spans", span, 201),
+        ("POST", "/spans/batch", {"spans": [span]}, 201),
+        ("POST", "/spans/search", {"rollout_id": rollout_id}, 200),
+        ("POST", "/spans/next", ids, 200),
+        ("POST", "/waits/rollouts", {"rollout_ids": [rollout_id], "timeout": 0}, 200),
+        ("POST", f"/rollouts/{rollout_id}/finish", {"response": "done"}, 200),
+    ]
+    for method, path, body, code in expected:
+        assert (await wire(method, path, body))[0] == code, (method, path)
+    assert (await wire("POST", "/spans", span)) == (201, None)
+    assert (await wire("POST", "/spans/next", ids)) == (200, {"sequence_id": 3})
+
+
+async def test_both_forms_of_a_list_give_the_same(wire: Wire) -> None:
+    for status in ("failed", "succeeded", "cancelled"):
+        made = await wire.store.enqueue_rollout("x")
+        await wire.store.update_rollout(made.rollout_id, status=status)
+    await wire.store.enqueue_rollout("y")
+    both = ["failed", "cancelled"]
+    _, by_query = await wire("GET", "/rollouts?status_in=failed&status_in=cancelled&sort_by=status&limit=5")
+    _, by_body = await wire("POST", "/rollouts/search", {"status_in": both, "sort_by": "status", "limit": 5})
+    assert by_query == by_body
+    assert [found["status"] for found in by_query["items"]] == sorted(both)
+    assert (await wire("POST", "/rollouts/search", {"status_in": None}))[1]["total"] == 4
+    assert (await wire("POST", "/rollouts/search", {"status_in": []}))[1]["total"] == 0
+    assert (await wire("GET", "/rollouts?status_in=failed&unknown=1&mode_in=train"))[1]["total"] == 1
+    assert (await wire("POST", "/rollouts/search", {"unknown": 1}))[1]["total"] == 4
+
+
+ERRORS: list[tuple[str, str, Any, int, str]] = [
+    (
+        "GET",
+        "/rollouts?sort_by=colour",
+        None,
+        400,
+        r"Invalid sort_by: colour, allowed fields are: rollout_id, start_time",
+    ),
+    ("GET", "/rollouts?limit=0", None, 400, "Limit must be greater than 0 or -1 for no limit"),
+    ("POST", "/rollouts/search", {"limit": -2}, 400, "Limit must be greater than 0 or -1 for no limit"),
+    ("GET", "/workers?offset=-1", None, 400, "Offset must be greater than or equal to 0"),
+    ("GET", "/rollouts?sort_order=up", None, 422, "sort_order"),
+    ("GET", "/rollouts?filter_logic=xor", None, 422, "filter_logic"),
+    ("GET", "/workers?status_in=offline", None, 422, "status_in"),
+    ("GET", "/spans", None, 422, "rollout_id"),
+    ("POST", "/rollouts", {}, 422, "input"),
+    ("POST", "/rollouts", {"input": 1, "config": {"max_attempts": 0}}, 422, "max_attempts"),
+    ("POST", "/resources", {"p": {"resource_type": "odd"}}, 422, "resource_type"),
+    ("POST", "/rollouts/ID", {"status": None}, 400, r"status is invalid; it cannot be a null value\."),
+    ("POST", "/rollouts/ID", {"config": None}, 400, r"config is invalid; it cannot be a null value\."),
+    ("POST", "/rollouts/ID/attempts/latest", {"status": None}, 400, r"status is invalid; it cannot be a null value\."),
+    ("POST", "/workers/w", {"heartbeat_stats": None}, 400, r"heartbeat_stats is invalid; it cannot be a null value\."),
+    ("POST", "/rollouts/ro-no", {}, 404, "ro-no"),
+    ("POST", "/rollouts/ID/attempts/at-no", {}, 404, "at-no"),
+    ("POST", "/rollouts/delete", {"rollout_ids": ["ID"]}, 409, "has not ended"),
+    ("POST", "/resources/latest", {}, 400, "latest"),
+    ("DELETE", "/rollouts/ID", None, 405, "Method Not Allowed"),
+    ("GET", "/nothing", None, 404, "Not Found"),
+    ("POST", "/rollouts/ID/start", None, 404, "POST /v1/agl/queues/rollouts/dequeue"),
+    ("POST", "/rollouts/ID/attempt", None, 404, "/attempts"),
+    ("POST", "/rollouts/ID/attempt/at-1/finish", None, 404, "/finish"),
+    ("POST", "/workers", {"worker_id": "w"}, 404, "heartbeat"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code", "text"), ERRORS)
+async def test_an_error_says_in_json_what_was_wrong(
+    wire: Wire, method: str, path: str, body: Any, code: int, text: str
+) -> None:
+    started = await wire.store.start_rollout("x")
+    filled_in = json.loads(json.dumps([path, body]).replace("ID", started.rollout_id))
+    status, answer = await wire(method, *filled_in)
+    assert status == code, answer
+    assert set(answer) == {"detail", "error_type"}
+    shown = answer["detail"] if isinstance(answer["detail"], str) else json.dumps(answer["detail"])
+    assert re.search(text.replace("ID", started.rollout_id), shown)
+    if code == 422:
+        assert all({"type", "loc", "msg"} <= set(part) for part in answer["detail"])
+
+
+async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
+    client = LightningStoreClient(wire.store.endpoint, deadline=5.0)
+    names = [
+        "a/b",
+        "?x=1",
+        "#",
+        ".",
+        "..",
+        "../../health",
+        "%2F",
+        "é☃",
+        "search",
+        "heartbeat",
+        "a b",
+        "a\nb",
+        "\0",
+        ";",
+    ]
+    for name in names:
+        await client.update_worker(name, {"name": name})
+        found = await client.get_worker_by_id(name)
+        assert found is not None
+        assert (found.worker_id, found.heartbeat_stats) == (name, {"name": name})
+        assert (await client.update_resources(name, {})).resources_id == name
+        assert await client.get_resources_by_id(name) is not None
+    assert {worker.worker_id for worker in await client.query_workers()} == set(names)
+    await client.close()
+
+
+def test_every_row_of_the_table_is_asked_in_this_file() -> None:
+    """So that a route that is added gets its line in the tests of the wire form."""
+    asked = Path(__file__).read_text() + (Path(__file__).parent / "test_routes.py").read_text()
+    ways = {path for op in OPERATIONS.values() for path in (op.row.path, *(path for _, path in op.row.also))}
+    last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}
+    assert {part for part in last if f"/{part}" not in asked} <= {"search"}
+
+
+async def test_a_named_origin_may_read_errors_too_and_every_origin_never_sends_credentials() -> None:
+    for origins, allowed in (("http://a", "http://a"), ([" http://b ", "http://a"], "http://a"), ("*", "*")):
+        server = LightningStoreServer(InMemoryLightningStore(), port=0, token="t", cors_allow_origins=origins)
+        await server.start()
+        async with aiohttp.ClientSession(headers={"Origin": "http://a"}) as session:
+            for path, code in (("/rollouts/ro-no", 401), ("/nothing", 401)):
+                async with session.get(server.endpoint + PREFIX + path) as answer:
+                    assert (answer.status, answer.headers["access-control-allow-origin"]) == (code, allowed)
+                    assert answer.headers.get("access-control-allow-credentials") == (
+                        None if allowed == "*" else "true"
+                    )
+        await server.stop()
+    server = LightningStoreServer(InMemoryLightningStore(), port=0, cors_allow_origins=["", " "])
+    await server.start()
+    async with aiohttp.request("GET", server.endpoint + "/health", headers={"Origin": "http://a"}) as answer:
+        assert "access-control-allow-origin" not in answer.headers
+    await server.stop()
