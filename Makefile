@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 
-.PHONY: setup setup-dev demo check lint types layers test test-chaos soak bench bench-store bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-chaos soak bench bench-store bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -40,10 +40,13 @@ layers: setup-dev
 	$(BIN)/lint-imports
 
 check: lint types layers
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not heavy"
 
 test: lint types layers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not heavy"
+
+test-heavy: setup-dev
+	$(BIN)/python -m pytest -m heavy
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)

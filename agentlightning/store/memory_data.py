@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 
 from agentlightning.store.backend import Counts, Kind, Record, Row
-from agentlightning.store.base import FINISHED
+from agentlightning.store.base import FINISHED, RUNNING
 from agentlightning.store.eviction import SpanBudget
 from agentlightning.store.memory_index import View
 from agentlightning.store.memory_queue import Deadlines, Entry, RunQueue
@@ -112,7 +112,7 @@ class Data:
         self._count(known, record)
         if moved:
             self._move(slot, known)
-        self._hold(rollout_id, known.holder if known else None, record.holder)
+        self._hold(rollout_id, None if known is None else _holder(known), _holder(record))
         if record.deadline is not None or (known is not None and known.deadline is not None):
             self.deadlines.put(rollout_id, record.deadline)
         if rollout.status in FINISHED:
@@ -128,7 +128,7 @@ class Data:
             view.remove(known, slot.number)
         self._leave(slot)
         self._count(known, None)
-        self._hold(rollout_id, known.holder, None)
+        self._hold(rollout_id, _holder(known), None)
         self.deadlines.put(rollout_id, None)
         self.budget.active(rollout_id)
         self.drop_spans(rollout_id)
@@ -208,6 +208,13 @@ class Data:
             record.span_count, record.span_bytes, record.attempts_dropped = 0, 0, len(record.attempts)
             self.drop_spans(rollout_id)
             self.put(record)
+
+
+def _holder(record: Record) -> str | None:
+    """The same as `record.holder`, which every change asks for twice."""
+    if record.rollout.status in RUNNING and record.attempts:
+        return record.attempts[-1].worker_id or None
+    return None
 
 
 def span_key(attempt_id: str, span_id: str) -> str:

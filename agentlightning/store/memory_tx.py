@@ -189,7 +189,8 @@ class MemoryTx:
                 data.rows.setdefault(kind, {}).pop(key, None)
             else:
                 data.rows.setdefault(kind, {})[key] = row
-        self.give_back()
+        if self._taken:
+            self.give_back()
         if data.budget.bytes > data.budget.limit:
             data.evict()
 

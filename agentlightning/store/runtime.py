@@ -203,7 +203,9 @@ class StoreRuntime:
     def sweep_now(self) -> None:
         """Forget workers long silent and tokens long used, and what the retention policy lets go; blocks."""
         now = self.now()
-        self.write_now(lambda tx: scripts.forget_old_rows(tx, now, self._lease_seconds))
+        self.write_now(lambda tx: scripts.forget_silent_workers(tx, now, self._lease_seconds))
+        while self.write_now(lambda tx: scripts.forget_claim_tokens(tx, now)):
+            pass
         if self.policy is not None:
             keep_seconds = max(_RESOURCES_KEPT_SECONDS, self.policy.max_age or 0.0)
             self.write_now(lambda tx: scripts.forget_resources(tx, now, keep_seconds))

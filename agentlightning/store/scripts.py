@@ -40,7 +40,7 @@ from agentlightning.types import (
 
 Ids = Callable[[int], str]
 _WORKER_KEPT_SECONDS = 86_400.0
-_TOKEN_KEPT_SECONDS = 3_600.0
+_TOKEN_KEPT_SECONDS = 600.0
 _LOADED_AT_ONCE = 1000
 _FINISHED = sorted(FINISHED)
 Claim = tuple[Rollout, Attempt]
@@ -516,8 +516,8 @@ def _is_lost(worker: Worker, now: float, lease_seconds: float) -> bool:
     return now - max(worker.last_heartbeat_time, worker.last_dequeue_time or 0.0) > lease_seconds
 
 
-def forget_old_rows(tx: Tx, now: float, lease_seconds: float) -> None:
-    """Call silent workers unknown, forget those silent for a day, and the tokens of claims older than an hour."""
+def forget_silent_workers(tx: Tx, now: float, lease_seconds: float) -> None:
+    """Call silent workers unknown, and forget those silent for a day."""
     for worker_id, row in tx.scan("worker"):
         worker = cast("WorkerRow", row).worker
         silent = now - _last_sign(worker)
@@ -525,10 +525,16 @@ def forget_old_rows(tx: Tx, now: float, lease_seconds: float) -> None:
             tx.drop("worker", worker_id)
         elif silent > lease_seconds and worker.last_heartbeat_time is not None and worker.status == "idle":
             tx.put("worker", worker_id, WorkerRow(evolve(worker, status="unknown")))
-    for token, row in tx.scan("claim", 1000):
+
+
+def forget_claim_tokens(tx: Tx, now: float) -> bool:
+    """Forget tokens of claims that nobody repeats any more, a page of them; True if there may be more."""
+    rows = tx.scan("claim", _LOADED_AT_ONCE)
+    for token, row in rows:
         if now - cast("ClaimRow", row).time <= _TOKEN_KEPT_SECONDS:
-            break
+            return False
         tx.drop("claim", token)
+    return len(rows) == _LOADED_AT_ONCE
 
 
 def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:

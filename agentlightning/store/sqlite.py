@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import os
 import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -25,8 +23,9 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError, BusyError, ConflictError, StoreWriteError
 from agentlightning.store.backend import Notes, Tx
 from agentlightning.store.engine import EngineStore
+from agentlightning.store.sqlite_jobs import Job, run_batch, settle
 from agentlightning.store.sqlite_schema import prepare
-from agentlightning.store.sqlite_tx import ChangeNumbers, SQLiteTx
+from agentlightning.store.sqlite_tx import SQLiteTx
 from agentlightning.types import RetentionPolicy
 
 if TYPE_CHECKING:
@@ -39,27 +38,6 @@ _MAX_WAITING = 10_000
 _CACHE_KIB = 32_768
 _CHECKPOINT_PAGES = 4_000
 _COARSE_SECONDS = 2.5
-
-
-@dataclass(slots=True)
-class _Job:
-    """A script that waits for the writer, and who waits for its answer."""
-
-    script: Callable[[Tx], Any]
-    future: concurrent.futures.Future[Any] | asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop | None
-    """Where the future lives; None for one that any thread may set."""
-    result: Any = None
-    error: BaseException | None = None
-
-    def settle(self) -> None:
-        """Give the answer, unless the one who asked has left."""
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
 
 
 class SQLiteBackend:
@@ -85,7 +63,7 @@ class SQLiteBackend:
         if not write:
             return self._read(script)
         future: concurrent.futures.Future[tuple[R, Notes]] = concurrent.futures.Future()
-        self._submit(_Job(script, future, None))
+        self._submit(Job(script, future, None))
         return future.result()
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
@@ -93,7 +71,7 @@ class SQLiteBackend:
             return self._read(script)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[R, Notes]] = loop.create_future()
-        self._submit(_Job(script, future, loop))
+        self._submit(Job(script, future, loop))
         return await future
 
     def now(self) -> float:
@@ -176,7 +154,7 @@ class SQLiteBackend:
             except sqlite3.Error as error:
                 raise StoreWriteError(f"The SQLite store {self._path!r} could not be read: {error}") from error
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: Job) -> None:
         here = self._process()
         with here.starting:
             self._check_open()
@@ -216,17 +194,12 @@ class SQLiteBackend:
                 batch.append(following)
             with here.writing:
                 self._commit(here.writer, batch)
-            _settle(batch)
+            settle(batch)
 
-    def _commit(self, db: sqlite3.Connection, batch: list[_Job]) -> None:
+    def _commit(self, db: sqlite3.Connection, batch: list[Job]) -> None:
         """Run a batch in one transaction; nobody is answered before it is on disk."""
         try:
-            db.execute("BEGIN IMMEDIATE")
-            changes = ChangeNumbers(db)
-            for job in batch:
-                _run_under_savepoint(db, changes, job)
-            changes.write()
-            db.execute("COMMIT")
+            run_batch(db, batch)
         except sqlite3.Error as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -249,42 +222,10 @@ class _Process:
         self.writing = threading.Lock()
         self.thread: threading.Thread | None = None
         self.starting = threading.Lock()
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.open = threading.Lock()
         """Held until `close`, so that a thread can pause on it: an event would cost twice the processor time."""
         self.open.acquire()
-
-
-def _run_under_savepoint(db: sqlite3.Connection, changes: ChangeNumbers, job: _Job) -> None:
-    """Run one script; the job has its result, or what it raised, of which no trace is left."""
-    db.execute("SAVEPOINT script")
-    tx = SQLiteTx(db, changes)
-    try:
-        job.result = (job.script(tx), tx.notes)
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # the caller gets it; the neighbours in the batch go on
-        job.error = error
-        db.execute("ROLLBACK TO script")
-    db.execute("RELEASE script")
-
-
-def _settle(batch: list[_Job]) -> None:
-    """Answer every caller; those of one event loop together, which wakes it once."""
-    of_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-    for job in batch:
-        if job.loop is None:
-            job.settle()
-        else:
-            of_loop.setdefault(job.loop, []).append(job)
-    for loop, jobs in of_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-            loop.call_soon_threadsafe(_settle_all, jobs)
-
-
-def _settle_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.settle()
 
 
 class SQLiteLightningStore(EngineStore):

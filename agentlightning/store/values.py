@@ -16,8 +16,8 @@ from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutConf
 M = TypeVar("M", bound=BaseModel)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = frozenset((int, bool, type(None)))
-_DEEPEST = 100
-"""Levels of nesting; JSON parsers give up at a few hundred."""
+_DEEPEST = 180
+"""Levels of nesting; the parsers of client and server give up at 200."""
 
 
 def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import itertools
 import logging
 import multiprocessing
 import os
@@ -42,7 +43,16 @@ if importlib.util.find_spec("psycopg") is None:
 
 import psycopg
 
-from agentlightning.store.postgres import PostgresLightningStore, backend, listener, queries, reader, schema, writer
+from agentlightning.store.postgres import (
+    PostgresLightningStore,
+    backend,
+    link,
+    listener,
+    queries,
+    reader,
+    schema,
+    writer,
+)
 
 _SPAWN = multiprocessing.get_context("spawn")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -241,6 +251,32 @@ async def test_a_script_that_gets_no_lock_is_given_up_after_a_while(
     assert await store.add_span(a_span(rollout)) is not None
 
 
+async def test_a_process_that_is_frozen_in_a_transaction_loses_its_locks_and_goes_on_later(
+    store: PostgresLightningStore, elsewhere: PostgresLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tuple(setting.replace("30s", "300ms") for setting in link._SETTINGS)
+    monkeypatch.setattr(link, "_SETTINGS", short)
+    (made,) = await queue_some(store, 1)
+    loaded, woken, runs = threading.Event(), threading.Event(), itertools.count(1)
+
+    def change_slowly(tx: Tx) -> int:
+        record = cast("Record", tx.load(made.rollout_id))
+        number = next(runs)
+        if number == 1:
+            loaded.set()
+            assert woken.wait(30)
+        record.spans_issued += 1
+        tx.save(record)
+        return number
+
+    frozen = asyncio.create_task(asyncio.to_thread(run, store, change_slowly))
+    await asyncio.to_thread(loaded.wait, 30)
+    assert await elsewhere.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [1]
+    woken.set()
+    assert await frozen == 2
+    assert await elsewhere.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [3]
+
+
 async def test_spans_that_arrive_again_among_others_are_stored_once(
     store: PostgresLightningStore, elsewhere: PostgresLightningStore
 ) -> None:
@@ -282,16 +318,15 @@ async def test_callers_beyond_the_bound_are_told_to_come_later(
     store: PostgresLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_MAX_WAITING", 3)
-    go_on, begun = threading.Event(), threading.Semaphore(0)
+    go_on, begun = threading.Event(), threading.Event()
 
     def linger(tx: Tx) -> None:
-        begun.release()
+        begun.set()
         assert go_on.wait(30)
 
     with ThreadPoolExecutor() as callers:
-        for _ in range(backend._WRITERS):
-            callers.submit(run, store, linger)
-            assert begun.acquire(timeout=30)
+        callers.submit(run, store, linger)
+        assert begun.wait(30)
         waiting = [store._backend._submit(lambda tx: tx.runs(), write=True) for _ in range(3)]  # type: ignore[attr-defined]
         with pytest.raises(BusyError, match="3 calls wait"):
             await store.enqueue_rollout(input="one too many")
@@ -340,6 +375,17 @@ async def test_a_change_is_told_after_every_one_that_began_earlier(
         await asyncio.sleep(0.05)
     page = await asyncio.wait_for(waiting, 30.0)
     assert [event.rollout_id for event in page.events] == [early.rollout_id, late.rollout_id]
+
+
+async def test_changes_come_in_the_order_of_their_numbers_not_of_their_digits(
+    store: PostgresLightningStore, database: Connection
+) -> None:
+    one, two = await queue_some(store, 2)
+    for rollout, change in ((one, "100"), (two, "99")):
+        database.execute("UPDATE agl_rollouts SET change = %s WHERE rollout_id = %s", (change, rollout.rollout_id))
+    first = await store.query_events(after="0", limit=1)
+    second = await store.query_events(after=first.cursor)
+    assert [event.rollout_id for event in (*first.events, *second.events)] == [two.rollout_id, one.rollout_id]
 
 
 @pytest.mark.parametrize("cursor", ["9000000000000.1", "-1", "1.2.3", "x", "", "1" * 30, "\u0661"])
@@ -645,16 +691,27 @@ def test_tables_that_may_not_be_made_are_said(new_database: str, database: Conne
         database.execute(f"DROP ROLE {role}".encode())
 
 
-@pytest.mark.parametrize("run_id", [None, "r"])
-async def test_a_claim_reads_its_index_in_order_and_sorts_nothing(
-    store: PostgresLightningStore, database: Connection, run_id: str | None
+@pytest.mark.parametrize(
+    ("index", "query", "values"),
+    [
+        ("agl_rollouts_queue", queries.claim(None)[0], ("p", 1.0, [])),
+        ("agl_rollouts_queue", queries.claim("r")[0], ("p", "r", 1.0, [])),
+        ("agl_rollouts_change", queries.CHANGES, ("p", "5", 1, 100)),
+        ("agl_rollouts_deadline", queries.DUE, ("p", 1.0, 100)),
+        ("agl_rollouts_worker", queries.HELD, ("p", "w", [], 100)),
+        ("agl_rows_number", queries.SCAN, ("p", "worker", 100)),
+    ],
+)
+def test_what_is_asked_most_is_read_from_an_index_in_its_order(
+    new_database: str, index: str, query: str, values: tuple[Any, ...]
 ) -> None:
-    await queue_some(store, 3)
-    query, values = queries.claim(run_id)
-    database.execute("SET enable_seqscan = off")
-    plan = database.execute(f"EXPLAIN {query}".encode(), ("p", *values, 1.0, [])).fetchall()
-    text = "\n".join(line for (line,) in plan)
-    assert "agl_rollouts_queue" in text
+    asyncio.run(PostgresLightningStore(new_database).close())
+    with psycopg.connect(new_database) as inside:
+        inside.execute("SET enable_seqscan = off")
+        inside.execute("SET enable_sort = off")  # a table that is empty is as soon sorted
+        inside.execute("SET enable_bitmapscan = off")
+        text = "\n".join(line for (line,) in inside.execute(f"EXPLAIN {query}".encode(), values).fetchall())
+    assert index in text
     assert "Sort" not in text
 
 

@@ -169,9 +169,13 @@ def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend
 
     backend.execute(fill)
     backend.execute(lambda tx: scripts.claim(tx, 0.0, str, "token", None, "holds", 1))
-    backend.execute(lambda tx: scripts.forget_old_rows(tx, 3000.0, 30.0))
+    def forget(now: float) -> None:
+        backend.execute(lambda tx: scripts.forget_silent_workers(tx, now, 30.0))
+        backend.execute(lambda tx: scripts.forget_claim_tokens(tx, now))
+
+    forget(500.0)
     assert backend.execute(left, write=False)[0] == (["gone", "holds"], 1)
-    backend.execute(lambda tx: scripts.forget_old_rows(tx, 90_000.0, 30.0))
+    forget(90_000.0)
     assert backend.execute(left, write=False)[0] == (["holds"], 0)
 
 

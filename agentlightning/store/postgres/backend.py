@@ -28,7 +28,6 @@ from agentlightning.store.shared_clock import SharedClock
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
-_WRITERS = 2
 _READERS = 2
 _MAX_WAITING = 10_000
 
@@ -113,6 +112,7 @@ class _Process:
         self.listener = Listener(place, *self._announcement)
         self._starting = threading.Lock()
         self._writes: Jobs = queue.SimpleQueue()
+        self._slow_writes: Jobs = queue.SimpleQueue()
         self._reads: Jobs = queue.SimpleQueue()
         self._writers: list[Writer] = []
         self._readers: list[Reader] = []
@@ -124,6 +124,7 @@ class _Process:
         if jobs.qsize() >= _MAX_WAITING:
             raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
         job = Job(script)
+        job.future.set_running_or_notify_cancel()  # whoever gives up on it, it is run
         jobs.put(job)
         if not (self._writers if write else self._readers):
             self._start(write)
@@ -136,9 +137,10 @@ class _Process:
             if self._closed:
                 return
             if write and not self._writers:
+                here = (self._place, self._partition, self._announcement)
                 self._writers = [
-                    Writer(f"agl-postgres-writer-{n}", self._place, self._partition, self._writes, self._announcement)
-                    for n in range(_WRITERS)
+                    Writer("agl-postgres-writer", *here, self._writes, self._slow_writes),
+                    Writer("agl-postgres-slow-writer", *here, self._slow_writes, None),
                 ]
             elif not write and not self._readers:
                 held_back = self.listener.look_again
@@ -151,11 +153,14 @@ class _Process:
         """Run what waits, then end every thread."""
         with self._starting:
             self._closed = True
-        for threads, jobs in ((self._writers, self._writes), (self._readers, self._reads)):
-            for _ in threads:
-                jobs.put(None)
-            for each in threads:
-                each.thread.join()
+        for writer, jobs in zip(self._writers, (self._writes, self._slow_writes), strict=False):
+            jobs.put(None)
+            writer.thread.join()
+        for _ in self._readers:
+            self._reads.put(None)
+        for reader in self._readers:
+            reader.thread.join()
+        for jobs in (self._writes, self._reads):
             self._refuse(jobs)
         self.listener.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -25,12 +26,20 @@ _DEFAULTS = {
 }
 """What the URI does not say: a server that is gone without a word is noticed within half a minute."""
 
-_SETTINGS = ("SET jit = off", "SET enable_seqscan = off", "SET enable_sort = off", "SET lock_timeout = '250ms'")
-"""Every statement has its index, most an index in its order, and need not wait for statistics to say so. A lock that is
-not had within the time is another transaction's; the script is then run again later."""
+_SETTINGS = (
+    "SET jit = off",
+    "SET enable_seqscan = off",
+    "SET lock_timeout = '250ms'",
+    "SET idle_in_transaction_session_timeout = '30s'",
+)
+"""Every statement has its index. A lock that is not had within the time is another transaction's; the script is then
+run again later. A process that is frozen in the middle of a transaction loses its locks."""
 
 _PLANS_KEPT_SECONDS = 1.0
 """A plan that was made while a table was empty must not be kept for long: any index is as good then."""
+
+
+Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class Place:
@@ -77,6 +86,14 @@ class Place:
         return StoreUnreachableError(f"The PostgreSQL store {self!r} cannot be reached: {reason(error)}. {remedy}")
 
 
+@dataclass(slots=True)
+class _Statement:
+    """A statement that is executed often: the driver is fastest with the cursor that executed the same text before."""
+
+    text: bytes
+    free: list[Cursor] = field(default_factory=list[Cursor])
+
+
 class Link:
     """One connection in pipeline mode; owned by the thread that made it.
 
@@ -99,23 +116,36 @@ class Link:
             self._pipeline = opening.enter_context(self._db.pipeline())
             self._cursor = self._db.cursor(binary=True)
             self._open = opening.pop_all()
+        self._statements: dict[str, _Statement] = {}
+        self._under_way: list[tuple[_Statement, Cursor]] = []
 
     def begin(self, options: str = "") -> None:
-        """Begin a transaction without waiting."""
+        """Begin a transaction without waiting. What `send` has returned before is of no more use."""
+        for statement, cursor in self._under_way:
+            statement.free.append(cursor)
+        self._under_way.clear()
         if self._keep_plans and time.monotonic() - self._planned > _PLANS_KEPT_SECONDS:
             self.send("DISCARD PLANS")
             self._planned = time.monotonic()
         self.send(f"BEGIN{options}")
 
-    def fetch(
-        self, statement: str, values: Sequence[Any] = (), *, prepare: bool | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Execute a statement, wait, and return its rows. Raises what a statement sent before has met, too."""
-        return self._cursor.execute(statement.encode(), values, prepare=prepare).fetchall()
+    def fetch(self, text: str, values: Sequence[Any] = (), *, once: bool = False) -> list[tuple[Any, ...]]:
+        """Execute a statement, wait, and return its rows. Raises what a statement sent before has met, too.
 
-    def send(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Execute a statement without waiting; its `rowcount` is known after the next `sync`."""
-        return self._db.execute(statement.encode(), values)
+        `once`: the statement is one of many, and not worth preparing.
+        """
+        cursor = self._cursor.execute(text.encode(), values, prepare=False) if once else self.send(text, values)
+        self.sync()  # and not only for its rows: so the server knows when it waits for us
+        return cursor.fetchall()
+
+    def send(self, text: str, values: Sequence[Any] = ()) -> Cursor:
+        """Execute a statement without waiting; the `rowcount` is known after the next `sync`."""
+        statement = self._statements.get(text)
+        if statement is None:
+            statement = self._statements[text] = _Statement(text.encode())
+        cursor = statement.free.pop() if statement.free else self._db.cursor(binary=True)
+        self._under_way.append((statement, cursor))
+        return cursor.execute(statement.text, values)
 
     def send_rollback(self, statement: str = "ROLLBACK") -> None:
         """Roll back, to a savepoint if the statement says so, without waiting.

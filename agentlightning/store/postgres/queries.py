@@ -32,13 +32,13 @@ KNOWN_SPANS = (
     "SELECT attempt_id, span_id FROM agl_spans WHERE partition = %s AND rollout_id = %s"
     " AND attempt_id = ANY(%s::text[]) AND span_id = ANY(%s::text[])"
 )
-DUE = "SELECT body FROM agl_rollouts WHERE partition = %s AND deadline < %s ORDER BY deadline, number LIMIT %s"
+DUE = "SELECT body FROM agl_rollouts WHERE partition = %s AND deadline < %s ORDER BY deadline LIMIT %s"
 HELD = (
     "SELECT rollout_id, attempt_id FROM agl_rollouts WHERE partition = %s AND worker_id = %s"
     " AND rollout_id <> ALL(%s::text[]) ORDER BY number DESC LIMIT %s"
 )
 CHANGES = (
-    "SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text, number, body FROM agl_rollouts"
+    "SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, number, body FROM agl_rollouts"
     " WHERE partition = %s AND (change, number) > (%s::xid8, %s) ORDER BY change, number LIMIT %s"
 )
 """The first column says whether every transaction that began earlier has ended."""

@@ -29,8 +29,7 @@ class Reader:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                if job.future.set_running_or_notify_cancel():
-                    self._settle(job)
+                self._settle(job)
         finally:
             self._give_up_link()
 

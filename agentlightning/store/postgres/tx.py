@@ -22,6 +22,10 @@ _LOCKING = {query: queries.locking(query) for query in (queries.LOAD, queries.GE
 _LOCKING_IF_FREE = {query: queries.locking_if_free(query) for query in (queries.LOAD, queries.GET)}
 
 
+_PASSED_OVER = 32
+"""Records that a script has claimed and not sent yet, which its next claim passes over by their ids."""
+
+
 class LockedError(Exception):
     """Another transaction has in hand what the script wants; run the script again."""
 
@@ -74,7 +78,10 @@ class PostgresTx:
         return there
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        if any(record is not None and record.available_at is not None for record in self._writes.records.values()):
+        written = self._writes.records
+        if len(written) > _PASSED_OVER or any(
+            record and record.available_at is not None for record in written.values()
+        ):
             self._send_early()
         query, values = queries.claim(run_id)
         records = self._locked_records(query, (self._partition, *values, now, list(self._writes.records)))
@@ -108,7 +115,7 @@ class PostgresTx:
             rollouts = [record.rollout for record in by_id.values()]
             page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
             return [by_id[rollout.rollout_id] for rollout in page], total
-        total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, prepare=False)[0][0]
+        total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, once=True)[0][0]
         if plan.limit == 0:
             return [], total
         page_values = (*values, None if plan.limit == -1 else plan.limit, plan.offset)
@@ -129,7 +136,7 @@ class PostgresTx:
         return Counts(*(number or 0 for number in self._link.fetch(query, (self._partition, *values))[0]))
 
     def _bodies(self, query: str, values: Sequence[Any]) -> list[Record]:
-        return [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values, prepare=False)]
+        return [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values, once=True)]
 
     def _locked_records(self, query: str, values: Sequence[Any]) -> list[Record]:
         records = [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values)]

@@ -2,6 +2,9 @@
 
 A script that raises has sent nothing, so it does not disturb its neighbours. One that meets a row in the hands of
 another transaction, or finds at the end that what it read was changed, is run again: scripts are repeatable.
+
+A process has one writer for all, and one for the scripts that must be run alone and may have to wait. Two for all would
+be no faster: what a process does at one time it often does to the same workers, and they would wait for each other.
 """
 
 from __future__ import annotations
@@ -39,13 +42,20 @@ class UnknownOutcomeError(Exception):
 
 
 class Writer:
-    """One connection and its thread, which ends after it has taken None from `jobs` and answered all it took before."""
+    """One connection and its thread, which ends after it has taken None from `jobs` and answered all it took before.
 
-    def __init__(self, name: str, place: Place, partition: str, jobs: Jobs, announcement: tuple[str, str]) -> None:
+    What must be run alone goes to `slow`; without one it is run here. `announcement`: channel and text of the
+    notification that goes with a change.
+    """
+
+    def __init__(
+        self, name: str, place: Place, partition: str, announcement: tuple[str, str], jobs: Jobs, slow: Jobs | None
+    ) -> None:
         self._place = place
         self._partition = partition
-        self._jobs = jobs
         self._announcement = announcement
+        self._jobs = jobs
+        self._slow = slow
         self._aside: list[Job] = []
         self._ending = False
         self._link: Link | None = None
@@ -80,7 +90,9 @@ class Writer:
             pause = 0.0
             if job is None:
                 self._ending = True
-            elif job.future.set_running_or_notify_cancel():
+            elif job.due > time.monotonic():
+                self._aside.append(job)
+            else:
                 batch.append(job)
         return batch
 
@@ -191,7 +203,10 @@ class Writer:
             job.put_back()
         else:
             job.put_aside()
-        self._aside.append(job)
+        if job.alone and self._slow is not None:
+            self._slow.put(job)
+        else:
+            self._aside.append(job)
 
     def _wait_for_server(self, job: Job, error: psycopg.Error) -> None:
         if job.waited() > OUTAGE_SECONDS:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
 from pydantic import TypeAdapter
 
 from agentlightning.store.backend import ROW_TYPES, Kind, Record, Row
-from agentlightning.store.postgres.link import Link
+from agentlightning.store.postgres.link import Cursor, Link
 
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RowKey = tuple[Kind, str]
@@ -86,7 +85,7 @@ class Writes:
         self._link = link
         self._partition = partition
         self._seen = seen
-        self._sent: list[tuple[psycopg.Cursor[tuple[Any, ...]], int]] = []
+        self._sent: list[tuple[Cursor, int]] = []
 
     def __bool__(self) -> bool:
         return bool(self.records or self.spans or self.rows)

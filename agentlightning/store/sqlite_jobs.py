@@ -1,0 +1,81 @@
+"""Group commit: scripts that wait for the writer of a SQLite store run in one transaction and are answered together."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.store.backend import Tx
+from agentlightning.store.sqlite_tx import ChangeNumbers, SQLiteTx
+
+
+@dataclass(slots=True)
+class Job:
+    """A script that waits for the writer, and who waits for its answer."""
+
+    script: Callable[[Tx], Any]
+    future: concurrent.futures.Future[Any] | asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop | None
+    """Where the future lives; None for one that any thread may set."""
+    result: Any = None
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Give the answer, unless the one who asked has left."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+def run_batch(db: sqlite3.Connection, batch: list[Job]) -> None:
+    """Run the scripts in one transaction and commit it; each job then has a result or what its script raised.
+
+    Raises:
+        sqlite3.Error: nothing of the batch is stored; the transaction may still be open.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    changes = ChangeNumbers(db)
+    for job in batch:
+        _run_under_savepoint(db, changes, job)
+    changes.write()
+    db.execute("COMMIT")
+
+
+def _run_under_savepoint(db: sqlite3.Connection, changes: ChangeNumbers, job: Job) -> None:
+    """Run one script; of one that raises no trace is left."""
+    db.execute("SAVEPOINT script")
+    tx = SQLiteTx(db, changes)
+    try:
+        job.result = (job.script(tx), tx.notes)
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # the caller gets it; the neighbours in the batch go on
+        job.error = error
+        db.execute("ROLLBACK TO script")
+    db.execute("RELEASE script")
+
+
+def settle(batch: list[Job]) -> None:
+    """Answer every caller; those of one event loop together, which wakes it once."""
+    of_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in batch:
+        if job.loop is None:
+            job.settle()
+        else:
+            of_loop.setdefault(job.loop, []).append(job)
+    for loop, jobs in of_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+            loop.call_soon_threadsafe(_settle_all, jobs)
+
+
+def _settle_all(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.settle()

@@ -1,0 +1,205 @@
+"""How soon a waiter or an idle runner is woken while spans come in; what a long wait costs while nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.engine import EngineStore
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.routes import POLL_SECONDS
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import EnqueueRolloutRequest
+from bench.store_children import Child
+from bench.store_figures import Figure, percentile
+from bench.store_server import StoreServer
+from bench.store_spans import model_calls
+
+SPANS_PER_SECOND = 1_000
+IDS = 10_000
+_BATCH = 10
+
+
+class SpanSource:
+    """Adds spans to a store at an even pace, in batches of ten as an exporter does."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def open(self) -> None:
+        self._store = LightningStoreClient(self._endpoint)
+        self._work = asyncio.create_task(add_spans(self._store))
+
+    async def close(self) -> None:
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)
+        await self._store.close()
+
+
+async def add_spans(store: LightningStore) -> None:
+    """Add spans until cancelled."""
+    claim = await store.start_rollout({"task": "spans"}, worker_id="source")
+    number, due = 1, time.monotonic()
+    while True:
+        await store.add_many_spans(model_calls(claim, number, _BATCH))
+        number += _BATCH
+        due += _BATCH / SPANS_PER_SECOND
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+class Sleeper:
+    """Waits at a store for a rollout to end, or for work; says when it was woken (monotonic, the same everywhere)."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def open(self) -> None:
+        self._store: LightningStore = LightningStoreClient(self._endpoint)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def until_end(self, rollout_id: str) -> float:
+        [_] = await self._store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=20)
+        return time.monotonic()
+
+    async def until_work(self) -> tuple[float, str]:
+        claim = await self._store.dequeue_rollout(worker_id="sleeper", timeout=20)
+        assert claim is not None
+        return time.monotonic(), claim.rollout_id
+
+    async def wait_for(self, rollout_ids: list[str], seconds: float) -> None:
+        assert await self._store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=seconds) == []
+
+
+async def _wake_ups(store: LightningStore, sleeper: Any, count: int, pause: float) -> dict[str, list[float]]:
+    """Return the milliseconds from an end to the waiter and from new work to the runner.
+
+    `sleeper(method, ...)` begins a call of a `Sleeper` and returns what gives its answer.
+    """
+    delays: dict[str, list[float]] = {"waiter": [], "idle runner": []}
+    for _ in range(count):
+        runner = sleeper("until_work")
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        await store.enqueue_rollout({"task": 1})
+        woken, rollout_id = await runner
+        delays["idle runner"].append(1e3 * (woken - began))
+        waiter = sleeper("until_end", rollout_id)
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        await store.update_attempt(rollout_id, "latest", status="succeeded")
+        delays["waiter"].append(1e3 * (await waiter - began))
+    return delays
+
+
+async def _wake_ups_in_process(count: int) -> dict[str, list[float]]:
+    store = InMemoryLightningStore()
+    inside = Sleeper("")
+    inside._store = store  # the same calls, without a server in between
+    source = asyncio.create_task(add_spans(store))
+    delays = await _wake_ups(store, lambda method, *a: asyncio.create_task(getattr(inside, method)(*a)), count, 0.01)
+    source.cancel()
+    await asyncio.gather(source, return_exceptions=True)
+    await store.close()
+    return delays
+
+
+async def _wake_ups_over_http(endpoint: str, sleeper: Child, count: int) -> dict[str, list[float]]:
+    store = LightningStoreClient(endpoint)
+    delays = await _wake_ups(
+        store, lambda method, *a: asyncio.create_task(asyncio.to_thread(sleeper.call, method, *a)), count, 0.03
+    )
+    await store.close()
+    return delays
+
+
+def measure_wake_ups(quick: bool) -> list[Figure]:
+    """Measure wake-ups while the store takes 1,000 spans a second: in process, and over HTTP out of another process."""
+    count = 30 if quick else 200
+    figures = [
+        Figure(f"wake-up in process: {who}, {name} ms", value, 10, at_most=True)
+        for who, delays in asyncio.run(_wake_ups_in_process(count)).items()
+        for name, value in (("median", percentile(delays, 0.5)), ("p99", percentile(delays, 0.99)))
+    ]
+    for kind in ("memory", "sqlite"):
+        with Child(StoreServer, kind) as server, Child(SpanSource, server.opened), Child(Sleeper, server.opened) as one:
+            for who, delays in asyncio.run(_wake_ups_over_http(server.opened, one, count)).items():
+                for name, value, bound in (
+                    ("median", percentile(delays, 0.5), 30),
+                    ("p99", percentile(delays, 0.99), 60),
+                ):
+                    figures.append(Figure(f"wake-up over http, {kind}: {who}, {name} ms", value, bound, at_most=True))
+    return figures
+
+
+@contextlib.asynccontextmanager
+async def _opened(kind: str) -> AsyncIterator[EngineStore]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = InMemoryLightningStore() if kind == "memory" else SQLiteLightningStore(Path(folder) / "bench.db")
+        yield store
+        await store.close()
+
+
+async def _enqueue(store: LightningStore) -> list[str]:
+    requests = [EnqueueRolloutRequest(input={"task": number}) for number in range(IDS)]
+    pages = [await store.enqueue_many_rollouts(requests[first : first + 1000]) for first in range(0, IDS, 1000)]
+    return [rollout.rollout_id for page in pages for rollout in page]
+
+
+async def _cost_in_process(kind: str, seconds: float) -> tuple[float, float]:
+    """Return the CPU milliseconds per second of a wait, and those that it takes to begin."""
+    async with _opened(kind) as store:
+        rollout_ids = await _enqueue(store)
+        before = time.process_time()
+        waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=rollout_ids))
+        await asyncio.sleep(5.0)  # what looks often after a change has slowed down
+        begun = time.process_time()
+        await asyncio.sleep(seconds)
+        cost = time.process_time() - begun
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return 1e3 * cost / seconds, 1e3 * (begun - before)
+
+
+async def _ids_over_http(endpoint: str) -> list[str]:
+    store = LightningStoreClient(endpoint)
+    rollout_ids = await _enqueue(store)
+    await store.close()
+    return rollout_ids
+
+
+def measure_long_waits(quick: bool) -> list[Figure]:
+    """Measure what a wait for 10,000 rollouts costs: in process, and over HTTP at both ends, renewed polls included."""
+    figures: list[Figure] = []
+    for kind in ("memory", "sqlite"):
+        cost, begin = asyncio.run(_cost_in_process(kind, 5.0 if quick else 15.0))
+        note = f"{begin:.0f} ms to begin"
+        figures.append(
+            Figure(f"wait for {IDS:,} ids, {kind} in process: CPU ms per s", cost, 2.0, at_most=True, note=note)
+        )
+    window = (1 if quick else 2) * POLL_SECONDS
+    with contextlib.ExitStack() as stack:
+        ends = {kind: stack.enter_context(Child(StoreServer, kind)) for kind in ("memory", "sqlite")}
+        waiters = {kind: stack.enter_context(Child(Sleeper, server.opened)) for kind, server in ends.items()}
+        for kind, server in ends.items():
+            waiters[kind].ask("wait_for", asyncio.run(_ids_over_http(server.opened)), window + 12.0)
+        time.sleep(6.0)
+        before = {kind: (ends[kind].cpu_seconds(), waiters[kind].cpu_seconds()) for kind in ends}
+        time.sleep(window)
+        for kind, (server_cpu, client_cpu) in before.items():
+            server_cost = 1e3 * (ends[kind].cpu_seconds() - server_cpu) / window
+            client_cost = 1e3 * (waiters[kind].cpu_seconds() - client_cpu) / window
+            name = f"wait for {IDS:,} ids, {kind} over http: CPU ms per s"
+            note = f"server {server_cost:.2f}, client {client_cost:.2f}"
+            figures.append(Figure(name, server_cost + client_cost, 2.0, at_most=True, note=note))
+        for child in waiters.values():
+            child.answer()
+    return figures

@@ -1,0 +1,458 @@
+"""Kill a store server again and again while clients work, restart it on the same port and data, and look what is left.
+
+    python -m tests.chaos.kill --points 500 --backend sqlite
+
+A server dies by SIGKILL: at a random moment, or by its own hand at a counted place on the write path (a primitive of a
+script, the end of a script before its commit, the commit before its answer). The clients go on by their own retries.
+With `--backend database` PostgreSQL itself dies, all its processes at once, under a store server that stays up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import psutil
+import pytest
+
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from tests.chaos.load import Fact, Producer, Publisher, Worker, problems
+from tests.chaos.places import Place, open_store
+from tests.chaos.processes import CONTEXT
+from tests.stubs.postgres_server import PostgresServer
+
+CLIENTS = 4
+LIMIT_SECONDS = 60.0
+"""A server that does not start, or clients that get no answer for so long, end the run."""
+Where = Literal["any moment", "primitive", "before commit", "after commit"]
+_CROSSINGS: dict[Where, int] = {"any moment": 300, "primitive": 300, "before commit": 60, "after commit": 60}
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Where a server is killed: at the `count`-th crossing of a place, or `count` ms after its first answer."""
+
+    where: Where
+    count: int
+
+    @staticmethod
+    def draw(chance: random.Random, *places: Where) -> Trap:
+        """Return a trap at one of the places."""
+        where = chance.choice(places)
+        return Trap(where, chance.randint(1, _CROSSINGS[where]))
+
+
+# --- the process that is killed --------------------------------------------------------------------------------------
+
+
+def serve(spec: str, port: int, trap: Trap, pipe: Connection) -> None:
+    """Serve a store until killed; the trap may be the killer."""
+    logging.disable()
+
+    async def run() -> None:
+        store = open_store(spec)
+        _set(trap, store)
+        server = LightningStoreServer(store, port=port)
+        await server.start()
+        pipe.send("ready")
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def _set(trap: Trap, store: Any) -> None:
+    """Put the trap around the backend's writes."""
+    if trap.where == "any moment":
+        return
+    left = trap.count
+    run = store._backend.run
+
+    def cross(where: Where) -> None:
+        nonlocal left
+        left -= where == trap.where
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def run_with_trap(script: Callable[[Any], Any], *, write: bool = True) -> Any:
+        if not write:
+            return await run(script, write=False)
+
+        def trapped(tx: Any) -> Any:
+            result = script(_TrappedTx(tx, cross) if trap.where == "primitive" else tx)
+            cross("before commit")
+            return result
+
+        done = await run(trapped)
+        cross("after commit")
+        return done
+
+    store._backend.run = run_with_trap
+
+
+class _TrappedTx:
+    """A `Tx` that says when a primitive is called."""
+
+    def __init__(self, tx: Any, cross: Callable[[Where], None]) -> None:
+        self._tx, self._cross = tx, cross
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._tx, name)
+        if not callable(member):
+            return member
+
+        def primitive(*args: Any) -> Any:
+            self._cross("primitive")
+            return member(*args)
+
+        return primitive
+
+
+class Server:
+    """A store server on one port and one place, started and killed as often as one likes."""
+
+    data_can_be_read = True
+    """While it is dead."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.port = free_port()
+        self._process: Any = None
+
+    @property
+    def endpoint(self) -> str:
+        """URL for the clients."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def next_trap(self, chance: random.Random) -> Trap:
+        """Return how it dies next."""
+        return Trap.draw(chance, *get_args(Where))
+
+    def start(self, trap: Trap) -> None:
+        """Return when requests are answered."""
+        ours, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=serve, args=(self.place.spec, self.port, trap, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        with ours:
+            if not ours.poll(LIMIT_SECONDS):
+                raise RuntimeError(f"the store server on {self.place.spec} did not start")
+            with contextlib.suppress(EOFError):  # the trap snapped already
+                ours.recv()
+
+    def is_alive(self) -> bool:
+        """True while it runs."""
+        return self._process is not None and self._process.is_alive()
+
+    def await_death(self) -> None:
+        """Return when the trap has snapped."""
+        self._process.join(LIMIT_SECONDS)
+        if self._process.exitcode != -signal.SIGKILL:
+            raise RuntimeError(f"the store server did not fall into its trap: exit code {self._process.exitcode}")
+
+    def kill(self) -> None:
+        """Kill it, and return when it is dead."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+    def close(self) -> None:
+        """The same."""
+        self.kill()
+
+
+class Database:
+    """PostgreSQL under a store server that stays up. Dies with all its processes at once, as with its machine."""
+
+    data_can_be_read = False
+
+    def __init__(self, database: PostgresServer, store: Server) -> None:
+        self._database, self._store = database, store
+        self.place, self.endpoint = store.place, store.endpoint
+        self._runs = True
+
+    def next_trap(self, chance: random.Random) -> Trap:
+        """Return how it dies next."""
+        return Trap.draw(chance, "any moment")
+
+    def start(self, trap: Trap) -> None:
+        """Return when the database takes connections (after recovery) and the store server answers."""
+        if not self._runs:
+            self._database.start()
+            self._runs = True
+        if not self._store.is_alive():
+            self._store.start(_NONE)
+
+    def is_alive(self) -> bool:
+        """True if the store server runs, as it should all the time."""
+        return self._store.is_alive()
+
+    def await_death(self) -> None:
+        """Not for this one: it has no traps."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kill every process of the database."""
+        data = Path(self._database.uri.partition("host=")[2]) / "data"
+        postmaster = psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))
+        for process in [postmaster, *postmaster.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._database.crash()  # nothing of it is left to crash; what started it notices that
+        self._runs = False
+
+    def close(self) -> None:
+        """End the store server."""
+        self._store.kill()
+
+
+def free_port() -> int:
+    """Return a port that is free and that no outgoing connection is given while nobody listens there."""
+    for port in random.sample(range(20_000, 32_000), 1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port between 20000 and 32000")
+
+
+# --- the processes that work -----------------------------------------------------------------------------------------
+
+
+def work(endpoint: str, name: str, seed: int, pipe: Connection) -> None:
+    """Work as producers, workers and a publisher; tell each fact. Finish what was begun at "enough", end at "over"."""
+    logging.disable()
+
+    async def run() -> None:
+        client = LightningStoreClient(endpoint, deadline=LIMIT_SECONDS)
+        producer = Producer(client, f"{name}-producer", seed, pipe.send)
+        workers = [Worker(client, f"{name}-worker-{i}", seed, pipe.send) for i in range(4)]
+        publisher = Publisher(client, f"{name}-publisher", seed, pipe.send)
+        over = asyncio.Event()
+        working = asyncio.gather(*[worker.run(over) for worker in workers], publisher.run(over, pause=0.05))
+        await producer.run(pipe.poll)
+        pipe.recv()
+        pipe.send(["produced"])
+        await asyncio.to_thread(pipe.recv)
+        over.set()
+        await working
+        await client.close()
+
+    try:
+        asyncio.run(run())
+        pipe.send(["over"])
+    except Exception as error:
+        pipe.send(["failed", repr(error)])
+
+
+class Crowd:
+    """The clients, and all the facts that they were told, in the order in which the news came."""
+
+    def __init__(self, endpoint: str, seed: int) -> None:
+        self.facts: list[Fact] = []
+        self._news = threading.Condition()
+        self._signals: list[str] = []
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        self._readers: list[threading.Thread] = []
+        for i in range(CLIENTS):
+            ours, theirs = CONTEXT.Pipe()
+            args = (endpoint, f"client-{i}", seed, theirs)
+            self._processes.append(CONTEXT.Process(target=work, args=args, daemon=True))
+            self._processes[-1].start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._readers.append(threading.Thread(target=self._read, args=(ours,), daemon=True))
+            self._readers[-1].start()
+
+    def _read(self, pipe: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                fact: Fact = pipe.recv()
+                with self._news:
+                    (
+                        self._signals.append(str(fact))
+                        if len(fact) < 3 and fact[0] != "waited"
+                        else self.facts.append(fact)
+                    )
+                    self._news.notify_all()
+
+    def await_news(self, server: Server | Database) -> bool:
+        """Return True when a client is told something more, False if the server dies before that.
+
+        Raises:
+            RuntimeError: a client failed, or nothing came for long.
+        """
+        count = len(self.facts)
+        self._await(lambda: len(self.facts) > count or not server.is_alive(), "a client to be answered")
+        return len(self.facts) > count
+
+    def finish(self) -> None:
+        """Have the clients finish what they began, and return when they have ended."""
+        for command, answer in (("enough", "['produced']"), ("over", "['over']")):
+            for pipe in self._pipes:
+                pipe.send(command)
+            self._await(lambda answer=answer: self._signals.count(answer) == CLIENTS, f"the clients to say {answer}")
+
+    def _await(self, done: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT_SECONDS
+        with self._news:
+            while not done() and not self._failed() and time.monotonic() < end:
+                self._news.wait(0.05)  # the death of a process notifies nobody
+            if self._failed() or not done():
+                raise RuntimeError(f"waited for {what}; {self._failed() or 'nothing came'}")
+
+    def _failed(self) -> list[str]:
+        return [signal for signal in self._signals if "failed" in signal]
+
+    def close(self) -> None:
+        """End the processes, in whatever state they are."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        for reader in self._readers:
+            reader.join()
+
+
+# --- points ----------------------------------------------------------------------------------------------------------
+
+
+_NONE = Trap("any moment", 0)
+
+
+@dataclass
+class Point:
+    """One kill: where, how many facts were acknowledged before, how long until the next one, and what was wrong."""
+
+    number: int
+    trap: Trap
+    acknowledged: int
+    recovered_seconds: float | None = None
+    """None if the server fell into its next trap before it had answered anybody."""
+    found: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        where = f"{self.trap.where} {self.trap.count}"
+        recovered = "-" if self.recovered_seconds is None else f"{self.recovered_seconds:.2f} s"
+        verdict = "ok" if not self.found else "; ".join(self.found[:3])
+        return f"{self.number or 'end':>5}  {where:<18}  {self.acknowledged:>12}  {recovered:>9}  {verdict}"
+
+
+HEADER = f"{'point':>5}  {'killed at':<18}  {'acknowledged':>12}  {'recovered':>9}  verdict"
+
+
+def kill_points(victim: Server | Database, points: int, seed: int) -> Iterator[Point]:
+    """Kill it so often under load and yield each point; number 0 is the end, when every client has finished.
+
+    Raises:
+        RuntimeError: it did not come back, or a client gave up.
+    """
+    chance = random.Random(seed)
+    trap = victim.next_trap(chance)
+    victim.start(trap)
+    crowd = Crowd(victim.endpoint, seed)
+    checked = 0
+    try:
+        for number in range(1, points + 1):
+            if trap.where == "any moment":
+                crowd.await_news(victim)
+                time.sleep(trap.count / 1000)
+                victim.kill()
+            else:
+                victim.await_death()
+            point = Point(number, trap, len(crowd.facts))
+            news = crowd.facts[checked : point.acknowledged]
+            checked = point.acknowledged
+            if victim.data_can_be_read:
+                point.found = look_at_copy(victim.place, news)
+            trap = victim.next_trap(chance) if number < points else _NONE
+            began = time.monotonic()
+            victim.start(trap)
+            if crowd.await_news(victim):
+                point.recovered_seconds = time.monotonic() - began
+            if not victim.data_can_be_read:
+                point.found = look(victim.place, news, complete=False)
+            yield point
+        crowd.finish()
+        victim.close()
+        yield Point(0, _NONE, len(crowd.facts), found=look(victim.place, crowd.facts, complete=True))
+    finally:
+        crowd.close()
+        victim.close()
+
+
+def look_at_copy(place: Place, facts: list[Fact]) -> list[str]:
+    """The same as `look`, at the data as they lie there, so that recovering them is left to the next server."""
+    with tempfile.TemporaryDirectory() as folder:
+        return look(place.copied(Path(folder)), facts, complete=False)
+
+
+def look(place: Place, facts: list[Fact], *, complete: bool) -> list[str]:
+    """Return what is wrong with the data."""
+
+    async def read() -> list[str]:
+        async with place.opened() as store:
+            return await problems(store, facts, complete=complete)
+
+    found = asyncio.run(read())
+    verdict = place.integrity()
+    return found if verdict == "ok" else [*found, f"integrity: {verdict}"]
+
+
+@contextlib.contextmanager
+def victim_of(kind: str) -> Iterator[Server | Database]:
+    """Give what is to be killed, over data of its own."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            yield Server(Place("sqlite", f"sqlite:///{folder}/store.db"))
+    else:
+        with PostgresServer() as database:
+            server = Server(Place("postgres", database.uri))
+            yield server if kind == "postgres" else Database(database, server)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--points", type=int, default=500)
+    parser.add_argument(
+        "--backend", choices=["sqlite", "postgres", "database"], action="append", help="may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed: int = options.seed if options.seed is not None else random.randrange(1_000_000)
+    return max([run(kind, options.points, seed) for kind in options.backend or ["sqlite", "postgres"]])
+
+
+def run(kind: str, points: int, seed: int) -> int:
+    """Print the table of one backend; returns 1 if there was a problem."""
+    print(f"{kind}, seed {seed}, {CLIENTS} client processes\n{HEADER}", flush=True)
+    bad, began = 0, time.monotonic()
+    try:
+        with victim_of(kind) as victim:
+            for point in kill_points(victim, points, seed):
+                bad += bool(point.found)
+                print(point, flush=True)
+    except pytest.skip.Exception as missing:
+        print(f"{kind}: {missing}\n")
+        return 0
+    print(f"{kind}: {points} points, {bad} with problems, {time.monotonic() - began:.0f} s, seed {seed}\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Load a store server for a long time and see whether its memory stays flat: 50 rollouts a second with 10 spans each.
+
+    python -m tests.chaos.soak --minutes 30 --rate 50 --backend memory --backend sqlite
+
+Rollouts come in groups: enqueued, claimed, given their spans, ended, waited for, read, and removed by retention later.
+Several backends are loaded at once, each with a server and a client process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
+from tests.chaos.kill import free_port
+from tests.chaos.processes import CONTEXT
+
+SPANS = 10
+GROUP = 5
+MOST_AT_ONCE = 40
+"""Groups under way; when there are more, the load waits, for the machine is too slow for it."""
+KEEP_LAST = 500
+WINDOWS = 10
+"""Into how many parts the measured time is cut; each is judged by its median."""
+ALLOWED_GROWTH = 0.10
+
+
+@dataclass
+class Soak:
+    """What was done to one server, and its resident memory in bytes while it was."""
+
+    backend: str
+    rate: float
+    done: int = 0
+    seconds: float = 0.0
+    warm_up: list[int] = field(default_factory=list)
+    measured: list[int] = field(default_factory=list)
+
+    @property
+    def windows(self) -> list[float]:
+        """Median memory in each part of the measured time, in MiB."""
+        size = max(1, len(self.measured) // WINDOWS)
+        parts = [self.measured[i : i + size] for i in range(0, len(self.measured), size)]
+        return [statistics.median(part) / 2**20 for part in parts[:WINDOWS]]
+
+    @property
+    def growth(self) -> float:
+        """By what part the largest window is above the end of the warm-up."""
+        settled = statistics.median(self.warm_up[-max(1, len(self.warm_up) // 10) :]) / 2**20
+        return max(self.windows) / settled - 1
+
+    @property
+    def flat(self) -> bool:
+        """The verdict."""
+        return self.growth <= ALLOWED_GROWTH
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{size:.0f}" for size in self.windows)
+        verdict = "flat" if self.flat else "NOT FLAT"
+        work = f"{self.done} rollouts, {self.done / self.seconds:.1f} a second"
+        memory = f"MiB after the warm-up {self.warm_up[-1] / 2**20:.0f}, then {sizes}"
+        return f"{self.backend:<8} {work}; {memory}; growth {self.growth:+.1%}: {verdict}"
+
+
+@contextlib.contextmanager
+def server(backend: str) -> Iterator[tuple[psutil.Process, str]]:
+    """`agl store` with retention, in a process of its own; its address."""
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log.txt").open("wb") as log:
+        where = {"memory": "memory", "sqlite": f"{folder}/store.db"}[backend]
+        port = free_port()
+        command = [sys.executable, "-m", "agentlightning.cli", "store", "--db", where, "--port", str(port)]
+        command += ["--keep-last", str(KEEP_LAST), "--log-level", "ERROR"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it says where it listens
+            yield psutil.Process(process.pid), f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def soak(backend: str, rate: float, warm_up_seconds: float, seconds: float) -> Soak:
+    """Load one backend and return what was seen."""
+    seen = Soak(backend, rate)
+    with server(backend) as (process, endpoint):
+        asyncio.run(_load(endpoint, process, seen, warm_up_seconds, warm_up_seconds + seconds))
+    return seen
+
+
+async def _load(endpoint: str, process: psutil.Process, seen: Soak, warm_up_seconds: float, seconds: float) -> None:
+    client = LightningStoreClient(endpoint, deadline=60.0)
+    began = time.monotonic()
+    sampling = asyncio.create_task(_sample(process, seen, began + warm_up_seconds))
+    lives: set[asyncio.Task[None]] = set()
+    number = 0
+    try:
+        while (passed := time.monotonic() - began) < seconds:
+            await asyncio.sleep(number * GROUP / seen.rate - passed)
+            while len(lives) >= MOST_AT_ONCE:
+                await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+            for life in [life for life in lives if life.done()]:
+                life.result()
+                lives.discard(life)
+            lives.add(asyncio.create_task(_live(client, seen, number)))
+            number += 1
+        await asyncio.gather(*lives)
+    finally:
+        seen.seconds = time.monotonic() - began
+        for task in (sampling, *lives):
+            task.cancel()
+        await asyncio.gather(sampling, *lives, return_exceptions=True)
+        await client.close()
+
+
+async def _sample(process: psutil.Process, seen: Soak, warm_at: float) -> None:
+    while True:
+        size = process.memory_info().rss
+        (seen.warm_up if time.monotonic() < warm_at else seen.measured).append(size)
+        await asyncio.sleep(0.5)
+
+
+async def _live(client: LightningStoreClient, seen: Soak, number: int) -> None:
+    """The life of a group of rollouts, as an algorithm and a worker lead it."""
+    worker = f"worker-{number % 16}"
+    requests = [EnqueueRolloutRequest(input={"number": number, "text": "x" * 500}) for _ in range(GROUP)]
+    rollouts = await client.enqueue_many_rollouts(requests)
+    claims: list[AttemptedRollout] = []
+    while len(claims) < GROUP:  # another group's worker may have been quicker; as many are left for us
+        claims += await client.dequeue_many_rollouts(limit=GROUP - len(claims), worker_id=worker, timeout=60.0)
+    await client.update_worker(worker, {"done": number})
+    await client.add_many_spans([_span(claim, i) for claim in claims for i in range(SPANS)])
+    for claim in claims:
+        await client.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
+    await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts], timeout=60.0)
+    await client.query_spans(rollouts[0].rollout_id)
+    seen.done += GROUP
+
+
+def _span(claim: AttemptedRollout, number: int) -> Span:
+    return Span.from_attributes(
+        attributes={"text": "y" * 300, "number": number},
+        rollout_id=claim.rollout_id,
+        attempt_id=claim.attempt.attempt_id,
+        sequence_id=-1,
+        name="step",
+    )
+
+
+def soak_all(backends: list[str], rate: float, warm_up_seconds: float, seconds: float) -> list[Soak]:
+    """Load several at the same time."""
+    with concurrent.futures.ProcessPoolExecutor(len(backends), CONTEXT) as pool:
+        running = [pool.submit(soak, backend, rate, warm_up_seconds, seconds) for backend in backends]
+        return [one.result() for one in running]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="measured, after the warm-up")
+    parser.add_argument("--warm-up", type=float, default=2.0, help="minutes")
+    parser.add_argument("--rate", type=float, default=50.0, help="rollouts a second")
+    parser.add_argument("--backend", action="append", choices=["memory", "sqlite"], help="may be repeated; both")
+    options = parser.parse_args()
+    backends: list[str] = options.backend or ["memory", "sqlite"]
+    print(f"{', '.join(backends)}: {options.rate:g} rollouts a second with {SPANS} spans, keep_last={KEEP_LAST}, "
+          f"{options.warm_up:g} minutes of warm-up, {options.minutes:g} measured", flush=True)  # fmt: skip
+    seen = soak_all(backends, options.rate, options.warm_up * 60, options.minutes * 60)
+    print(*seen, sep="\n")
+    return 0 if all(one.flat for one in seen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

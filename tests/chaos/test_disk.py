@@ -1,0 +1,224 @@
+"""The disk is full or the file turns read-only in the middle of writes: a clear error, whole data, and recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import EnqueueRolloutRequest, Span
+from tests.chaos.places import Place
+from tests.chaos.processes import CONTEXT
+
+BODY = "x" * 4000
+
+
+@dataclass
+class Fault:
+    """How a disk goes bad under a store, and how it is mended; both in the process that writes."""
+
+    folder: Path
+    begin: Callable[[], None]
+    mend: Callable[[], None]
+
+
+@contextlib.contextmanager
+def small_disk(tmp_path: Path) -> Iterator[Fault]:
+    """A file system of four megabytes that is filled by something else, which then makes room again."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    _run_as_root(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)])
+
+    def fill() -> None:
+        with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+
+    try:
+        yield Fault(folder, fill, (folder / "ballast").unlink)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def read_only_file(tmp_path: Path) -> Iterator[Fault]:
+    """Database and log may no longer be written, not even by who has them open (their shared memory may)."""
+
+    def turn(sign: str) -> None:
+        files = [str(file) for file in tmp_path.iterdir() if file.name in ("store.db", "store.db-wal")]
+        _run_as_root(["chattr", f"{sign}i", *files])
+
+    try:
+        yield Fault(tmp_path, lambda: turn("+"), lambda: turn("-"))
+    finally:
+        turn("-")
+
+
+@contextlib.contextmanager
+def file_size_limit(tmp_path: Path) -> Iterator[Fault]:
+    """A limit on the size of the files that this process writes (`ulimit -f`)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    def begin() -> None:
+        limit((tmp_path / "store.db-wal").stat().st_size + 20_000)
+
+    try:
+        yield Fault(tmp_path, begin, lambda: limit(hard))
+    finally:
+        limit(hard)
+
+
+def _run_as_root(command: list[str]) -> None:
+    """Run a command that needs rights, or skip the test and say why."""
+    if os.geteuid() != 0:
+        pytest.skip(f"needs root for {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{' '.join(command)} is not possible here: {done.stderr.strip()}")
+
+
+@pytest.mark.parametrize("bad", [small_disk, read_only_file])
+async def test_writes_fail_clearly_reads_go_on_and_writes_do_when_the_disk_is_good_again(
+    bad: Callable[[Path], contextlib.AbstractContextManager[Fault]], tmp_path: Path
+) -> None:
+    with bad(tmp_path) as fault:
+        await play(fault)
+
+
+def test_a_limit_on_the_size_of_files_is_reported_and_survived(tmp_path: Path) -> None:
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=play_under_a_limit, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    assert ours.recv() == "done"
+    process.join()
+    ours.close()
+
+
+def play_under_a_limit(tmp_path: Path, pipe: Connection) -> None:
+    try:
+        with file_size_limit(tmp_path) as fault:
+            asyncio.run(play(fault))
+        pipe.send("done")
+    except BaseException as error:
+        pipe.send(repr(error))
+        raise
+
+
+async def play(fault: Fault) -> None:
+    """Write until it fails, look, mend, write on, look again."""
+    place = Place("sqlite", f"sqlite:///{fault.folder}/store.db")
+    async with place.opened() as store:
+        started = await store.start_rollout("first")
+        known = [started.rollout_id]
+        known += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(5)]
+        fault.begin()
+        known += await enqueue_until_it_fails(store, str(fault.folder))
+        for write in writes(store, started.rollout_id, started.attempt.attempt_id):
+            with pytest.raises(OSError, match=r"Nothing of this call was stored"):
+                await write
+        await check(store, known, started.rollout_id)
+        fault.mend()
+        known += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(20)]
+        await check(store, known, started.rollout_id)
+        await store.update_attempt(started.rollout_id, "latest", status="succeeded")
+    assert place.integrity() == "ok"
+    async with place.opened() as again:
+        assert [rollout.rollout_id for rollout in await again.query_rollouts()] == known
+
+
+async def enqueue_until_it_fails(store: LightningStore, folder: str) -> list[str]:
+    """Several callers at once, so that their scripts share a commit: each is told what became of its own."""
+    acknowledged: list[str] = []
+    failures: list[BaseException] = []
+
+    async def caller() -> None:
+        try:
+            while True:
+                acknowledged.append((await store.enqueue_rollout(BODY)).rollout_id)
+        except OSError as error:
+            failures.append(error)
+
+    await asyncio.wait_for(asyncio.gather(*[caller() for _ in range(8)]), 60)
+    assert len(failures) == 8
+    for failure in failures:
+        assert f"{folder}/store.db" in str(failure)
+        assert "Nothing of this call was stored" in str(failure)
+    return acknowledged
+
+
+def writes(store: LightningStore, rollout_id: str, attempt_id: str) -> Iterator[object]:
+    """Writes that need more room than there is."""
+    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": -1}
+    yield store.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 50)
+    yield store.add_many_spans([Span.from_attributes(attributes={"text": BODY}, **ids) for _ in range(50)])
+    yield store.update_rollout(rollout_id, metadata={"text": BODY * 50})
+    yield store.update_worker("w", {"text": BODY * 50})
+
+
+async def check(store: LightningStore, known: list[str], started: str) -> None:
+    """Look that all that was acknowledged is there, and nothing else."""
+    found = {rollout.rollout_id for rollout in await store.query_rollouts()}
+    assert found == set(known)
+    assert (await store.query_spans(started)).total == 0
+    assert await store.get_worker_by_id("w") is None
+    statistics = await store.statistics()
+    counted = [statistics.get(name) for name in ("total_rollouts", "total_attempts", "total_spans", "total_workers")]
+    assert counted == [len(known), 1, 0, 0]
+
+
+async def test_a_client_is_told_by_the_server_that_the_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as fault:
+        store = SQLiteLightningStore(fault.folder / "store.db")
+        await store.enqueue_rollout(BODY)
+        server = LightningStoreServer(store, port=0)
+        await server.start()
+        client = LightningStoreClient(server.endpoint, deadline=30.0)
+        try:
+            fault.begin()
+            with pytest.raises(OSError, match=r"store\.db.*Nothing of this call was stored"):
+                await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 100)
+            assert (await client.query_rollouts()).total == 1
+            fault.mend()
+            await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 20)
+        finally:
+            await client.close()
+            await server.stop()
+            await store.close()
+        assert Place("sqlite", f"sqlite:///{fault.folder}/store.db").integrity() == "ok"
+
+
+async def test_a_store_that_cannot_open_its_file_for_writing_says_so_and_does_not_hang(tmp_path: Path) -> None:
+    """The first write opens a second connection; here the process is out of file descriptors by then."""
+    store = SQLiteLightningStore(tmp_path / "store.db")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest - 1, hard))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        with pytest.raises((OSError, ValueError), match=r"store\.db"):
+            await asyncio.wait_for(store.enqueue_rollout("x"), 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+    await asyncio.wait_for(store.enqueue_rollout("x"), 30)
+    assert (await store.query_rollouts()).total == 1
+    await store.close()

@@ -1,0 +1,237 @@
+"""A worker that dies or freezes loses its claim within its lease, with no traffic on the store; what it does later
+harms nobody. A store that was frozen or restarted takes nothing from workers that live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.types import AttemptedRollout, RolloutConfig, Span
+from tests.chaos.places import Place, open_store
+from tests.chaos.processes import CONTEXT
+
+pytestmark = pytest.mark.slow
+LEASE = 1.0
+TIMER = 0.25
+"""Between two looks of the timer, for this lease."""
+SLACK = 1.0
+"""What a loaded machine may take to let a thread run."""
+HARD_LIMIT = 30.0
+SETTINGS: dict[str, Any] = {"lease_seconds": LEASE, "scan_debounce_seconds": 1e9}
+"""No call looks for lost workers but the first: the timer alone does."""
+
+
+def span(claim: AttemptedRollout, name: str) -> Span:
+    return Span.from_attributes(
+        attributes={}, rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=-1, name=name
+    )
+
+
+def work(spec: str, pipe: Connection) -> None:
+    """A worker: claims, says so, sends heartbeats; told to finish, it adds a span and reports success."""
+
+    async def live() -> None:
+        settings = {} if spec.startswith("http") else SETTINGS
+        store = open_store(spec, **settings)
+        await store.update_worker("first")
+        claim = await store.dequeue_rollout(worker_id="first", timeout=HARD_LIMIT)
+        assert claim is not None
+        await store.add_span(span(claim, "early"))
+        pipe.send((claim.rollout_id, claim.attempt.attempt_id))
+        while not pipe.poll():
+            await store.update_worker("first")
+            await asyncio.sleep(0.1)
+        late = await store.add_span(span(claim, "late"))
+        ended = await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
+        pipe.send((late is not None, ended.status))
+        await store.close()
+
+    asyncio.run(live())
+
+
+@contextlib.asynccontextmanager
+async def worker(spec: str) -> AsyncIterator[tuple[Any, Connection]]:
+    """A worker in a process of its own, with a claim in hand."""
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=work, args=(spec, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        await asyncio.to_thread(ours.recv)
+        yield process, ours
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.join)
+        process.close()
+        ours.close()
+
+
+async def test_a_killed_workers_attempt_ends_within_its_lease_and_with_no_traffic(place: Place) -> None:
+    async with place.opened(**SETTINGS) as store:
+        rollout = await store.enqueue_rollout("x", config=RolloutConfig(infrastructure_retries=0))
+        async with place.everywhere(store) as spec, worker(spec) as (process, _):
+            waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=HARD_LIMIT))
+            await asyncio.sleep(LEASE)  # it lives longer than its lease
+            assert not waiting.done()
+            process.kill()
+            [ended] = await waiting
+        assert ended.status == "failed"
+        [attempt] = await store.query_attempts(rollout.rollout_id)
+        assert (attempt.status, attempt.outcome, attempt.outcome_reason) == (
+            *("unresponsive", "infrastructure_fault", "lease_expired"),
+        )
+        seen = await store.get_worker_by_id("first")
+        assert seen is not None
+        assert seen.last_heartbeat_time is not None
+        assert attempt.end_time is not None
+        assert LEASE <= attempt.end_time - seen.last_heartbeat_time <= LEASE + TIMER + SLACK
+
+
+async def test_a_frozen_worker_that_comes_back_late_changes_nothing_of_the_newer_attempt(place: Place) -> None:
+    async with place.opened(**SETTINGS) as store:
+        rollout = await store.enqueue_rollout("x")
+        async with place.served(store) as endpoint, worker(endpoint) as (process, pipe):
+            os.kill(process.pid, signal.SIGSTOP)
+            newer = await store.dequeue_rollout(worker_id="second", timeout=HARD_LIMIT)
+            assert newer is not None
+            assert (newer.rollout_id, newer.attempt.sequence_id) == (rollout.rollout_id, 2)
+            pipe.send("finish")
+            os.kill(process.pid, signal.SIGCONT)
+            assert await asyncio.to_thread(pipe.recv) == (True, "succeeded")
+        assert await store.get_rollout_by_id(rollout.rollout_id) == newer
+        spans = await store.query_spans(rollout.rollout_id)
+        assert [(s.name, s.attributes.get("agentlightning.stale")) for s in spans] == [("early", None), ("late", True)]
+        await store.update_attempt(newer.rollout_id, newer.attempt.attempt_id, status="failed")
+        assert await _statuses(store, rollout.rollout_id) == ("failed", ["succeeded", "failed"])
+
+
+async def _statuses(store: LightningStore, rollout_id: str) -> tuple[str, list[str]]:
+    rollout = await store.get_rollout_by_id(rollout_id)
+    assert rollout is not None
+    return rollout.status, [attempt.status for attempt in await store.query_attempts(rollout_id)]
+
+
+async def test_a_time_limit_runs_on_after_a_restart_with_no_traffic(durable: Place) -> None:
+    async with durable.opened(**SETTINGS) as store:
+        rollout = await store.start_rollout("x", config=RolloutConfig(timeout_seconds=1.0))
+    async with durable.opened(**SETTINGS) as again:
+        [ended] = await again.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=HARD_LIMIT)
+        assert ended.status == "failed"
+        [attempt] = await again.query_attempts(rollout.rollout_id)
+        assert attempt.status == "timeout"
+        assert attempt.end_time is not None
+        assert 1.0 <= attempt.end_time - attempt.start_time <= 1.0 + LEASE + TIMER + SLACK
+
+
+async def test_a_worker_lost_while_the_store_was_down_is_noticed_after_the_restart(durable: Place) -> None:
+    async with durable.opened(**SETTINGS) as store:
+        rollout = await store.enqueue_rollout("x", config=RolloutConfig(infrastructure_retries=0))
+        await store.update_worker("first")
+        assert await store.dequeue_rollout(worker_id="first") is not None
+    async with durable.opened(**SETTINGS) as again:
+        [ended] = await again.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=HARD_LIMIT)
+        assert await _statuses(again, ended.rollout_id) == ("failed", ["unresponsive"])
+
+
+async def test_a_heartbeat_that_waits_to_be_written_keeps_the_claim(tmp_path: Path) -> None:
+    """The timer looks while another process holds the file; the heartbeat waits before the timer's verdict."""
+    async with Place("sqlite", f"sqlite:///{tmp_path}/store.db").opened(**SETTINGS) as store:
+        await asyncio.sleep(LEASE)  # it is past the first lease, in which it takes nothing anyway
+        await store.update_worker("first")
+        rollout = await store.start_rollout("x", worker_id="first")
+        other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        await asyncio.sleep(LEASE - 0.2)
+        other.execute("BEGIN IMMEDIATE")
+        heartbeat = asyncio.create_task(store.update_worker("first"))
+        await asyncio.sleep(0.2 + 2 * TIMER)
+        assert not heartbeat.done()
+        other.execute("COMMIT")
+        other.close()
+        await heartbeat
+        await asyncio.sleep(TIMER)  # the verdict, if there was one, is written
+        assert await _statuses(store, rollout.rollout_id) == ("preparing", ["preparing"])
+
+
+def serve(spec: str, pipe: Connection) -> None:
+    """A store server, until it is killed."""
+
+    async def run() -> None:
+        server = LightningStoreServer(open_store(spec, **SETTINGS), port=0)
+        server.bind()
+        pipe.send(server.endpoint)
+        await server.run_forever()
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def served(place: Place) -> AsyncIterator[tuple[int, LightningStoreClient]]:
+    """A store server in a process of its own: its pid, and a client of it."""
+    ours, theirs = CONTEXT.Pipe()
+    server = CONTEXT.Process(target=serve, args=(place.spec, theirs), daemon=True)
+    server.start()
+    theirs.close()
+    client = LightningStoreClient(await asyncio.to_thread(ours.recv))
+    try:
+        yield server.pid or 0, client
+    finally:
+        await client.close()
+        server.kill()
+        await asyncio.to_thread(server.join)
+        server.close()
+        ours.close()
+
+
+async def test_a_store_that_was_frozen_takes_nothing_from_workers_that_live(place: Place) -> None:
+    async with served(place) as (server, client):
+        rollout = await client.enqueue_rollout("x")
+        async with worker(client.server_address_root) as (_, pipe):
+            await asyncio.sleep(LEASE + TIMER)  # the store is past the first lease, in which it takes nothing anyway
+            for _ in range(5):
+                os.kill(server, signal.SIGSTOP)
+                await asyncio.sleep(LEASE + 0.2)
+                os.kill(server, signal.SIGCONT)
+                await asyncio.sleep(LEASE)
+            assert await _statuses(client, rollout.rollout_id) == ("running", ["running"])
+            pipe.send("finish")
+            assert await asyncio.to_thread(pipe.recv) == (True, "succeeded")
+        assert await _statuses(client, rollout.rollout_id) == ("succeeded", ["succeeded"])
+
+
+@pytest.mark.parametrize("late", ["span", "metadata"])
+async def test_rollouts_that_ended_do_not_hide_those_that_lapse_from_the_timer(place: Place, late: str) -> None:
+    """Agents report late to rollouts that were cancelled or have ended; there may be very many of them."""
+    config = RolloutConfig(unresponsive_seconds=0.2)
+    async with place.opened(**SETTINGS, synchronous="NORMAL") as store:
+        for _ in range(300):
+            ended = await store.start_rollout("x", config=config)
+            await store.update_rollout(ended.rollout_id, status="cancelled")
+            if late == "span":
+                await store.add_span(span(ended, "late"))
+            else:
+                await store.update_attempt(ended.rollout_id, "latest", metadata={"late": True})
+        rollout = await store.start_rollout("x", config=config)
+        [lapsed] = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=5.0)
+        assert await _statuses(store, lapsed.rollout_id) == ("failed", ["unresponsive"])
+
+
+async def test_a_rollout_that_was_set_running_by_hand_does_not_stop_the_timer(place: Place) -> None:
+    async with place.opened(**SETTINGS) as store:
+        odd = await store.start_rollout("x", config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+        await store.update_attempt(odd.rollout_id, "latest", status="failed")
+        await store.update_rollout(odd.rollout_id, status="running")
+        await store.update_rollout(odd.rollout_id, config=RolloutConfig(timeout_seconds=0.01))
+        rollout = await store.start_rollout("x", config=RolloutConfig(timeout_seconds=0.2))
+        [lapsed] = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=5.0)
+        assert await _statuses(store, lapsed.rollout_id) == ("failed", ["timeout"])

@@ -1,0 +1,164 @@
+"""Every script of `scripts.py` is there whole or not at all: each is broken off at each of its primitives in turn.
+
+A new script fails the first test until it has a step in `STORY`, or a line in `READING` if it writes nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.store import scripts
+from agentlightning.store.backend import Backend, Tx
+from agentlightning.store.query import Plan
+from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
+from tests.chaos.places import SPECS, fresh_place
+
+RESOURCES: Any = {"p": PromptTemplate(template="", engine="jinja")}
+REQUESTS = [EnqueueRolloutRequest(input=n, config=RolloutConfig(max_attempts=2)) for n in range(4)]
+LONG_AFTER = 1e6
+WRITES = frozenset(("save", "delete", "claim", "add_spans", "put", "drop"))
+Script = Callable[[Tx], Any]
+
+
+def ids(prefix: str = "") -> scripts.Ids:
+    return lambda n: f"{prefix}{n}"
+
+
+def span(rollout_id: str, attempt_id: str) -> Span:
+    return Span.from_attributes(attributes={}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1)
+
+
+STORY: list[tuple[str, Script]] = [
+    ("publish", lambda tx: scripts.publish(tx, 0.0, "r", "token", RESOURCES, None)),
+    ("publish", lambda tx: scripts.publish(tx, 0.5, "r", "another", RESOURCES, None)),
+    ("publish", lambda tx: scripts.publish(tx, 0.5, "old", None, RESOURCES, "a run without rollouts")),
+    ("enqueue", lambda tx: scripts.enqueue(tx, 1.0, ids(), REQUESTS)),
+    ("heartbeat", lambda tx: scripts.heartbeat(tx, 1.0, "w", {}, None)),
+    ("heartbeat", lambda tx: scripts.heartbeat(tx, 1.0, "leaves", {}, None)),
+    ("start_rollout", lambda tx: scripts.start_rollout(tx, 1.5, "ro-s", "at-s", REQUESTS[0], "w")),
+    ("claim", lambda tx: scripts.claim(tx, 2.0, ids(), "token", None, "w", 2)),
+    ("claim_or_due", lambda tx: scripts.claim_or_due(tx, 2.0, ids("c"), "token 2", None, "w", 1)),
+    ("add_spans", lambda tx: scripts.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-1", "at-1")])),
+    ("add_spans", lambda tx: scripts.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-0", "at-0")])),
+    ("next_sequence_ids", lambda tx: scripts.next_sequence_ids(tx, [("ro-0", "at-0"), ("ro-1", "at-1")])),
+    (
+        "update_rollout",
+        lambda tx: scripts.update_rollout(tx, 4.0, "ro-3", {"status": "cancelled", "resources_id": "r"}),
+    ),
+    ("update_attempt", lambda tx: scripts.update_attempt(tx, 4.0, "ro-0", "latest", {"status": "succeeded"})),
+    ("expire", lambda tx: scripts.expire(tx, 5.0, "ro-1", "at-1", "unresponsive", scripts.LEASE_EXPIRED, 1.0)),
+    ("start_attempt", lambda tx: scripts.start_attempt(tx, 6.0, "ro-1", "at-9", "w")),
+    ("delete", lambda tx: scripts.delete(tx, ["ro-0", "ro-3", "ro-s"], "force")),
+    ("forget_silent_workers", lambda tx: scripts.forget_silent_workers(tx, LONG_AFTER, 1.0)),
+    ("forget_claim_tokens", lambda tx: scripts.forget_claim_tokens(tx, LONG_AFTER)),
+    ("forget_resources", lambda tx: scripts.forget_resources(tx, LONG_AFTER, 1.0)),
+]
+"""The life of five rollouts, script by script; every step changes something."""
+
+READING: dict[str, Script] = {
+    "events": lambda tx: scripts.events(tx, "0", 10, None),
+    "load_rollouts": lambda tx: scripts.load_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
+    "ended_rollouts": lambda tx: scripts.ended_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
+    "read_spans": lambda tx: scripts.read_spans(tx, "ro-1", "latest", None),
+    "lost_claims": lambda tx: scripts.lost_claims(tx, LONG_AFTER, 1.0),
+    "resources_by_id": lambda tx: scripts.resources_by_id(tx, "r", 1),
+    "latest_resources": lambda tx: scripts.latest_resources(tx, None),
+}
+
+
+class Stop(Exception):
+    """Raised by a primitive."""
+
+
+class FailingTx:
+    """A `Tx` whose k-th primitive raises; with no k, those that write."""
+
+    def __init__(self, tx: Tx, k: int | None) -> None:
+        self._tx, self._left = tx, k
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._tx, name)
+        if not callable(member):
+            return member
+
+        def primitive(*args: Any, **kwargs: Any) -> Any:
+            if self._left is None:
+                assert name not in WRITES, f"a reading script calls {name}"
+            else:
+                self._left -= 1
+                if self._left < 0:
+                    raise Stop
+            return member(*args, **kwargs)
+
+        return primitive
+
+
+def contents(backend: Backend) -> Any:
+    """Return all that a script could have changed, and what would be claimed next."""
+
+    def read(tx: Tx) -> Any:
+        records = sorted(tx.find(Plan())[0], key=lambda record: record.rollout.rollout_id)
+        spans = [list(tx.span_bodies(record.rollout.rollout_id, None)) for record in records]
+        kinds: tuple[Any, ...] = ("worker", "resources", "resources_version", "latest_resources", "claim")
+        rows = [tx.scan(kind) for kind in kinds]
+        due = [record.rollout.rollout_id for record in tx.due(LONG_AFTER, 10)]
+        return records, spans, rows, due, tx.counts(), tx.runs(), tx.held("w", 10), tx.next_available(None)
+
+    def peek(tx: Tx) -> None:
+        record = tx.claim(None, LONG_AFTER)
+        raise Peeked(record and record.rollout.rollout_id)
+
+    with pytest.raises(Peeked) as next_one:
+        backend.execute(peek)
+    return repr(backend.execute(read, write=False)[0]), next_one.value.args
+
+
+class Peeked(Exception):
+    """Breaks a claim off."""
+
+
+@pytest.fixture(params=SPECS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    store: Any = fresh_place(request.param, request, tmp_path).open()
+    yield store._backend
+    store._backend.close()
+
+
+def test_every_script_has_a_step_or_is_known_to_read_only() -> None:
+    written = {
+        name
+        for name, member in vars(scripts).items()
+        if inspect.isfunction(member)
+        and member.__module__ == scripts.__name__
+        and not name.startswith("_")
+        and next(iter(inspect.signature(member).parameters), None) == "tx"
+    }
+    assert written == {name for name, _ in STORY} | set(READING)
+    assert not {name for name, _ in STORY} & set(READING)
+
+
+def test_a_script_that_fails_at_any_primitive_leaves_no_trace(backend: Backend) -> None:
+    for name, script in STORY:
+        before = contents(backend)
+        for k in range(200):
+            try:
+                backend.execute(lambda tx, script=script, k=k: script(FailingTx(tx, k)))  # type: ignore[arg-type, misc]
+                break
+            except Stop:
+                assert contents(backend) == before, f"{name}, primitive {k}"
+        assert contents(backend) != before, f"{name} changes nothing"
+        assert k > 0, f"{name} was not broken off"
+
+
+def test_reading_scripts_write_nothing(backend: Backend) -> None:
+    for _, script in STORY[:13]:
+        backend.execute(script)
+    before = contents(backend)
+    for script in READING.values():
+        assert backend.execute(lambda tx, script=script: script(FailingTx(tx, None)), write=False)[0]  # type: ignore[arg-type, misc]
+    assert contents(backend) == before
