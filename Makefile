@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.agl-setup
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-chaos soak bench bench-store bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-chaos soak bench bench-store bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -57,6 +59,14 @@ bench-store: setup-dev
 bench-learning: setup-dev
 	$(BIN)/python -m bench.learning $(ARGS)
 
+$(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_STAMP)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
+
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
 
@@ -67,4 +77,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) dist build runs .pytest_cache .ruff_cache .hypothesis

@@ -107,7 +107,7 @@ class LedgerError(AgentLightningError, RuntimeError):
 
 
 class NoTrainableCallError(AgentLightningError, ValueError):
-    """No model call of a rollout can be trained; the text says who saw which call, why each is left out, what to try."""
+    """No model call of a rollout can be trained; says who saw which call, why each is left out, and what to try."""
 
 
 class TooMuchDriftError(AgentLightningError, RuntimeError):

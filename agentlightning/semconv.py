@@ -61,8 +61,10 @@ class LightningCallAttributes(Enum):
     """Route that the agent called: `chat/completions`, `messages`, ..."""
     STREAMED = "agentlightning.call.streamed"
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
+    CHOICES = "agentlightning.call.choices"
+    """How many replies the model gave, if more than one; the token ids are those of the first."""
     STATE = "agentlightning.call.state"
-    """How the call ended: `ok`, `no_tokens`, `upstream_error`, `refused`, `client_left`."""
+    """How the call ended: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
 
 
 STALE = "agentlightning.stale"

@@ -125,14 +125,24 @@ def integers(value: Any) -> list[int] | None:
     if not is_list(value) or (value and type(value[0]) is not int):
         return None
     try:
-        return list(map(operator.index, value))  # checks and copies in one pass at the speed of C
+        if type(sum(value)) is int:  # the fastest look at every element: anything else would show in the sum
+            return list(value)
+        return list(map(operator.index, value))
     except TypeError:
         return None
 
 
 def finite_floats(value: Any) -> list[float] | None:
     """Return a list or tuple of finite numbers as floats; None for anything else."""
-    if not is_list(value) or not set(map(type, value)) <= {int, float}:
+    if not is_list(value):
+        return None
+    try:
+        total = sum(value)  # the fastest look at every element: no text, no NaN and no infinity leaves a finite sum
+    except TypeError:
+        return None
+    if type(total) is float and math.isfinite(total):
+        return list(map(float, value))
+    if not set(map(type, value)) <= {int, float}:
         return None
     numbers = list(map(float, value))
     return numbers if all(map(math.isfinite, numbers)) else None

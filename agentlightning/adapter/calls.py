@@ -6,20 +6,16 @@ Adapters select; this is the count they are held against (`algorithm/ledger.py`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from agentlightning.adapter.attributes import Problem, as_dict
-from agentlightning.adapter.tokens import (
-    CallReading,
-    CallState,
-    gateway_call_id,
-    is_gateway_call,
-    is_stale,
-    read_call,
-    response_id,
-)
+from agentlightning.adapter.tokens import CallReading, CallState, gateway_call_id, is_stale, read_call
+from agentlightning.adapter.witnesses import Witness, witnesses
 from agentlightning.types import Span, Triplet
+
+ANY_AGENT: Final = "*"
+"""Label of a call that belongs to no named agent."""
 
 
 class CallRef(NamedTuple):
@@ -47,6 +43,10 @@ class ModelCall:
     state: CallState
     stale: bool = False
     """The store marked it as late: its attempt had lapsed."""
+    agent: str | None = None
+    """Whose call it was, where a tracer told it."""
+    witness: Witness | None = field(default=None, repr=False, compare=False)
+    """The spans that tell of it; None for a call that was made from a triplet."""
 
     @property
     def call_id(self) -> str:
@@ -56,26 +56,11 @@ class ModelCall:
 def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) -> list[ModelCall]:
     """Return every model call that the spans witness, once each, in the order of arrival; attempts may be mixed.
 
-    The gateway's record of a call counts before the tracer's. A tracer's span counts as a call if it names a response
-    id that the gateway did not see in that attempt, or holds token ids and no response id.
+    The gateway's record of a call counts before the tracer's; which spans tell of one call is told in `witnesses.py`.
     """
     found = problems if problems is not None else []
-    calls: dict[CallRef, ModelCall] = {}
-    replies: dict[tuple[str, str], CallRef] = {}
-    for span in sorted(spans, key=lambda span: not is_gateway_call(span)):
-        reply = response_id(span)
-        ref = CallRef(span.rollout_id, span.attempt_id, gateway_call_id(span) or reply or span.span_id)
-        if ref in calls:
-            continue
-        call = _model_call(ref, span, read_call(span, found))
-        twin = None if reply is None or is_gateway_call(span) else replies.get((span.attempt_id, reply))
-        if twin is not None:
-            calls[twin] = _completed(calls[twin], call)
-        elif is_gateway_call(span) or reply is not None or call.completion_token_ids:
-            calls[ref] = call
-            if reply is not None:
-                replies.setdefault((span.attempt_id, reply), ref)
-    return sorted(calls.values(), key=lambda call: call.sequence_id)
+    calls = [_model_call(witness, found) for witness in witnesses(spans)]
+    return sorted(calls, key=lambda call: call.sequence_id)
 
 
 def call_id_of(triplet: Triplet) -> str | None:
@@ -85,6 +70,25 @@ def call_id_of(triplet: Triplet) -> str | None:
         if isinstance(value, str) and value:
             return value
     return None
+
+
+def agent_of(triplet: Triplet) -> str | None:
+    """Return the name of the agent whose call a triplet was made from; None where no tracer told it."""
+    name = triplet.metadata.get("agent_name")
+    return name if isinstance(name, str) and name != ANY_AGENT else None
+
+
+def selected_calls(calls: Sequence[ModelCall], triplets: Iterable[Triplet]) -> tuple[list[ModelCall], list[ModelCall]]:
+    """Return the calls of one attempt with the agents that triplets name, and those that triplets were made from.
+
+    The second list is in the order of the triplets.
+    """
+    by_name = {call.response_id: call.ref for call in reversed(calls) if call.response_id is not None}
+    by_name.update({call.call_id: call.ref for call in calls})
+    agents = {ref: agent_of(triplet) for triplet in triplets if (ref := by_name.get(call_id_of(triplet) or ""))}
+    named = [call if agents.get(call.ref) is None else replace(call, agent=agents[call.ref]) for call in calls]
+    by_ref = {call.ref: call for call in named}
+    return named, [by_ref[ref] for ref in agents]
 
 
 def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> list[ModelCall]:
@@ -103,26 +107,19 @@ def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt
             finish_reason=triplet.metadata.get("finish_reason"),
             weight_version=triplet.metadata.get("weight_version"),
             state=triplet.metadata.get("state", "ok"),
+            agent=agent_of(triplet),
         )
         for place, triplet in enumerate(triplets)
     ]
 
 
-def _completed(call: ModelCall, twin: ModelCall) -> ModelCall:
-    """Return the gateway's record of a call, with what only the tracer saw of its tokens."""
-    if call.prompt_token_ids and call.completion_token_ids and call.logprobs:
-        return call
-    return replace(
-        call,
-        prompt_token_ids=call.prompt_token_ids or twin.prompt_token_ids,
-        completion_token_ids=call.completion_token_ids or twin.completion_token_ids,
-        logprobs=call.logprobs or twin.logprobs,
-    )
-
-
-def _model_call(ref: CallRef, span: Span, reading: CallReading) -> ModelCall:
-    return ModelCall(
-        ref=ref,
+def _model_call(witness: Witness, problems: list[Problem]) -> ModelCall:
+    span = witness.record or witness.seen
+    assert span is not None
+    reading = read_call(span, problems)
+    call_id = gateway_call_id(span) or reading.response_id or span.span_id
+    call = ModelCall(
+        ref=CallRef(span.rollout_id, span.attempt_id, call_id),
         sequence_id=span.sequence_id,
         response_id=reading.response_id,
         prompt_token_ids=reading.prompt_token_ids,
@@ -132,4 +129,18 @@ def _model_call(ref: CallRef, span: Span, reading: CallReading) -> ModelCall:
         weight_version=reading.weight_version,
         state=reading.state,
         stale=is_stale(span),
+        witness=witness,
+    )
+    if witness.record is None or witness.seen is None or (call.prompt_token_ids and call.logprobs):
+        return call
+    return _completed(call, read_call(witness.seen, problems))
+
+
+def _completed(call: ModelCall, twin: CallReading) -> ModelCall:
+    """Return the gateway's record of a call, with what only the tracer saw of its tokens."""
+    return replace(
+        call,
+        prompt_token_ids=call.prompt_token_ids or twin.prompt_token_ids,
+        completion_token_ids=call.completion_token_ids or twin.completion_token_ids,
+        logprobs=call.logprobs or twin.logprobs,
     )

@@ -1,7 +1,7 @@
 """What a span says in words: messages, completions, request and response, images. No token ids here.
 
-Attributes are flat with dotted keys (`gen_ai.prompt.0.role`); they are put together again here. A part that cannot be
-put together is left out; nothing raises.
+Attributes are flat with dotted keys (`gen_ai.prompt.0.role`); they are put together again here. What other
+instrumentations write is read in `spellings.py`. A part that cannot be put together is left out; nothing raises.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.spellings import spoken
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.utils.attributes import unflatten_attributes
 
@@ -40,20 +41,29 @@ def read_content(attributes: Mapping[str, Any]) -> CallContent:
     """Return the content of one model call out of the attributes of its span."""
     groups = _group(attributes)
     inputs, output = groups.get(_INPUT, {}), groups.get(_OUTPUT, {})
+    prompt = _nested(groups.get("gen_ai.prompt")) or _nested(_below(inputs, "messages"))
+    completion = _nested(groups.get("gen_ai.completion")) or _nested(_below(output, "choices"))
+    if prompt is None and completion is None:
+        prompt, completion = (messages or None for messages in spoken(attributes))
     return CallContent(
-        prompt=_nested(groups.get("gen_ai.prompt")) or _nested(_below(inputs, "messages")),
-        completion=_nested(groups.get("gen_ai.completion")) or _nested(_below(output, "choices")),
+        prompt=prompt,
+        completion=completion,
         request=_without(groups.get("gen_ai.request", {}), {"messages"}) or _without(inputs, {"messages"}),
         response=_without(groups.get("gen_ai.response", {}), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
     )
 
 
-def image_urls(messages: Any) -> list[str]:
-    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+def in_order(messages: Any) -> list[dict[str, Any]]:
+    """Return the messages of a prompt, which is a list, or a dict with keys beside the numbered ones."""
     if isinstance(messages, dict):
         numbered = as_dict(messages)
         messages = [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
-    return [url for message in dicts_in(messages) for url in _urls(message.get("content"))]
+    return dicts_in(messages)
+
+
+def image_urls(messages: Any) -> list[str]:
+    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+    return [url for message in in_order(messages) for url in _urls(message.get("content"))]
 
 
 def _urls(content: Any) -> Iterable[str]:

@@ -50,6 +50,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         for span in source:
             if span.name == RAW_SPAN or (span.name == REQUEST_SPAN and response_id(span) in told):
                 continue
+            if (span.attributes or {}).get("llm.request.type") == "embedding":
+                continue
             parts = {part.rpartition(".")[2]: group_genai_dict(span.attributes or {}, part) for part in _PARTS}
             if any(parts.values()):
                 children = self.get_tool_calls(span, source)

@@ -76,6 +76,7 @@ class SpanNode:
 def _agent_names(span_name: str, attributes: dict[str, Any]) -> Iterator[Any]:
     """Yield the places where frameworks write an agent's name, the most telling first."""
     yield attributes.get("agent.name")
+    yield attributes.get("gen_ai.agent.name")
     if attributes.get("agentops.span.kind") == "agent":
         yield attributes.get("operation.name")
     yield attributes.get("recipient_agent_type")

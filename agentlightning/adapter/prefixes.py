@@ -5,6 +5,7 @@ Every sequence is walked once, at the speed of list comparison, so the work is l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,12 +15,14 @@ Row = TypeVar("Row")
 class PrefixNode(Generic[Row]):
     """The end of a stretch of tokens: those of the edge that leads here are `tokens[start:stop]`."""
 
-    __slots__ = ("children", "prompt_end", "rows", "spoken", "start", "stop", "tokens", "turn_end")
+    __slots__ = ("children", "owner", "prompt_end", "rows", "spoken", "start", "stop", "tokens", "turn_end")
 
-    def __init__(self, tokens: list[int], start: int, stop: int, *, spoken: bool) -> None:
+    def __init__(self, tokens: list[int], start: int, stop: int, *, spoken: bool, owner: int) -> None:
         self.tokens, self.start, self.stop = tokens, start, stop
         self.spoken = spoken
         """The policy produced the tokens of the edge."""
+        self.owner = owner
+        """The call whose tokens made the edge."""
         self.children: dict[int, PrefixNode[Row]] = {}
         self.rows: list[Row] = []
         """Rows whose tokens so far end exactly here."""
@@ -40,65 +43,74 @@ class Walk(Generic[Row]):
     """The prompt has tokens that no earlier sequence had at this place."""
     in_speech: bool = False
     """It parted from the others within or before what the policy had said there."""
+    beside: int | None = None
+    """The call from whose tokens it parted; None if it parted from none."""
 
 
 class PrefixTree(Generic[Row]):
     """Token sequences of one attempt, prompts and completions alternating."""
 
     def __init__(self) -> None:
-        self._root: PrefixNode[Row] = PrefixNode([], 0, 0, spoken=False)
+        self._root: PrefixNode[Row] = PrefixNode([], 0, 0, spoken=False, owner=0)
 
-    def follow_prompt(self, prompt: list[int]) -> Walk[Row]:
-        """Walk a prompt from the root, adding what is new, and return what was met."""
+    def follow_prompt(self, prompt: list[int], owner: int) -> Walk[Row]:
+        """Walk a prompt from the root, adding what is new, and return what was met. `owner` numbers its call."""
         walk: Walk[Row] = Walk(self._root)
-        self._add(prompt, walk, spoken=False)
+        self._add(prompt, walk, spoken=False, owner=owner)
         return walk
 
-    def add_completion(self, prompt_end: PrefixNode[Row], completion: list[int]) -> PrefixNode[Row]:
+    def add_completion(self, prompt_end: PrefixNode[Row], completion: list[int], owner: int) -> PrefixNode[Row]:
         """Add what the policy answered to a prompt and return the end of the turn."""
         prompt_end.prompt_end = True
         walk = Walk(prompt_end)
-        self._add(completion, walk, spoken=True)
+        self._add(completion, walk, spoken=True, owner=owner)
         walk.end.turn_end = True
         return walk.end
 
-    def _add(self, tokens: list[int], walk: Walk[Row], *, spoken: bool) -> None:
+    def _add(self, tokens: list[int], walk: Walk[Row], *, spoken: bool, owner: int) -> None:
         at, total = 0, len(tokens)
         while at < total:
             child = walk.end.children.get(tokens[at])
             if child is None:
                 node = walk.end
                 walk.in_speech = not node.turn_end and (node.prompt_end or node.spoken)
-                self._grow(tokens, at, walk, spoken=spoken)
+                walk.beside = next((other.owner for other in node.children.values()), None)
+                self._grow(tokens, at, walk, spoken=spoken, owner=owner)
                 return
-            shared = _shared(child, tokens, at)
+            most = min(child.stop - child.start, total - at)
+            shared = _shared(child.tokens, child.start, tokens, at, most)
             at += shared
             if shared < child.stop - child.start:
                 walk.end = _split(walk.end, child, shared)
+                walk.beside = child.owner
                 if at < total:
                     walk.in_speech = child.spoken
-                    self._grow(tokens, at, walk, spoken=spoken)
+                    self._grow(tokens, at, walk, spoken=spoken, owner=owner)
                 return
             walk.end = child
             walk.after_turn = walk.after_turn or child.turn_end
             walk.longest = child if child.rows else walk.longest
 
-    def _grow(self, tokens: list[int], at: int, walk: Walk[Row], *, spoken: bool) -> None:
-        leaf: PrefixNode[Row] = PrefixNode(tokens, at, len(tokens), spoken=spoken)
+    def _grow(self, tokens: list[int], at: int, walk: Walk[Row], *, spoken: bool, owner: int) -> None:
+        leaf: PrefixNode[Row] = PrefixNode(tokens, at, len(tokens), spoken=spoken, owner=owner)
         walk.end.children[tokens[at]] = leaf
         walk.end = leaf
         walk.fresh = True
 
 
-def _shared(node: PrefixNode[Row], tokens: list[int], at: int) -> int:
-    """Return how many tokens of the edge to `node` are those of `tokens` from `at` on."""
-    most = min(node.stop - node.start, len(tokens) - at)
-    if node.tokens[node.start : node.start + most] == tokens[at : at + most]:
+def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginnings."""
+    return _shared(left, 0, right, 0, min(len(left), len(right)))
+
+
+def _shared(left: Sequence[int], i: int, right: Sequence[int], j: int, most: int) -> int:
+    """Return how many of `most` tokens are the same from `i` and `j` on, by halving; slices compare fast."""
+    if left[i : i + most] == right[j : j + most]:
         return most
-    low, high = 1, most - 1
+    low, high = 0, most - 1
     while low < high:  # the first `low` are known to be the same, `high + 1` not to be
         middle = (low + high + 1) // 2
-        if node.tokens[node.start + low : node.start + middle] == tokens[at + low : at + middle]:
+        if left[i + low : i + middle] == right[j + low : j + middle]:
             low = middle
         else:
             high = middle - 1
@@ -107,7 +119,9 @@ def _shared(node: PrefixNode[Row], tokens: list[int], at: int) -> int:
 
 def _split(parent: PrefixNode[Row], child: PrefixNode[Row], shared: int) -> PrefixNode[Row]:
     """Cut the edge to `child` after `shared` tokens and return the node in between."""
-    between: PrefixNode[Row] = PrefixNode(child.tokens, child.start, child.start + shared, spoken=child.spoken)
+    between: PrefixNode[Row] = PrefixNode(
+        child.tokens, child.start, child.start + shared, spoken=child.spoken, owner=child.owner
+    )
     parent.children[child.tokens[child.start]] = between
     child.start += shared
     between.children[child.tokens[child.start]] = child

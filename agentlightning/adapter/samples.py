@@ -2,9 +2,9 @@
 
 A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
 rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
-log-probability 0.0. Any other call begins a row of its own, and the seam is noted with its cause. Every row of the
-attempt stays open, so that conversations that run side by side, and branches, find their rows again. Nothing is ever
-tokenised, guessed or repaired here.
+log-probability 0.0. Any other call begins a row of its own, and why is noted (`seams.py`). Every row of the attempt
+stays open, so that conversations that run side by side, and branches, find their rows again. Nothing is ever tokenised,
+guessed or repaired here.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from agentlightning.adapter.calls import CallRef, ModelCall, calls_from_triplets
-from agentlightning.adapter.prefixes import PrefixTree, Walk
+from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.prefixes import PrefixTree
+from agentlightning.adapter.seams import DRIFTS, ROW_CAUSES, SEAM_CAUSES, RowCause, RowStart, Seams
 from agentlightning.types import Triplet
 
-SeamCause = Literal["first_call", "repeated_prompt", "branch", "not_a_prefix"]
-"""Why a call began a row: it was the attempt's first; its prompt is that of an earlier call, token for token (parallel
-samples, a client's own retry); it continues an earlier turn that another call had continued already; or its prompt
-begins with the tokens of no conversation so far (a new conversation, an edit, a truncation, tokens that drifted)."""
-SEAM_CAUSES: Final[tuple[SeamCause, ...]] = get_args(SeamCause)
-
-Unusable = Literal["no_tokens", "no_logprobs", "bad_logprobs"]
+Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs"]
 """Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token."""
 
 UNKNOWN_WEIGHTS: Final = -1
@@ -58,41 +54,67 @@ class SampleReading:
     """The rows of one attempt, why each began, and the calls that made none."""
 
     samples: list[Sample]
-    seams: list[tuple[str, SeamCause]]
-    """(call id, cause) for the first call of each row, in the order of the rows."""
+    starts: list[RowStart]
+    """Why each row began, in the order of the rows."""
     unusable: list[tuple[str, Unusable]] = field(default_factory=list[tuple[str, Unusable]])
     """(call id, reason) for each call without a row."""
 
-    def seam_counts(self) -> dict[SeamCause, int]:
+    @property
+    def seams(self) -> list[RowStart]:
+        """The rows that began because a prompt did not go on with the tokens of its conversation."""
+        return [start for start in self.starts if start.cause in SEAM_CAUSES]
+
+    @property
+    def drifts(self) -> list[RowStart]:
+        """The seams that lie in template and tokenizer."""
+        return [start for start in self.starts if start.cause in DRIFTS]
+
+    @property
+    def turns(self) -> int:
+        """How many calls are in rows."""
+        return sum(len(sample.call_ids) for sample in self.samples)
+
+    def seam_counts(self) -> dict[RowCause, int]:
         """Return how many rows each cause began, every cause named."""
-        counts = Counter(cause for _, cause in self.seams)
-        return {cause: counts[cause] for cause in SEAM_CAUSES}
+        counts = Counter(start.cause for start in self.starts)
+        return {cause: counts[cause] for cause in ROW_CAUSES}
 
 
-def samples_from_calls(calls: Sequence[ModelCall]) -> SampleReading:
+def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = None) -> SampleReading:
     """Return the rows of the calls of one attempt, given in the order in which they arrived.
+
+    `decode` turns token ids into their text, special tokens included; with it, tokenisation and template are told apart
+    for certain. It is asked at seams only.
 
     Raises:
         ValueError: the calls are of several attempts, or one is named twice.
     """
     _check_one_attempt(calls)
-    rows: list[Sample] = []
-    reading = SampleReading(rows, [], [])
-    tree: PrefixTree[Sample] = PrefixTree()
+    reading = SampleReading([], [])
+    usable: list[ModelCall] = []
     for call in calls:
         reason = unusable(call)
-        if reason is not None:
-            reading.unusable.append((call.call_id, reason))
-            continue
-        walk = tree.follow_prompt(call.prompt_token_ids)
-        if walk.longest is None:
-            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [])
-            reading.seams.append((call.call_id, _cause(walk, first=not rows)))
-            rows.append(row)
+        if reason is None:
+            usable.append(call)
         else:
+            reading.unusable.append((call.call_id, reason))
+    tree: PrefixTree[Sample] = PrefixTree()
+    seams = Seams(usable, decode)
+    for number, call in enumerate(usable):
+        walk = tree.follow_prompt(call.prompt_token_ids, number)
+        if walk.longest is not None:
             row = walk.longest.rows.pop(0)
+        else:
+            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [])
+            if not reading.samples:
+                reading.starts.append(RowStart(call.call_id, "first_call"))
+            elif not walk.fresh and walk.end.prompt_end:
+                reading.starts.append(RowStart(call.call_id, "repeated_prompt"))
+            else:
+                reading.starts.append(seams.start(number, walk))
+            reading.samples.append(row)
         _append(row, call)
-        tree.add_completion(walk.end, call.completion_token_ids).rows.append(row)
+        tree.add_completion(walk.end, call.completion_token_ids, number).rows.append(row)
     return reading
 
 
@@ -106,6 +128,8 @@ def samples_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attem
 
 def unusable(call: ModelCall) -> Unusable | None:
     """Return why a call cannot be part of a row; None if it can."""
+    if call.state == "no_generation":
+        return "no_generation"
     if not call.prompt_token_ids or not call.completion_token_ids:
         return "no_tokens"
     if call.logprobs is None:
@@ -125,14 +149,6 @@ def _append(row: Sample, call: ModelCall) -> None:
     row.logprobs.extend([0.0] * len(added) + call.logprobs)
     row.call_ids.append(call.call_id)
     row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
-
-
-def _cause(walk: Walk[Sample], *, first: bool) -> SeamCause:
-    if first:
-        return "first_call"
-    if not walk.fresh and walk.end.prompt_end:
-        return "repeated_prompt"
-    return "branch" if walk.after_turn and not walk.in_speech else "not_a_prefix"
 
 
 def _check_one_attempt(calls: Sequence[ModelCall]) -> None:

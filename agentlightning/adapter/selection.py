@@ -1,8 +1,8 @@
 """Which spans of a tree are the model calls to learn from, and whose calls they are.
 
 Two witnesses may tell of one call: the tracer in the agent's process knows whose call it was, the gateway knows its
-tokens. Both become one selected call: the tracer gives the place, the gateway the tokens. They are matched by the
-response id; gateway records are told apart by the gateway's own call id.
+tokens. Both become one selected call: the tracer gives the place, the gateway the tokens. How they find each other is
+told in `witnesses.py`; gateway records are told apart by the gateway's own call id.
 """
 
 from __future__ import annotations
@@ -12,15 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from agentlightning.adapter.calls import ANY_AGENT
 from agentlightning.adapter.node import SpanNode
-from agentlightning.adapter.tokens import REQUEST_SPAN, gateway_call_id, is_gateway_call, is_stale, response_id
+from agentlightning.adapter.spellings import says_model_call
+from agentlightning.adapter.tokens import (
+    REQUEST_SPAN,
+    gateway_call_id,
+    generated_nothing,
+    is_gateway_call,
+    is_stale,
+    response_id,
+)
+from agentlightning.adapter.witnesses import Record, match_the_rest
 from agentlightning.types import Span
 
 NodeT = TypeVar("NodeT", bound=SpanNode)
 
 LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
-ANY_AGENT: Final = "*"
-"""Label of a call that belongs to no named agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,10 @@ class _Findings(Generic[NodeT]):
         default_factory=list["tuple[NodeT, NodeT | None, _Place]"]
     )
     """The gateway's records, each with the request span above it."""
+    unnamed: list[tuple[Span, SelectedCall[NodeT] | _Place | None]] = field(
+        default_factory=list["tuple[Span, SelectedCall[NodeT] | _Place | None]"]
+    )
+    """The tracer's calls without a response id: selected, seen at a place, or left out by the rules."""
 
 
 def select_calls(root: NodeT, rules: SelectionRules) -> list[SelectedCall[NodeT]]:
@@ -135,7 +147,7 @@ def _judge(
 ) -> None:
     span = node.span
     if is_gateway_call(span):
-        if not is_stale(span):
+        if not (is_stale(span) or generated_nothing(span)):
             request = above if above is not None and above.span.name == REQUEST_SPAN else None
             found.records.append((node, request, place))
         return
@@ -143,11 +155,15 @@ def _judge(
     if not call_name.search(span.name):
         if reply is not None and span.name != REQUEST_SPAN:
             found.other_places.setdefault(reply, place)
+        elif reply is None and not place.in_call and says_model_call(span.name, span.attributes or {}):
+            found.unnamed.append((span, place))
         return
     nested = rules.drop_unnamed_nested and reply is None and place.in_call
     if is_stale(span) or nested or not _counts(place, rules):
         if reply is not None:
             found.refused.add(reply)
+        elif not nested:
+            found.unnamed.append((span, None))
         return
     if reply is not None and reply in found.by_response:
         return
@@ -155,6 +171,8 @@ def _judge(
     found.taken.append(call)
     if reply is not None:
         found.by_response[reply] = call
+    else:
+        found.unnamed.append((span, call))
 
 
 def _counts(place: _Place, rules: SelectionRules) -> bool:
@@ -162,8 +180,9 @@ def _counts(place: _Place, rules: SelectionRules) -> bool:
 
 
 def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
-    """Give each gateway record to the tracer's call with its response id, or make it a call of its own."""
+    """Give each gateway record to the tracer's call that it tells of, or make it a call of its own."""
     seen: set[str] = set()
+    left: list[tuple[NodeT, NodeT | None, _Place]] = []
     for node, request, place in found.records:
         reply = response_id(node.span)
         identity = gateway_call_id(node.span) or reply or node.id
@@ -173,10 +192,10 @@ def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
         twin = found.by_response.get(reply) if reply is not None else None
         if twin is not None and twin.record is None:
             twin.record, twin.request = node.span, None if request is None else request.span
-            continue
-        if twin is None and reply in found.refused:
-            continue
-        place = found.other_places.get(reply, place) if reply is not None else place
+        elif twin is not None or reply not in found.refused:
+            left.append((node, request, place))
+    for node, request, place in _without_partner(left, found):
+        place = found.other_places.get(response_id(node.span) or "", place)
         if _counts(place, rules):
             found.taken.append(
                 SelectedCall(
@@ -187,3 +206,20 @@ def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
                     request=None if request is None else request.span,
                 )
             )
+
+
+def _without_partner(
+    left: list[tuple[NodeT, NodeT | None, _Place]], found: _Findings[NodeT]
+) -> Iterator[tuple[NodeT, NodeT | None, _Place]]:
+    """Give records to the tracer's calls that name no reply; yield the others, where they stand."""
+    records = [Record(node.span, None if request is None else request.span) for node, request, _ in left]
+    told = found.unnamed + [
+        (call.node.span, call) for call in found.by_response.values() if call.record is None and left
+    ]
+    partners = {at: told[place][1] for at, place, _ in match_the_rest(records, [span for span, _ in told])}
+    for at, (node, request, place) in enumerate(left):
+        partner = partners.get(at, place)
+        if isinstance(partner, SelectedCall):
+            partner.record, partner.request = records[at]
+        elif partner is not None:
+            yield node, request, partner

@@ -11,10 +11,12 @@ Of several choices only the first is read; further ones are reported as `extra_c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from agentlightning.adapter.attributes import AttributeReader, Problem, as_dict, finite_floats, integers, is_list
+from agentlightning.adapter.spellings import response_id_in_output
 from agentlightning.semconv import STALE, LightningCallAttributes, LightningSpanAttributes
 from agentlightning.types import Span
 
@@ -23,7 +25,7 @@ RAW_SPAN: Final = "raw_gen_ai_request"
 REQUEST_SPAN: Final = "litellm_request"
 """Name of its parent, which holds the messages."""
 
-CallState = Literal["ok", "no_tokens", "upstream_error", "refused", "client_left"]
+CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
 FAILED_STATES: Final[frozenset[CallState]] = frozenset(("upstream_error", "refused", "client_left"))
 """The agent got no answer out of the call."""
 _STATES: Final = frozenset(get_args(CallState))
@@ -85,13 +87,29 @@ def response_id(span: Span) -> str | None:
         value = attributes.get(key)
         if isinstance(value, str) and value:
             return value
-    return None
+    return response_id_in_output(attributes)
+
+
+def has_client_tokens(span: Span) -> bool:
+    """True if an instrumented client wrote token ids of an answer on the span."""
+    attributes = span.attributes or {}
+    return any(key in attributes for key in _CLIENT_COMPLETION_KEYS)
+
+
+def is_completion_output(attributes: Mapping[str, Any]) -> bool:
+    """True if the output of an operation is the reply of a model server, not just anything that has an id."""
+    return _OUTPUT + ".id" in attributes and any(key.startswith(_OUTPUT + ".choices") for key in attributes)
 
 
 def gateway_call_id(span: Span) -> str | None:
     """Return the id that the gateway gave the call; None if the span is not the gateway's."""
     value = (span.attributes or {}).get(_CALL_ID)
     return value if isinstance(value, str) and value else None
+
+
+def generated_nothing(span: Span) -> bool:
+    """True for a call by whose nature a model says nothing (embeddings), so that no tokens of it are missing."""
+    return (span.attributes or {}).get(_STATE) == "no_generation"
 
 
 def has_failed(span: Span) -> bool:
@@ -165,6 +183,9 @@ def _finish_reason(choice: dict[str, Any], read: AttributeReader) -> str | None:
     reason = choice.get("finish_reason")
     if isinstance(reason, str) and reason:
         return reason
+    reasons = read.attributes.get("gen_ai.response.finish_reasons")
+    if is_list(reasons) and reasons and isinstance(reasons[0], str):
+        return reasons[0]
     return read.text("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
 
 

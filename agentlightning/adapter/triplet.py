@@ -13,11 +13,23 @@ from pydantic import BaseModel
 
 from agentlightning.adapter.attributes import Problem
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.adapter.calls import CallRef, ModelCall, model_calls, selected_calls
 from agentlightning.adapter.collector import collector_paused
 from agentlightning.adapter.credit import RewardMatchPolicy
+from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rewards import reward_value
+from agentlightning.adapter.samples import SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.selection import LLM_CALL_MATCH
-from agentlightning.adapter.tokens import RAW_SPAN, REQUEST_SPAN, CallReading, has_failed, is_stale, read_call
+from agentlightning.adapter.tokens import (
+    FAILED_STATES,
+    RAW_SPAN,
+    REQUEST_SPAN,
+    CallReading,
+    has_failed,
+    is_stale,
+    read_call,
+)
 from agentlightning.adapter.tree import TraceTree, known_metadata, put_reward
 from agentlightning.types import Span, Triplet
 
@@ -64,6 +76,28 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
         return TripletReading(self.adapt(source))
+
+    def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
+        """Return what became of every model call in the spans of a rollout; print it to read it.
+
+        `decode` turns token ids into their text; it tells a drift of the template from one of the tokenizer for
+        certain. Whether the attempt's outcome and reward allow training is not asked here: `agl rollouts explain` does.
+        """
+        calls = model_calls(source)
+        attempts = dict.fromkeys(call.ref.attempt_id for call in calls)
+        named, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
+        for attempt_id in attempts:
+            own = [call for call in calls if call.ref.attempt_id == attempt_id]
+            reading = self.read([span for span in source if span.attempt_id == attempt_id])
+            own, selected = selected_calls(own, reading.triplets)
+            usable = [call for call in selected if call.state not in FAILED_STATES and not call.stale]
+            readings.append(samples_from_calls(usable, decode=decode))
+            in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
+            reasons.update({call.ref: _why_left_out(call) for call in own if call.ref not in in_rows})
+            named.extend(own)
+        named.sort(key=lambda call: call.sequence_id)
+        rollout_id = source[0].rollout_id if source else "-"
+        return explain_calls(rollout_id, named, readings, reasons, decode)
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
@@ -176,6 +210,14 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 triplets.append(triplet)
                 unrewarded.append((span.sequence_id, triplet))
         return TripletReading(triplets, problems)
+
+
+def _why_left_out(call: ModelCall) -> str:
+    if call.stale:
+        return "stale"
+    if call.state in FAILED_STATES:
+        return call.state
+    return unusable(call) or "not_selected"
 
 
 def _gateway_triplet(span: Span, seen: set[str], problems: list[Problem]) -> Triplet | None:

@@ -37,6 +37,8 @@ class StepFigures:
     """What the learning core says of its update."""
     seams: Mapping[str, int] = field(default_factory=dict[str, int])
     """Why rows began, by cause."""
+    drift_rate: float = 0.0
+    """Share of the run's turns so far that began a row because of template or tokenizer."""
 
 
 class Progress(Protocol):

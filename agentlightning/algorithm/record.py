@@ -4,7 +4,7 @@ Pure: everything comes in as arguments. The rules, in the order in which they ap
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
-3. A call that gave the agent no answer is excluded by how it ended.
+3. A call that gave the agent no answer, or by its nature generates nothing, is excluded by how it ended.
 4. The attempt's outcome decides (`attempt_verdict`), then the reward: none is never filled in.
 5. The adapter selects among the calls that are left.
 6. A call that has no token ids, or not one log-probability per token, cannot be trained.
@@ -13,13 +13,16 @@ Pure: everything comes in as arguments. The rules, in the order in which they ap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from agentlightning.adapter.attributes import Problem, as_dict
-from agentlightning.adapter.calls import CallRef, ModelCall, call_id_of, model_calls
+from agentlightning.adapter.calls import CallRef, ModelCall, agent_of, call_id_of, model_calls
+from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rewards import final_reward
-from agentlightning.adapter.samples import Sample, SampleReading, SeamCause, samples_from_calls, unusable
+from agentlightning.adapter.samples import Sample, SampleReading, samples_from_calls, unusable
+from agentlightning.adapter.seams import RowCause
 from agentlightning.adapter.tokens import FAILED_STATES, is_stale
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.errors import LedgerError
@@ -27,6 +30,7 @@ from agentlightning.types import Attempt, Outcome, Rollout, Span, Triplet
 
 ExclusionReason = Literal[
     # what the call itself is
+    "no_generation",
     "no_tokens",
     "no_logprobs",
     "bad_logprobs",
@@ -51,9 +55,10 @@ ExclusionReason = Literal[
 ]
 """Why a model call is not trained: the closed list.
 
-`not_selected`: the adapter left it out (a grader's call, another agent's). `budget`: it was refused for its budget, or
-its attempt ended because of one. `unfinished`: its attempt had not ended when the step closed. `no_group`: too few of
-its group's rollouts are usable. `equal_rewards`: all rewards of its group are the same, so there is nothing to learn.
+`no_generation`: there was nothing to generate (embeddings). `not_selected`: the adapter left it out (a grader's call,
+another agent's). `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its
+attempt had not ended when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all
+rewards of its group are the same, so there is nothing to learn.
 """
 
 TRAINED_OUTCOMES: frozenset[Outcome] = frozenset(("scored", "policy_fault"))
@@ -72,13 +77,26 @@ class RolloutRecord:
     """Why nothing of the rollout is trained; None if its calls may be."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
-    samples: list[Sample] = field(default_factory=list[Sample])
+    reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
+    """The rows, and why each began."""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
-    seams: dict[SeamCause, int] = field(default_factory=dict[SeamCause, int])
     problems: list[Problem] = field(default_factory=list[Problem])
     """What could not be read of the spans."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self.reading.samples
+
+    @property
+    def seams(self) -> dict[RowCause, int]:
+        """How many rows each cause began."""
+        return self.reading.seam_counts()
+
+    def explain(self, decode: Decode | None = None) -> Explanation:
+        """Return what became of each call; print it to read it. `decode` shows tokens at seams as text too."""
+        return explain_calls(self.rollout_id, self.calls, [self.reading], self.exclusions, decode)
 
 
 def attempt_verdict(attempt: Attempt, is_latest: bool) -> ExclusionReason | None:
@@ -107,8 +125,12 @@ def read_rollout(
     attempts: Sequence[Attempt],
     spans: Sequence[Span],
     adapter: TraceToTripletBase | None = None,
+    *,
+    decode: Decode | None = None,
 ) -> RolloutRecord:
     """Return what a rollout gives to a training step. `spans` are those of all its attempts.
+
+    `decode` turns token ids into their text: see `samples_from_calls`.
 
     Raises:
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
@@ -123,7 +145,8 @@ def read_rollout(
         call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict)) is not None
     }
     candidates = [call for call in calls if call.ref not in exclusions]
-    reading = _rows(candidates, counted, adapter or TracerTraceToTriplet(), problems)
+    selected = _selected(candidates, counted, adapter or TracerTraceToTriplet(), problems)
+    reading = samples_from_calls(list(selected.values()), decode=decode)
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
         if call.ref not in in_rows:
@@ -134,10 +157,9 @@ def read_rollout(
         outcome=None if latest is None else latest.outcome,
         verdict=verdict,
         reward=reward,
-        samples=reading.samples,
-        calls=calls,
+        reading=reading,
+        calls=[selected.get(call.ref, call) for call in calls],
         exclusions=exclusions,
-        seams=reading.seam_counts(),
         problems=problems,
     )
 
@@ -167,23 +189,28 @@ def _exclusion(call: ModelCall, latest: Attempt | None, verdict: ExclusionReason
         return "superseded_attempt"
     if call.state == "refused" and latest.outcome_reason == "budget":
         return "budget"
-    if call.state in FAILED_STATES:
+    if call.state == "no_generation" or call.state in FAILED_STATES:
         return cast(ExclusionReason, call.state)  # the names of the two lists are the same
     return verdict
 
 
-def _rows(
+def _selected(
     calls: Sequence[ModelCall], spans: Sequence[Span], adapter: TraceToTripletBase, problems: list[Problem]
-) -> SampleReading:
-    """Return the rows of those calls that the adapter selects, in its order."""
+) -> dict[CallRef, ModelCall]:
+    """Return those calls that the adapter selects, in its order, with the agents that it names."""
     if not calls:
-        return samples_from_calls([])
+        return {}
     reading = adapter.read(spans)
     problems.extend(reading.problems)
     by_name = {call.response_id: call for call in reversed(calls) if call.response_id is not None}
     by_name.update({call.call_id: call for call in calls})
-    selected = {call.ref: call for triplet in reading.triplets if (call := _recorded(triplet, by_name, adapter))}
-    return samples_from_calls(list(selected.values()))
+    selected: dict[CallRef, ModelCall] = {}
+    for triplet in reading.triplets:
+        call = _recorded(triplet, by_name, adapter)
+        if call is not None:
+            agent = agent_of(triplet)
+            selected[call.ref] = call if agent is None else replace(call, agent=agent)
+    return selected
 
 
 def _recorded(triplet: Triplet, calls: dict[str, ModelCall], adapter: TraceToTripletBase) -> ModelCall | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from agentlightning.cli import demo, store
+from agentlightning.cli import demo, gateway, rollouts, store
 from agentlightning.utils.version import VERSION
 
 WRONG_INPUT = (ValueError, TypeError, ImportError)
@@ -27,7 +27,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.command("gateway")(gateway.gateway)
 app.add_typer(store.app, name="store")
+app.add_typer(rollouts.app, name="rollouts")
 
 
 def _version(wanted: bool) -> None:

@@ -63,7 +63,7 @@ async def _serve(serving: Serving) -> None:
             **{name: value for name, value in options.items() if value},
         )
         server.bind()
-        end = _end_of_process()
+        end = end_of_process()
         print(f"store in {_where(serving.spec)} listens on {server.endpoint}", flush=True)
         await _run_until(server, end)
     finally:
@@ -96,7 +96,7 @@ def _where(spec: str) -> str:
     return public_form(spec).removeprefix("sqlite:///")
 
 
-def _end_of_process() -> asyncio.Future[None]:
+def end_of_process() -> asyncio.Future[None]:
     """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, Dialect
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, Dialect
 from agentlightning.llm_proxy.replies import refuse
 
-ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), "models": "GET"}
+COUNT_TOKENS = f"{MESSAGES.route}/count_tokens"
+ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), COUNT_TOKENS: "POST", "models": "GET"}
 """What is served below an attempt's URL, with or without `v1/` before it, and by which method."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -52,8 +53,8 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
 
 def spoken(raw_path: bytes) -> Dialect:
     """Return the dialect that a path is written in, as far as it can be told; chat completions otherwise."""
-    path = raw_path.decode("latin-1")
-    fitting = (dialect for route, dialect in DIALECTS.items() if path.endswith(f"/{route}"))
+    path = unquote_to_bytes(raw_path).decode("latin-1") + "/"
+    fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
     return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
 
 

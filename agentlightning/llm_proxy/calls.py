@@ -36,10 +36,14 @@ class ModelCall:
     """Route of the dialect that the agent speaks."""
     streamed: bool = False
     """The agent asked for a stream."""
+    agent_headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Headers that a server of the agent's own dialect gets too; never recorded."""
+    prompt: list[Any] | None = None
+    """What is said to the model, as messages with a role and a content; None if that is `request["messages"]`."""
     request: dict[str, Any] | None = None
     """What the model server was asked, without what the gateway added; None if the agent's could not be read."""
     reply: dict[str, Any] | None = None
-    """As the model server gave it."""
+    """What the model server said, in the shape of a chat completion."""
     tokens: CallTokens | None = None
     weight_version: int | None = None
     """The weights that served it; None if it did not come that far."""
@@ -60,10 +64,11 @@ class ModelCall:
             choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
             self.reply = {**{k: v for k, v in reply.items() if k not in hidden}, "choices": choices}
 
-    def answered(self, reply: dict[str, Any], tokens: CallTokens | None) -> None:
-        """The model server answered."""
+    def answered(self, reply: dict[str, Any], tokens: CallTokens | None, *, generated: bool = True) -> None:
+        """The model server answered; `generated` is False where a reply has no tokens by its nature."""
         self.reply, self.tokens = reply, tokens
-        self.state, self.http_status = "ok" if tokens else "no_tokens", 200
+        self.state = ("ok" if tokens else "no_tokens") if generated else "no_generation"
+        self.http_status = 200
 
     def failed(self, failure: CallFailed) -> None:
         """There is no answer, or the rest of it is missing."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.llm_proxy.addresses import CallAddress, parse_address, spoken
+from agentlightning.llm_proxy.addresses import COUNT_TOKENS, CallAddress, parse_address, spoken
 from agentlightning.llm_proxy.admission import AttemptBook, Slots
 from agentlightning.llm_proxy.budget import Budgets
 from agentlightning.llm_proxy.calls import ModelCall
@@ -25,6 +25,7 @@ from agentlightning.llm_proxy.privacy import Privacy
 from agentlightning.llm_proxy.recorder import ask_store, keep
 from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, json_reply, refuse
 from agentlightning.llm_proxy.serving import Outlet, Server, Tail
+from agentlightning.llm_proxy.tape import Tape
 from agentlightning.llm_proxy.upstream import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -46,10 +47,11 @@ class Gateway:
         gate: WeightGate,
         upstream: Upstream,
         privacy: Privacy,
+        tape: Tape | None = None,
     ) -> None:
         self._store, self._models = store, models
         self._token, self._limits = token, limits
-        self._server = Server(models, gate, upstream, limits.call_seconds)
+        self._server = Server(models, gate, upstream, limits.call_seconds, tape)
         self._privacy = privacy
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
@@ -82,8 +84,10 @@ class Gateway:
         await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
         if address.route == "models":
             return self._list_models()
-        call = await self._arrival(store, address)
+        if address.route == COUNT_TOKENS:
+            return await self._count_tokens(address, receive)
         dialect = DIALECTS[address.route]
+        call = await self._arrival(store, address, scope)
         reply = await self._outcome(store, call, dialect, receive, outlet)
         return await self._conclude(store, call, dialect, outlet, reply)
 
@@ -93,10 +97,26 @@ class Gateway:
         ]
         return json_reply({"object": "list", "data": entries})
 
-    async def _arrival(self, store: LightningStore, address: CallAddress) -> ModelCall:
+    async def _count_tokens(self, address: CallAddress, receive: Receive) -> Reply | None:
+        """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
+        with self._slots.take(address.rollout_id, address.attempt_id):
+            try:
+                raw = await _body(receive, self._limits.body_bytes)
+                counting = self._server.count_tokens(raw, address.rollout_id)
+                return await asyncio.wait_for(counting, self._limits.call_seconds)
+            except ClientLeft:
+                return None
+            except asyncio.TimeoutError:
+                text = f"Counting took longer than {self._limits.call_seconds} seconds"
+                raise refuse(504, text, code="timeout") from None
+
+    async def _arrival(self, store: LightningStore, address: CallAddress, scope: Scope) -> ModelCall:
         number = store.get_next_span_sequence_id(address.rollout_id, address.attempt_id)
         sequence_id = await ask_store(number, self._limits.store_seconds)
-        return ModelCall(address.rollout_id, address.attempt_id, sequence_id, dialect=address.route)
+        wanted = DIALECTS[address.route].forwarded
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        sent = {name: value for name, value in headers if name in wanted} if wanted else {}
+        return ModelCall(address.rollout_id, address.attempt_id, sequence_id, dialect=address.route, agent_headers=sent)
 
     async def _outcome(
         self, store: LightningStore, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
@@ -185,7 +205,7 @@ class Gateway:
 
 def _failed_reply(dialect: Dialect, failure: CallFailed, outlet: Outlet) -> Reply | Tail:
     """Return a failure as a reply, or as the last frames of a stream that has begun."""
-    return Tail(outlet, dialect.stream_failure(failure)) if outlet.begun else dialect.failure(failure)
+    return Tail(outlet, dialect.stream_failure(failure, outlet.frames)) if outlet.begun else dialect.failure(failure)
 
 
 async def _body(receive: Receive, limit: int) -> bytes:

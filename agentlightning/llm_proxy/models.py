@@ -15,9 +15,12 @@ from typing_extensions import TypedDict
 from agentlightning.llm_proxy.replies import refuse
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
+_ANTHROPIC = "anthropic/"
+_OPENAI_DIALECTS = ("chat/completions", "completions", "embeddings")
+_DIALECTS = (*_OPENAI_DIALECTS, "responses", "messages")
 _ENVIRONMENT = "os.environ/"
 _PRICES = ("input_cost_per_token", "output_cost_per_token")
-_PARAMETERS = ("model", "api_base", "api_key", *_PRICES)
+_PARAMETERS = ("model", "api_base", "api_key", "dialects", *_PRICES)
 
 
 class ModelConfig(TypedDict):
@@ -28,7 +31,10 @@ class ModelConfig(TypedDict):
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
     one (`os.environ/NAME` reads it from the environment); `input_cost_per_token` and `output_cost_per_token` for a
-    budget in money."""
+    budget in money. `dialects` lists what the server speaks, if that is not chat/completions, completions and
+    embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
+    are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for
+    a server of messages only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,13 @@ class Endpoint:
     """Of one prompt token."""
     output_cost: float = 0.0
     """Of one completion token."""
+    dialects: tuple[str, ...] = _OPENAI_DIALECTS
+    """Routes that the server itself has."""
+
+    @property
+    def root(self) -> str:
+        """Where the server has what is not of OpenAI's API: `api_base` without the version."""
+        return self.api_base.removesuffix("/v1")
 
     @property
     def label(self) -> str:
@@ -104,7 +117,8 @@ def _read_entry(place: str, entry: Any) -> tuple[str, Endpoint]:
         raise ValueError(f"{place}.api_base must be a URL such as http://127.0.0.1:8000/v1")
     api_key = _key(f"{place}.api_key", parameters.get("api_key"))
     prices = [_price(f"{place}.{field}", parameters.get(field)) for field in _PRICES]
-    return name, Endpoint(_without_provider(model), api_base.rstrip("/"), api_key, *prices)
+    dialects = _dialects(f"{place}.dialects", parameters.get("dialects"), model)
+    return name, Endpoint(_without_provider(model), api_base.rstrip("/"), api_key, *prices, dialects=dialects)
 
 
 def _mapping(place: str, value: Any) -> Mapping[str, Any]:
@@ -141,6 +155,15 @@ def _key(place: str, value: Any) -> str | None:
     return os.environ[variable]
 
 
+def _dialects(place: str, value: Any, model: str) -> tuple[str, ...]:
+    if value is None:
+        return ("messages",) if model.startswith(_ANTHROPIC) else _OPENAI_DIALECTS
+    names = cast(Sequence[Any], value) if isinstance(value, (list, tuple)) else ()
+    if not names or any(name not in _DIALECTS for name in names):
+        raise ValueError(f"{place} must be a list out of {', '.join(_DIALECTS)}; got {value!r}")
+    return tuple(names)
+
+
 def _refuse_unknown(place: str, fields: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in fields:
         if name not in known:
@@ -150,7 +173,7 @@ def _refuse_unknown(place: str, fields: Mapping[str, Any], known: Sequence[str])
 
 
 def _without_provider(model: str) -> str:
-    for provider in _PROVIDERS:
+    for provider in (*_PROVIDERS, _ANTHROPIC):
         if model.startswith(provider):
             return model.removeprefix(provider)
     return model

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has_no_effect
@@ -13,6 +14,7 @@ from agentlightning.llm_proxy.gateway import Gateway
 from agentlightning.llm_proxy.limits import GatewayLimits
 from agentlightning.llm_proxy.models import ModelConfig, ModelTable
 from agentlightning.llm_proxy.privacy import Kept, Privacy, Redact
+from agentlightning.llm_proxy.tape import Match, Tape
 from agentlightning.llm_proxy.upstream import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -44,6 +46,10 @@ class LLMProxy:
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
         redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the
             call is answered with an error and nothing leaves.
+        record: a file to which every answered call is added, whole.
+        replay: a file made by `record`, from which calls are answered without a model server. With the same file for
+            both, what is not on file is asked and added.
+        replay_match: `strict` plays the same request only, `nearest` the most similar one.
 
     Raises:
         ValueError: an argument has no effect here, or contradicts another; names it.
@@ -66,6 +72,9 @@ class LLMProxy:
         limits: GatewayLimits | None = None,
         keep: Kept = "all",
         redact: Redact | None = None,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
+        replay_match: Match = "strict",
     ) -> None:
         refuse_what_has_no_effect(litellm_config, middlewares, callbacks, num_workers)
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
@@ -75,6 +84,7 @@ class LLMProxy:
         self.store = store
         self.limits = limits or GatewayLimits()
         self._privacy = Privacy(keep, redact)
+        self._tape = None if record is None and replay is None else Tape(record, replay, replay_match)
         self.server_launcher_args = launcher_args or PythonServerLauncherArgs(
             port=port, host=host, launch_mode=launch_mode, healthcheck_url="/health"
         )
@@ -178,6 +188,7 @@ class LLMProxy:
             gate=self._gate,
             upstream=upstream,
             privacy=self._privacy,
+            tape=self._tape,
         )
         await self.server_launcher.start()
 
@@ -186,6 +197,8 @@ class LLMProxy:
         if not self.is_running():
             logger.warning("LLMProxy.stop: the gateway is not running")
         await self.server_launcher.stop()
+        if self._tape is not None:
+            self._tape.close()
 
     async def restart(self) -> None:
         """Stop if running, then start again on the same port."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agentlightning.utils.auth import Send
 
-CallState = Literal["ok", "no_tokens", "upstream_error", "refused", "client_left"]
+CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
 """How a call ended, as its span says it (`semconv.LightningCallAttributes.STATE`)."""
 
 

@@ -115,10 +115,10 @@ def _request_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     for name in _PARAMETERS:
         if isinstance(value := request.get(name), (str, int, float, bool)):
             yield f"gen_ai.request.{name}", keep(value) if isinstance(value, str) else value
-    for index, message in enumerate(_dicts(request.get("messages"))):
+    for index, message in enumerate(_dicts(request.get("messages") if call.prompt is None else call.prompt)):
         yield from _message(f"gen_ai.prompt.{index}", message, keep)
     for index, tool in enumerate(_dicts(request.get("tools"))):
-        yield from _function(f"llm.request.functions.{index}", tool.get("function"), keep)
+        yield from _function(f"llm.request.functions.{index}", tool.get("function", tool), keep)
     for index, choice in enumerate(_dicts(reply.get("choices"))):
         yield from _message(f"gen_ai.completion.{index}", choice.get("message"), keep)
         if isinstance(reason := choice.get("finish_reason"), str):
@@ -136,7 +136,7 @@ def _message(key: str, message: Any, keep: _Budget) -> _Pairs:
     if not isinstance(message, dict):
         return
     fields = cast(dict[str, Any], message)
-    for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "refusal"):
+    for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal"):
         if (value := fields.get(name)) is not None:
             yield f"{key}.{name}", keep(value)
     for index, tool_call in enumerate(_dicts(fields.get("tool_calls"))):
@@ -148,10 +148,13 @@ def _message(key: str, message: Any, keep: _Budget) -> _Pairs:
 
 
 def _function(key: str, function: Any, keep: _Budget) -> _Pairs:
-    if isinstance(function, dict):
-        for name in ("name", "description", "parameters"):
-            if (value := cast(dict[str, Any], function).get(name)) is not None:
-                yield f"{key}.{name}", keep(value)
+    if not isinstance(function, dict):
+        return
+    fields = cast(dict[str, Any], function)
+    fields = {"parameters": fields.get("input_schema"), **fields}  # Anthropic's name of it
+    for name in ("name", "description", "parameters"):
+        if (value := fields.get(name)) is not None:
+            yield f"{key}.{name}", keep(value)
 
 
 def _usage(usage: Any) -> _Pairs:
@@ -175,6 +178,8 @@ def _raw_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     yield keys.LATENCY_SECONDS.value, call.seconds
     yield keys.DIALECT.value, call.dialect
     yield keys.STREAMED.value, call.streamed
+    if call.reply is not None and len(call.reply["choices"]) > 1:
+        yield keys.CHOICES.value, len(call.reply["choices"])
     if call.first_frame_at is not None:
         yield keys.FIRST_FRAME_SECONDS.value, max(0.0, call.first_frame_at - call.arrived_at)
     if call.weight_version is not None:
@@ -189,7 +194,7 @@ def _raw_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
 
 
 def _reply_text(reply: dict[str, Any], keep: _Budget) -> _Pairs:
-    """The text form: Python literals, without what the typed attributes and the parent say already."""
+    """The text form: Python literals of all choices, without what the parent says already."""
     for name in ("id", "model"):
         if isinstance(value := reply.get(name), str):
             yield f"llm.hosted_vllm.{name}", keep(value)
@@ -197,9 +202,10 @@ def _reply_text(reply: dict[str, Any], keep: _Budget) -> _Pairs:
         yield "llm.hosted_vllm.prompt_token_ids", keep(repr(reply["prompt_token_ids"]))
     shown = ("index", "token_ids", "finish_reason")
     choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
-    yield "llm.hosted_vllm.choices", keep(repr(choices))
-    if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
-        yield LightningCallAttributes.FINISH_REASON.value, keep(reason)
+    if choices:
+        yield "llm.hosted_vllm.choices", keep(repr(choices))
+        if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
+            yield LightningCallAttributes.FINISH_REASON.value, keep(reason)
 
 
 def _dicts(value: Any) -> Iterable[dict[str, Any]]:

@@ -31,6 +31,7 @@ from agentlightning.llm_proxy.sse import Frames, FrameTooLarge
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (429, 502, 503, 504)
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
 _LONGEST_PAUSE = 30.0
@@ -159,6 +160,35 @@ class Upstream:
         elif rest := self.balancer.failed(endpoint):
             logger.warning("the model server %s fails (%s); left alone for %.0f s", endpoint.label, _said(answer), rest)
 
+    async def count(self, endpoint: Endpoint, url: str, wire: WireDialect, body: bytes) -> Answer:
+        """Ask a server once to count tokens.
+
+        Raises:
+            CallFailed: 501, it does not count; 502, it cannot be reached or gave no usable reply; its own refusal.
+        """
+        assert self._session is not None
+        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key)}
+        try:
+            reply = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+            async with reply:
+                answer = await self._read(reply, endpoint)
+        except (aiohttp.ClientError, OSError) as error:
+            answer = Answer(trouble="unreachable", detail=type(error).__name__)
+        if answer.ok:
+            return answer
+        server = f"The model server of {endpoint.model!r}"
+        if answer.trouble or answer.status < 400:
+            text = f"{server} could not be asked to count tokens: {_said(answer)}"
+            raise CallFailed(502, text, code="upstream_unusable", state="upstream_error")
+        words = read_json(answer.body)
+        if answer.status in (405, 501) or (answer.status == 404 and not (words or {}).get("error")):
+            text = f"{server} does not count tokens: it has no {url}"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
+        shown = answer.body[:_SHOWN_BYTES].decode("utf-8", "replace")
+        text = f"{server} did not count the tokens ({answer.status}): {shown}"
+        own_words = None if words is None else answer.body
+        raise CallFailed(answer.status, text, code="upstream_error", state="upstream_error", own_words=own_words)
+
     def _may_retry(self, answer: Answer, tries: int, endpoints: int) -> bool:
         patience = max(self._num_retries, 3)
         if answer.trouble == "unreachable":
@@ -191,9 +221,8 @@ class Upstream:
         assert call.request is not None
         call.upstream_tries += 1
         body = wire.upstream_request(call.request, endpoint.model, unsupported)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if endpoint.api_key:
-            headers["Authorization"] = f"Bearer {endpoint.api_key}"
+        forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
+        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
         try:
             reply = await self._session.post(
                 f"{endpoint.api_base}/{wire.route}",

@@ -79,7 +79,7 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> Any:
 def _rebuilt(node: Any) -> Any:
     if not isinstance(node, _Node):
         return node
-    if node and all(str(index) in node for index in range(len(node))):
+    if "0" in node and all(str(index) in node for index in range(len(node))):
         return [_rebuilt(node[str(index)]) for index in range(len(node))]
     return {key: _rebuilt(value) for key, value in node.items()}
 

@@ -119,3 +119,38 @@ def gateway_call(
     request = span(f"req-{call_id}", "litellm_request", None, at, at + 0.5, **place)
     record = span(f"raw-{call_id}", "raw_gen_ai_request", f"req-{call_id}", at, at + 0.5, **place)
     return [with_attributes(request, words), with_attributes(record, {**typed, **more})]
+
+
+def said(messages: list[dict[str, Any]], answer: str | None = None) -> dict[str, Any]:
+    """The words of a call as attributes of a span: roles and texts of the prompt, and the text of the answer."""
+    told: dict[str, Any] = {}
+    for index, message in enumerate(messages):
+        told |= {f"gen_ai.prompt.{index}.{key}": value for key, value in message.items()}
+    if answer is not None:
+        told |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer}
+    return told
+
+
+def conversation(*texts: str, system: str | None = None) -> list[dict[str, Any]]:
+    """A prompt of user and assistant in turn; a text that begins with `tool:` is the result of a tool."""
+    messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    for index, text in enumerate(texts):
+        role = "tool" if text.startswith("tool:") else "assistant" if index % 2 else "user"
+        messages.append({"role": role, "content": text})
+    return messages
+
+
+def spoken_call(
+    call_id: str,
+    sequence_id: int,
+    prompt: list[int],
+    completion: list[int],
+    messages: list[dict[str, Any]],
+    answer: str = "yes",
+    **more: Any,
+) -> list[Span]:
+    """The gateway's two spans of a call with its words."""
+    request, record = gateway_call(call_id, sequence_id, prompt, completion, **more)
+    kept = {key: value for key, value in request.attributes.items() if not key.startswith("gen_ai.prompt")}
+    request = request.model_copy(update={"attributes": {**kept, **said(messages, answer)}})
+    return [request, record]

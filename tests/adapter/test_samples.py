@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.adapter import CallRef, ModelCall, Sample, samples_from_calls, samples_from_triplets
+from agentlightning.adapter import CallRef, ModelCall, Sample, SampleReading, samples_from_calls, samples_from_triplets
 from agentlightning.adapter.samples import UNKNOWN_WEIGHTS
 from agentlightning.types import Triplet
 
@@ -27,6 +27,10 @@ def call(name: str, prompt: list[int], completion: list[int], **more: Any) -> Mo
     return ModelCall(ref=ref, prompt_token_ids=prompt, completion_token_ids=completion, **fields)
 
 
+def starts(reading: SampleReading) -> list[tuple[str, str]]:
+    return [(start.call_id, start.cause) for start in reading.starts]
+
+
 def test_turns_that_continue_each_other_become_one_row() -> None:
     reading = samples_from_calls(
         [call("a", [1, 2], [3, 4], weight_version=6), call("b", [1, 2, 3, 4, 5], [6], weight_version=7)]
@@ -42,7 +46,7 @@ def test_turns_that_continue_each_other_become_one_row() -> None:
             weight_versions=[6, 7],
         )
     ]
-    assert reading.seams == [("a", "first_call")]
+    assert starts(reading) == [("a", "first_call")]
 
 
 def test_a_turn_that_adds_nothing_of_its_own_is_joined_without_a_gap() -> None:
@@ -51,9 +55,9 @@ def test_a_turn_that_adds_nothing_of_its_own_is_joined_without_a_gap() -> None:
 
 
 def test_a_prompt_that_differs_in_one_token_begins_a_new_row() -> None:
-    reading = samples_from_calls([call("a", [1, 2], [3, 4]), call("b", [1, 2, 3, 9, 5], [6])])
-    assert [row.token_ids for row in reading.samples] == [[1, 2, 3, 4], [1, 2, 3, 9, 5, 6]]
-    assert reading.seams == [("a", "first_call"), ("b", "not_a_prefix")]
+    reading = samples_from_calls([call("a", [1, 2], [3, 4, 7]), call("b", [1, 2, 3, 9, 5], [6])])
+    assert [row.token_ids for row in reading.samples] == [[1, 2, 3, 4, 7], [1, 2, 3, 9, 5, 6]]
+    assert starts(reading) == [("a", "first_call"), ("b", "tokenisation")]
     assert reading.samples[1].mask == [0, 0, 0, 0, 0, 1]
 
 
@@ -79,19 +83,23 @@ def test_two_continuations_of_one_turn_train_that_turn_once() -> None:
     reading = samples_from_calls([call("a", [1], [2]), call("b", [1, 2, 3], [4]), call("c", [1, 2, 8], [9])])
     assert [row.call_ids for row in reading.samples] == [["a", "b"], ["c"]]
     assert reading.samples[1].mask == [0, 0, 0, 1]
-    assert reading.seams == [("a", "first_call"), ("c", "branch")]
+    assert starts(reading) == [("a", "first_call"), ("c", "branch")]
 
 
 def test_a_turn_whose_answer_came_back_in_other_tokens_is_no_branch() -> None:
     reading = samples_from_calls([call("a", [1], [2]), call("b", [1, 2, 3], [4, 5]), call("c", [1, 2, 3, 45, 6], [7])])
-    assert reading.seam_counts() == {"first_call": 1, "repeated_prompt": 0, "branch": 0, "not_a_prefix": 1}
+    assert starts(reading) == [("a", "first_call"), ("c", "tokenisation")]
+    assert {cause: count for cause, count in reading.seam_counts().items() if count} == {
+        "first_call": 1,
+        "tokenisation": 1,
+    }
 
 
 @pytest.mark.parametrize("answers", [([2, 3], [2, 3]), ([2, 3], [2, 4]), ([2], [2, 3])])
 def test_parallel_calls_of_one_prompt_are_all_kept(answers: tuple[list[int], list[int]]) -> None:
     reading = samples_from_calls([call("a", [1], answers[0]), call("b", [1], answers[1])])
     assert [row.token_ids for row in reading.samples] == [[1, *answers[0]], [1, *answers[1]]]
-    assert reading.seams == [("a", "first_call"), ("b", "repeated_prompt")]
+    assert starts(reading) == [("a", "first_call"), ("b", "repeated_prompt")]
 
 
 def test_of_two_equal_rows_one_goes_on() -> None:
@@ -113,7 +121,7 @@ def test_a_call_that_cannot_be_trained_makes_no_row_and_is_reported(broken: Mode
     reading = samples_from_calls([broken, call("good", [1, 2, 3], [4])])
     assert [row.call_ids for row in reading.samples] == [["good"]]
     assert reading.unusable == [("x", reason)]
-    assert reading.seams == [("good", "first_call")]
+    assert starts(reading) == [("good", "first_call")]
 
 
 def test_unknown_weights_are_said_to_be_unknown() -> None:
@@ -227,6 +235,6 @@ def _places(one: ModelCall) -> range:
 @given(conversations())
 def test_every_row_has_one_seam_and_the_first_call_is_the_first(calls: list[ModelCall]) -> None:
     reading = samples_from_calls(calls)
-    assert [name for name, _ in reading.seams] == [row.call_ids[0] for row in reading.samples]
-    assert [cause for _, cause in reading.seams].count("first_call") == 1
+    assert [name for name, _ in starts(reading)] == [row.call_ids[0] for row in reading.samples]
+    assert [cause for _, cause in starts(reading)].count("first_call") == 1
     assert sum(reading.seam_counts().values()) == len(reading.samples)

@@ -154,6 +154,7 @@ async def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_
     def agent(task: str, llm: agl.LLM) -> float:
         if task == "crash":
             raise RuntimeError
+        ask(llm, [say(task)])
         raise agl.PolicyFault("almost", reward=0.75)
 
     settings = {"steps": 1, "val_dataset": ["fault", "crash"]}

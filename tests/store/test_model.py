@@ -47,7 +47,7 @@ RUNS = st.sampled_from([None, None, "a"])
 CHOICE = st.integers(0, 10**6)
 ATTEMPT_STATUSES = st.sampled_from(["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"])
 ROLLOUT_STATUSES = st.sampled_from(
-    ["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing", "queuing", "cancelled"]
+    ["queuing"] * 3 + ["requeuing"] * 3 + ["cancelled"] * 2 + ["preparing", "running", "failed", "succeeded"]
 )
 CONFIGS = st.builds(
     RolloutConfig,
@@ -215,6 +215,17 @@ class Stories(RuleBasedStateMachine):
             lambda: self.change(lambda: self.store.update_rollout(task.rollout_id, status=status), task.rollout_id),
             lambda: task.set_status(status, self.now),
         )
+
+    @precondition(lambda self: self.model.queue(None, self.now))
+    @rule(choice=CHOICE)
+    def queue_again(self, choice: int) -> None:
+        """Set one status of the queue on a rollout that has the other, some time later: it keeps its place."""
+        self.now += 1.0
+        queue = self.model.queue(None, self.now)
+        task = queue[choice % len(queue)]
+        other: Any = "queuing" if task.status == "requeuing" else "requeuing"
+        task.set_status(other, self.now)
+        self.change(lambda: self.store.update_rollout(task.rollout_id, status=other), task.rollout_id)
 
     @precondition(lambda self: self.model.tasks)
     @rule(choice=CHOICE, config=CONFIGS)

@@ -169,6 +169,7 @@ def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend
 
     backend.execute(fill)
     backend.execute(lambda tx: scripts.claim(tx, 0.0, str, "token", None, "holds", 1))
+
     def forget(now: float) -> None:
         backend.execute(lambda tx: scripts.forget_silent_workers(tx, now, 30.0))
         backend.execute(lambda tx: scripts.forget_claim_tokens(tx, now))

@@ -6,7 +6,7 @@
         assert model.calls[0].reply["choices"][0]["token_ids"] == encode("42")
 
 It runs on a thread of its own, so it serves sync and async tests alike. Token ids are those of a toy tokenizer (one per
-word); log-probabilities depend on the position only.
+word); log-probabilities depend on the position only. What it says in each dialect is in `model_replies`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,18 +21,11 @@ from typing import Any, Literal
 from typing_extensions import Self
 
 from agentlightning.utils.background import BackgroundLoop
+from tests.stubs.model_replies import REPLIES, encode, logprobs_of
+
+__all__ = ["Exchange", "Fault", "ModelServer", "echo", "encode", "logprobs_of"]
 
 Json = dict[str, Any]
-
-
-def encode(text: str) -> list[int]:
-    """Return the toy token ids of a text, one per word."""
-    return [zlib.crc32(word.encode("utf-8", "replace")) % 30000 + 1 for word in text.split()]
-
-
-def logprobs_of(token_ids: list[int]) -> list[float]:
-    """Return the log-probabilities that the server reports, one per token."""
-    return [-(index % 7 + 1) / 10 for index in range(len(token_ids))]
 
 
 @dataclass
@@ -58,15 +50,17 @@ class Exchange:
     reply: Json | None = None
     """The good reply, as sent; None for a fault."""
     client_left: bool = False
+    path: str = ""
 
 
 def echo(request: Json) -> str:
-    """Answer with the last message's text."""
-    return f"you said {request['messages'][-1].get('content')}"
+    """Answer with the last message's text, or with the prompt."""
+    messages = request.get("messages")
+    return f"you said {messages[-1].get('content') if messages else request.get('prompt')}"
 
 
 class ModelServer:
-    """Serves `/v1/chat/completions` and `/v1/models` between entering and leaving the context.
+    """Serves the routes of `model_replies`, `/v1/models` and `/tokenize` between entering and leaving the context.
 
     `answer` gives the content, or a whole message, for a request. `faults` are used up one per request, oldest first.
     """
@@ -86,6 +80,8 @@ class ModelServer:
         """Seconds to wait before the frame with this index."""
         self.answer: Callable[[Json], str | Json] = answer
         self.tokens, self.refused_fields, self.delay = tokens, refused_fields, delay
+        self.counts = True
+        """False has no route that counts tokens."""
         self.calls: list[Exchange] = []
         self.faults: list[Fault] = []
         self.port = 0
@@ -93,6 +89,8 @@ class ModelServer:
         self._server: asyncio.Server | None = None
         self._open = asyncio.Event()
         self._open.set()
+        self._held_from: int | None = None
+        self._frames_open = asyncio.Event()
         self._news = threading.Condition()
 
     @property
@@ -108,8 +106,13 @@ class ModelServer:
         """Keep requests without an answer until `release`."""
         self._loop.loop().call_soon_threadsafe(self._open.clear)
 
+    def hold_frames(self, index: int) -> None:
+        """Keep the frames of streams from this index on until `release`."""
+        self._held_from = index
+
     def release(self) -> None:
-        self._loop.loop().call_soon_threadsafe(self._open.set)
+        for event in (self._open, self._frames_open):
+            self._loop.loop().call_soon_threadsafe(event.set)
 
     def wait_until(self, condition: Callable[[list[Exchange]], bool], timeout: float = 10.0) -> None:
         """Block until the exchanges so far satisfy `condition`."""
@@ -166,7 +169,7 @@ class ModelServer:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if head[0].startswith("GET"):
             return await _send(writer, 200, b'{"object": "list", "data": []}', {})
-        exchange = Exchange(json.loads(body), headers)
+        exchange = Exchange(json.loads(body), headers, path=head[0].split()[1])
         with self._news:
             self.calls.append(exchange)
             self._news.notify_all()
@@ -201,85 +204,43 @@ class ModelServer:
             fault = Fault(400, json.dumps(error).encode())
         exchange.status = fault.status
         body = fault.body
+        if exchange.path not in REPLIES:
+            return await self._count(exchange, writer)
+        make, cut = REPLIES[exchange.path]
         if body is None and fault.status == 200 and not fault.cut:
-            exchange.reply = self._completion(request, len(self.calls))
+            name = f"chatcmpl-{self.port}-{len(self.calls)}"
+            exchange.reply = make(request, self.answer(request), name, self.tokens)
             body = json.dumps(exchange.reply).encode()
-        if exchange.reply is not None and request.get("stream") and self.streams:
-            return await self._stream(exchange, exchange.reply, writer)
+        if exchange.reply is not None and request.get("stream") and self.streams and cut is not None:
+            return await self._stream(exchange, cut(exchange.reply, request), writer)
         if body is None:
             body = json.dumps({"error": {"message": f"told to answer {fault.status}", "type": "stub"}}).encode()
         return fault.cut != "before" and await _send(writer, fault.status, body, fault.headers, fault.cut == "middle")
 
-    async def _stream(self, exchange: Exchange, reply: Json, writer: asyncio.StreamWriter) -> bool:
+    async def _count(self, exchange: Exchange, writer: asyncio.StreamWriter) -> bool:
+        """Answer how many toy tokens a prompt has, in the spelling of vLLM or of Anthropic."""
+        request = exchange.request
+        if not self.counts or exchange.path not in ("/tokenize", "/v1/messages/count_tokens"):
+            exchange.status = 404
+            return await _send(writer, 404, b'{"detail": "Not Found"}', {})
+        exchange.status, count = 200, len(encode(json.dumps(request["messages"])))
+        reply = {"count": count, "max_model_len": 4096} if exchange.path == "/tokenize" else {"input_tokens": count}
+        return await _send(writer, 200, json.dumps(reply).encode(), {})
+
+    async def _stream(self, exchange: Exchange, frames: list[bytes], writer: asyncio.StreamWriter) -> bool:
         """Send the reply in frames, a word each; the connection closes at the end."""
         head = b"HTTP/1.1 200 Stub\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
         writer.write(head)
         try:
-            for index, frame in enumerate(frames_of(reply)):
+            for index, frame in enumerate(frames):
                 await asyncio.sleep(self.frame_gate(index))
+                if self._held_from is not None and index >= self._held_from:
+                    await self._frames_open.wait()
                 writer.write(frame)
                 await writer.drain()
         except ConnectionError:
             exchange.client_left = True
         return False
-
-    def _completion(self, request: Json, number: int) -> Json:
-        answer = self.answer(request)
-        message: Json = {"role": "assistant", **(answer if isinstance(answer, dict) else {"content": answer})}
-        prompt_ids = encode(" ".join(f"{m.get('role')} {m.get('content')}" for m in request["messages"]) + " assistant")
-        token_ids = encode(str(message.get("content") or json.dumps(message.get("tool_calls"))))
-        choice: Json = {"index": 0, "message": message, "logprobs": None}
-        choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
-        reply: Json = {"id": f"chatcmpl-{self.port}-{number}", "object": "chat.completion", "created": 1_700_000_000}
-        reply |= {"model": request["model"], "choices": [choice], "usage": _usage(len(prompt_ids), len(token_ids))}
-        if self.tokens and request.get("return_token_ids"):
-            reply["prompt_token_ids"], choice["token_ids"] = prompt_ids, token_ids
-        if self.tokens and request.get("logprobs"):
-            pairs = zip(token_ids, logprobs_of(token_ids), strict=True)
-            choice["logprobs"] = {"content": [{"token": str(t), "logprob": p, "top_logprobs": []} for t, p in pairs]}
-        return reply
-
-
-def frames_of(reply: Json) -> list[bytes]:
-    """Return the frames of a streamed reply, in vLLM's spelling: prompt ids in the first, token ids in each."""
-    (choice,) = reply["choices"]
-    message = choice["message"]
-    head = {"id": reply["id"], "object": "chat.completion.chunk", "created": reply["created"], "model": reply["model"]}
-    first = {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-    if "prompt_token_ids" in reply:
-        first["prompt_token_ids"] = reply["prompt_token_ids"]
-    chunks: list[Json] = [first]
-    words = str(message.get("content") or "").split()
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")
-    for index, word in enumerate(words):
-        piece: Json = {"index": 0, "delta": {"content": word if index == 0 else f" {word}"}, "finish_reason": None}
-        if ids is not None:
-            piece["token_ids"] = [ids[index]]
-        if logprobs is not None:
-            piece["logprobs"] = {"content": [logprobs[index]]}
-        chunks.append({**head, "choices": [piece]})
-    for index, call in enumerate(message.get("tool_calls") or []):
-        start = {
-            "index": index,
-            "id": call["id"],
-            "type": "function",
-            "function": {**call["function"], "arguments": ""},
-        }
-        chunks.append({**head, "choices": [{"index": 0, "delta": {"tool_calls": [start]}, "finish_reason": None}]})
-        arguments = call["function"]["arguments"]
-        for part in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
-            delta = {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
-            chunks.append({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    if message.get("tool_calls"):
-        last = chunks[-1]["choices"][0]
-        last |= {} if ids is None else {"token_ids": ids}
-        last |= {} if logprobs is None else {"logprobs": {"content": logprobs}}
-    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
-    return [*(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
-
-
-def _usage(prompt: int, completion: int) -> Json:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 async def _send(

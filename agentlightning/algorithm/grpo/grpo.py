@@ -8,14 +8,17 @@ objective), both pure.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import agentlightning.algorithm.grpo.needed  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.adapter.drift import Decode
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.engine import InferenceEngine
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
@@ -23,9 +26,13 @@ from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
+from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["GRPO", "GRPOResult"]
 
@@ -53,6 +60,8 @@ class GRPO(Algorithm):
             BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
                 output folder cannot be used, or a setting does not fit the model or the tasks.
             NonFiniteLossError: the loss was not finite in three steps in a row.
+            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+            TooMuchDriftError: more turns drifted than `max_drift` allows.
         """
         tasks, held_out = _items(train_dataset), _items(val_dataset)
         self._check_tasks(tasks, held_out)
@@ -80,6 +89,7 @@ class GRPO(Algorithm):
                 progress=progress,
                 tasks=tasks,
                 held_out=held_out,
+                watch=RunWatch(self.settings.max_drift, _decoder(policy.tokenizer)),
             )
             result = await run.train()
         result.late_calls = await run.late_calls()
@@ -144,6 +154,15 @@ class GRPO(Algorithm):
                 "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
             )
         return adapter
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    own = copy.deepcopy(tokenizer)  # the engine's thread uses the other one
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    return decode
 
 
 def _signature() -> inspect.Signature:

@@ -29,6 +29,7 @@ from agentlightning.algorithm.ledger import Ledger
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
 from agentlightning.algorithm.run_folder import RunFolder
 from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import NonFiniteLossError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -80,6 +81,7 @@ class GRPORun:
     progress: Progress
     tasks: list[Any]
     held_out: list[Any]
+    watch: RunWatch = field(default_factory=RunWatch)
     _skipped: int = 0
     _late: LateCalls = field(default_factory=LateCalls)
 
@@ -88,6 +90,8 @@ class GRPORun:
 
         Raises:
             NonFiniteLossError: the loss was not finite in three steps in a row.
+            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+            TooMuchDriftError: more turns drifted than `max_drift` allows.
         """
         settings = self.settings
         result = GRPOResult(self.folder.path, 0)
@@ -166,6 +170,7 @@ class GRPORun:
             cpu_seconds=cpu,
             update=update,
             seams=rows.seams,
+            drift_rate=self.watch.drift_rate,
         )
 
     def _limits(self) -> RolloutConfig:
@@ -178,8 +183,11 @@ class GRPORun:
         await self._late.enter(self.store, ledger, in_hand=in_hand)
         found = [await evidence(self.store, rollout) for rollout in rollouts]
         groups = [number // self.settings.group_size for number in range(len(rollouts))]
-        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale)
+        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale, decode=self.watch.decode)
         self._late.expect(found, in_hand=in_hand)
+        self.watch.count_drift(rows.records)
+        if (report := self.watch.untrainable(rows.records)) is not None:
+            self._note(f"step {ledger.step}: {report}", logging.WARNING)
         if rows.mean_reward is None:
             self._tell_of_failure(ledger.step, found)
         return rows

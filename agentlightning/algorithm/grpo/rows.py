@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.adapter.calls import CallRef, model_calls
+from agentlightning.adapter.drift import Decode
 from agentlightning.adapter.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
 from agentlightning.algorithm.grpo.advantages import Scale, group_advantages
@@ -38,6 +39,8 @@ class StepRows:
     idle_tokens: int = 0
     """Trainable tokens of the rows that were left out because their group teaches nothing."""
     idle_rollouts: int = 0
+    records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
+    """Every rollout as it was read, in their order."""
 
     def share(self, aggregation: Aggregation) -> float:
         """Return the weight that the rows have in the step's mean, between 0 and 1."""
@@ -68,19 +71,21 @@ def choose_rows(
     ledger: Ledger,
     *,
     scale: Scale = "std",
+    decode: Decode | None = None,
 ) -> StepRows:
     """Read every rollout, enter its excluded calls into the ledger, and return the rows that are left.
 
-    Shapes: found: (N,) rollouts, groups: (N,) the group of each.
+    Shapes: found: (N,) rollouts, groups: (N,) the group of each. `decode` turns token ids into their text: it is asked
+    where rows part.
     """
-    records = [read_rollout(one.rollout, one.attempts, one.spans, adapter) for one in found]
+    records = [read_rollout(one.rollout, one.attempts, one.spans, adapter, decode=decode) for one in found]
     for record in records:
         ledger.add(record)
     usable = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
     rewards = [record.reward for record, _ in usable if record.reward is not None]
     advantages = group_advantages(rewards, [group for _, group in usable], scale=scale)
     reasons = _teaches_nothing(rewards, [group for _, group in usable])
-    rows = StepRows(rewards=rewards, seams=_seams(records))
+    rows = StepRows(rewards=rewards, seams=_seams(records), records=records)
     for (record, group), advantage in zip(usable, advantages, strict=True):
         rows.idle_rollouts += group in reasons and bool(record.samples)
         for sample in record.samples:

@@ -69,6 +69,9 @@ class GRPOSettings:
     """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
     engine_batch: int = 64
     """Model calls that are generated at once."""
+    max_drift: float | None = None
+    """Largest share of turns that template or tokenizer may bring back in other tokens; beyond it the run ends. None is
+    no limit."""
     resource_name: str = "main_llm"
     """Name under which the agent gets the policy."""
     progress: Style = "auto"
@@ -84,6 +87,8 @@ class GRPOSettings:
         if self.rollout_timeout_seconds is not None:
             _check_number("rollout_timeout_seconds", self.rollout_timeout_seconds, float, above=0)
         _check_number("temperature", self.temperature, float, at_least=0.01, at_most=2)
+        if self.max_drift is not None:
+            _check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
         _check_number("eval_every", self.eval_every, int, at_least=0)
         _check_number("seed", self.seed, int)
         for name, choices in _CHOICES.items():

@@ -9,8 +9,25 @@ from agentlightning.llm_proxy.dialects.base import (
     WireDialect,
 )
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
+from agentlightning.llm_proxy.dialects.completions import Completions
+from agentlightning.llm_proxy.dialects.embeddings import Embeddings
+from agentlightning.llm_proxy.dialects.messages import Messages
+from agentlightning.llm_proxy.dialects.responses import Responses
 
 CHAT = ChatCompletions()
-DIALECTS: dict[str, Dialect] = {dialect.route: dialect for dialect in (CHAT,)}
+MESSAGES = Messages()
+DIALECTS: dict[str, Dialect] = {
+    dialect.route: dialect for dialect in (CHAT, Completions(), Responses(), MESSAGES, Embeddings())
+}
 
-__all__ = ["CHAT", "DIALECTS", "Dialect", "Json", "StreamReader", "StreamWriter", "TranslatedDialect", "WireDialect"]
+__all__ = [
+    "CHAT",
+    "DIALECTS",
+    "MESSAGES",
+    "Dialect",
+    "Json",
+    "StreamReader",
+    "StreamWriter",
+    "TranslatedDialect",
+    "WireDialect",
+]

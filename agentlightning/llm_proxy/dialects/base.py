@@ -1,7 +1,8 @@
 """What a dialect is: how one family of model APIs writes requests, replies, streams and errors.
 
 A *wire* dialect is spoken to model servers; the gateway adds the fields that ask for tokens and takes them out again.
-A *translated* one is spoken by agents only and served over chat completions. Dialects are pure: bytes in, values out.
+A *translated* one is spoken by agents and served over chat completions, unless the server speaks it too: then it has a
+wire form of its own, `native`. Dialects are pure: bytes in, values out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Set
 from typing import Any, cast
+
+from typing_extensions import override
 
 from agentlightning.llm_proxy.calls import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, Reply, json_reply, refuse
@@ -25,6 +28,8 @@ class Dialect(ABC):
     """Below an attempt's URL, and below `api_base` of a server that speaks it."""
     kind: str
     """What the call is, for spans: `chat`, `completion`, `embedding`, ..."""
+    forwarded: tuple[str, ...] = ()
+    """Headers of the agent that a server of the same dialect gets too."""
 
     @abstractmethod
     def read_request(self, raw: bytes) -> Json:
@@ -34,19 +39,27 @@ class Dialect(ABC):
             CallFailed: 400 that names the field that is wrong.
         """
 
+    @abstractmethod
+    def prompt_of(self, request: Json) -> list[Any]:
+        """Return what a request says to the model, as messages with a role and a content, for the record."""
+
     def wants_stream(self, request: Json) -> bool:
         """True if the agent asked for a stream."""
         return bool(request.get("stream"))
 
     def failure(self, failed: CallFailed) -> Reply:
-        """Return a failure in the dialect's own form; OpenAI's here. A server that speaks it too is heard itself."""
-        if failed.own_words is not None and isinstance(self, WireDialect):
+        """Return a failure in the dialect's own form, OpenAI's here; a server that has it too is heard itself."""
+        if failed.own_words is not None and self.has_form_of(failed.own_words):
             return Reply(failed.status, failed.own_words, failed.headers)
         return json_reply({"error": openai_error(failed)}, failed.status, failed.headers)
 
-    def stream_failure(self, failed: CallFailed) -> bytes:
-        """Return the frames that end a stream which failed after it had begun."""
-        return frame_of(json.dumps({"error": openai_error(failed)}).encode())
+    def has_form_of(self, error: bytes) -> bool:
+        """True if a server's error body can go to the agent as it is."""
+        return bool(object_in(read_json(error) or {}, "error"))
+
+    def stream_failure(self, failed: CallFailed, sent: int) -> bytes:
+        """Return the frames that end a stream which failed after `sent` frames."""
+        return frame_of(json_bytes({"error": openai_error(failed)}))
 
 
 class StreamReader(ABC):
@@ -80,10 +93,22 @@ class WireDialect(Dialect):
 
     extras: tuple[str, ...] = ()
     """Request fields that the gateway adds, each a field of which a server may say that it does not know it."""
+    reply_form = "JSON with a list of choices"
+    """What a usable reply is, for errors."""
+    generates = True
+    """A model says something, of which a server could give the tokens."""
 
-    @abstractmethod
+    def key_headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the headers in which a server of this dialect expects its key, and those that it always wants."""
+        return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    @override
+    def has_form_of(self, error: bytes) -> bool:
+        return read_json(error) is not None
+
     def added(self, request: Json, unsupported: Set[str]) -> Json:
         """Return the fields that the gateway adds to this request."""
+        return {}
 
     def upstream_request(self, request: Json, model: str, unsupported: Set[str]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
@@ -93,13 +118,17 @@ class WireDialect(Dialect):
     def read_reply(self, raw: bytes) -> Json | None:
         """Return the server's reply; None if it is none of this dialect."""
 
-    @abstractmethod
     def tokens_of(self, reply: Json) -> CallTokens | None:
         """Return the tokens of the first choice; None unless both the prompt's and the completion's are there."""
+        return None
 
-    @abstractmethod
     def visible_reply(self, reply: Json, request: Json) -> Json:
         """Return the reply as it would have been without what the agent did not ask for."""
+        return reply
+
+    def record_of(self, reply: Json) -> Json:
+        """Return the reply in the shape of a chat completion, for the record: `id`, `model`, `choices`, `usage`."""
+        return reply
 
     @abstractmethod
     def read_stream(self, request: Json) -> StreamReader:
@@ -124,6 +153,13 @@ class StreamWriter(ABC):
 
 class TranslatedDialect(Dialect):
     """A dialect that agents speak and that is served over chat completions."""
+
+    native: WireDialect
+    """The same dialect, for servers that speak it."""
+
+    @override
+    def prompt_of(self, request: Json) -> list[Any]:
+        return self.native.prompt_of(request)
 
     @abstractmethod
     def to_chat(self, request: Json) -> Json:
@@ -169,13 +205,33 @@ def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: 
     return value
 
 
-def read_json(raw: bytes) -> Json | None:
+def read_json(raw: bytes | str) -> Json | None:
     """Return a JSON object of a server; None if it is none."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
         return None
     return cast(Json, value) if isinstance(value, dict) else None
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+def objects(value: Any) -> list[Json]:
+    """Return the entries of a list that are objects; none if it is no list."""
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
+
+
+def object_in(fields: Json, name: str) -> Json:
+    """Return an object out of another one; an empty one if it is none."""
+    value = fields.get(name)
+    return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def openai_error(failed: CallFailed) -> Json:

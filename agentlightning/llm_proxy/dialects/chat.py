@@ -14,12 +14,24 @@ from typing import Any, cast
 from typing_extensions import override
 
 from agentlightning.llm_proxy.calls import CallTokens
-from agentlightning.llm_proxy.dialects.base import Json, StreamReader, WireDialect, checked, read_json, read_json_object
+from agentlightning.llm_proxy.dialects.base import (
+    Json,
+    StreamReader,
+    WireDialect,
+    checked,
+    json_bytes,
+    object_in,
+    objects,
+    read_json,
+    read_json_object,
+)
 from agentlightning.llm_proxy.replies import refuse
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 DONE = b"[DONE]"
 _IDS = ("prompt_token_ids", "token_ids")
+_STOPPED_BY = ("stop_reason", "matched_stop")
+"""What ended the reply, in the spelling of vLLM and of SGLang; beside the finish reason."""
 
 
 class ChatCompletions(WireDialect):
@@ -35,6 +47,10 @@ class ChatCompletions(WireDialect):
         checked(request, "model", str, "a string")
         checked(request, "messages", list, "a list")
         return request
+
+    @override
+    def prompt_of(self, request: Json) -> list[Any]:
+        return request["messages"]
 
     @override
     def added(self, request: Json, unsupported: Set[str]) -> Json:
@@ -97,7 +113,7 @@ class ChatStream(StreamReader):
             raise refuse(502, text, code="upstream_error", state="upstream_error")
         self._collect(chunk)
         shown = visible(chunk, self._request)
-        return frame if shown == chunk else frame_of(json.dumps(shown, ensure_ascii=False).encode())
+        return frame if shown == chunk else frame_of(json_bytes(shown))
 
     @override
     def reply(self) -> Json | None:
@@ -110,7 +126,7 @@ class ChatStream(StreamReader):
         for name, value in chunk.items():
             if name != "choices" and value is not None:
                 self._reply[name] = value
-        for piece in _objects(chunk.get("choices")):
+        for piece in objects(chunk.get("choices")):
             index = piece.get("index")
             if isinstance(index, int):
                 empty: Json = {"index": index, "message": {"role": "assistant", "content": None}, "finish_reason": None}
@@ -121,8 +137,7 @@ def _collect_choice(choice: Json, piece: Json) -> None:
     delta = piece.get("delta")
     if isinstance(delta, dict):
         _collect_delta(choice["message"], cast(Json, delta))
-    if piece.get("finish_reason") is not None:
-        choice["finish_reason"] = piece["finish_reason"]
+    choice.update({name: piece[name] for name in ("finish_reason", *_STOPPED_BY) if piece.get(name) is not None})
     if isinstance(ids := piece.get("token_ids"), list):
         choice.setdefault("token_ids", []).extend(cast("list[Any]", ids))
     logprobs = piece.get("logprobs")
@@ -138,7 +153,7 @@ def _collect_delta(message: Json, delta: Json) -> None:
         if value is None:
             continue
         if name == "tool_calls":
-            _collect_tool_calls(message.setdefault("tool_calls", []), _objects(value))
+            _collect_tool_calls(message.setdefault("tool_calls", []), objects(value))
         elif isinstance(value, str) and name != "role":
             message[name] = (message.get(name) or "") + value
         else:
@@ -154,12 +169,11 @@ def _collect_tool_calls(collected: list[Json], pieces: list[Json]) -> None:
             known = {"index": index, "id": None, "type": "function", "function": function_so_far}
             collected.append(known)
         known.update({name: piece[name] for name in ("id", "type") if piece.get(name)})
-        function = piece.get("function")
-        if isinstance(function, dict):
-            for name, value in cast(Json, function).items():
-                if isinstance(value, str):
-                    so_far = cast(Json, known["function"])
-                    so_far[name] = so_far.get(name, "") + value
+        so_far = cast(Json, known["function"])
+        for name, value in object_in(piece, "function").items():
+            repeated = name == "name" and value == so_far["name"]  # as some servers do in each piece
+            if isinstance(value, str) and not repeated:
+                so_far[name] = so_far.get(name, "") + value
 
 
 def _frames_of(reply: Json, request: Json) -> list[bytes]:
@@ -168,29 +182,30 @@ def _frames_of(reply: Json, request: Json) -> list[bytes]:
     head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
     head["object"] = "chat.completion.chunk"
     chunks: list[Json] = []
-    for choice in _objects(reply.get("choices")):
+    for choice in objects(reply.get("choices")):
         message = cast(Json, choice.get("message") or {})
-        calls: list[Json] = [{"index": i, **call} for i, call in enumerate(_objects(message.get("tool_calls")))]
+        calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
         delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
         if calls:
             delta["tool_calls"] = calls
-        rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+        last = ("finish_reason", *_STOPPED_BY)
+        rest = {name: value for name, value in choice.items() if name not in ("message", *last)}
         chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
-        end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason")}
+        end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": None}
+        end.update({name: choice[name] for name in last if name in choice})
         chunks.append({**head, "choices": [end]})
-    options = request.get("stream_options")
-    if isinstance(options, dict) and cast(Json, options).get("include_usage") and usage is not None:
+    if object_in(request, "stream_options").get("include_usage") and usage is not None:
         chunks.append({**head, "choices": [], "usage": usage})
     if "prompt_token_ids" in reply:
         chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
-    frames = [frame_of(json.dumps(chunk, ensure_ascii=False).encode()) for chunk in chunks]
+    frames = [frame_of(json_bytes(chunk)) for chunk in chunks]
     return [*frames, frame_of(DONE)]
 
 
 def has_choices(reply: Json) -> bool:
     """True for a reply with at least one choice, all of them objects."""
-    choices: Any = reply.get("choices")
-    return isinstance(choices, list) and bool(choices) and len(_objects(choices)) == len(cast("list[Any]", choices))
+    choices = cast("list[Any]", found) if isinstance(found := reply.get("choices"), list) else []
+    return bool(choices) and all(isinstance(choice, dict) for choice in choices)
 
 
 def visible(reply: Json, request: Json) -> Json:
@@ -225,7 +240,7 @@ def token_ids(value: Any) -> list[int] | None:
 
 def _logprobs(value: Any, length: int) -> list[float] | None:
     content = cast(Json, value).get("content") if isinstance(value, dict) else None
-    entries = _objects(content)
+    entries = objects(content)
     if len(entries) != length or not isinstance(content, list):
         return None
     return finite([entry.get("logprob") for entry in entries])
@@ -236,8 +251,3 @@ def finite(values: list[Any]) -> list[float] | None:
     if all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
         return [float(value) for value in values]
     return None
-
-
-def _objects(value: Any) -> list[Json]:
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
-    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]

@@ -1,0 +1,228 @@
+"""What became of every model call of an attempt, in a form that a person can read.
+
+One line per call: who saw it, how it ended, whether its tokens are known, which row it went to and why that row began,
+or why it is in none. The reasons are those of the training ledger (`algorithm/record.py`), as far as spans tell them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.adapter.calls import CallRef, ModelCall
+from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.samples import SampleReading
+from agentlightning.adapter.seams import RowCause, describe
+from agentlightning.adapter.witnesses import MatchedBy, SeenBy
+from agentlightning.errors import NoTrainableCallError
+from agentlightning.semconv import LightningCallAttributes
+
+HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")
+_MOST_SEAMS: Final = 3
+"""Seams that are shown with their tokens; the table names all."""
+
+BASE_URL: Final = "pass llm.get_base_url(rollout_id, attempt_id) as base_url to the agent's client"
+_TO_TRY: Final[Mapping[str, str]] = {
+    "no_tokens": "the model server gave no token ids: take one that does (vLLM from 0.10.2 on, the engine of GRPO); "
+    "the gateway's warning says how to turn them on",
+    "no_logprobs": "the model server gave no log-probabilities: let it answer logprobs=true",
+    "bad_logprobs": "the model server did not give one finite log-probability per token: look at its version",
+    "upstream_error": "the model server failed: is it up, and does it serve the model that the agent asks for?",
+    "refused": "the gateway refused: look at the model's name, the key and the limits of the gateway",
+    "client_left": "the agent closed its connection before the answer was there: give its client a longer timeout",
+    "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and exclude_llm_call_in_reward",
+    "stale": "they came after the attempt had lapsed: allow more time per attempt, or look for a worker that hangs",
+    "superseded_attempt": "a later attempt took their place: look at that one",
+    "infrastructure_fault": "the attempt failed: look at its error (agl rollouts explain shows it)",
+    "cancelled": "the attempt was cancelled: allow more time per rollout or per step",
+    "budget": "the attempt was past its budget: allow more tokens or a higher cost per rollout",
+    "no_reward": "the attempt earned no reward: return a number from the agent, or call emit_reward in it",
+    "unfinished": "the attempt has not ended: wait for it",
+    "not_a_train_rollout": "the rollout was sampled for evaluation (mode val or test), which is never trained",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallWitness:
+    """One model call: who saw it, how it ended, and what became of it."""
+
+    number: int
+    """1 for the first call of the rollout, in the order of arrival."""
+    call: ModelCall
+    row: int | None = None
+    """Number of its row among those of its attempt, 1 for the first."""
+    begins: RowCause | None = None
+    """Why it began that row; None if it continued one."""
+    reason: str | None = None
+    """Why it is in no row."""
+
+    @property
+    def seen_by(self) -> SeenBy:
+        """Where nobody says otherwise, the gateway."""
+        return "gateway" if self.call.witness is None else self.call.witness.seen_by
+
+    @property
+    def matched_by(self) -> MatchedBy | None:
+        """How the two witnesses found each other; None if only one saw the call."""
+        return None if self.call.witness is None else self.call.witness.matched_by
+
+    @property
+    def has_tokens(self) -> bool:
+        """Both lists of token ids are known."""
+        return bool(self.call.prompt_token_ids and self.call.completion_token_ids)
+
+    @property
+    def model(self) -> str | None:
+        value = self._first("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
+        return value if isinstance(value, str) else None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many; also where the ids themselves were not kept."""
+        keys = (LightningCallAttributes.PROMPT_TOKENS.value, *_usage("prompt", "input"))
+        return len(self.call.prompt_token_ids) or _count(self._first(*keys))
+
+    @property
+    def completion_tokens(self) -> int | None:
+        keys = (LightningCallAttributes.COMPLETION_TOKENS.value, *_usage("completion", "output"))
+        return len(self.call.completion_token_ids) or _count(self._first(*keys))
+
+    @property
+    def error(self) -> str | None:
+        """What a failed call was answered."""
+        witness = self.call.witness
+        span = None if witness is None else witness.record or witness.seen
+        return None if span is None or span.status.status_code != "ERROR" else span.status.description
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the line of the table, in the order of `HEADER`."""
+        seen = self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
+        return (
+            str(self.number),
+            self.call.agent or "-",
+            self.model or "-",
+            self.call.state,
+            _shown(self.prompt_tokens),
+            _shown(self.completion_tokens),
+            "yes" if self.has_tokens else "no",
+            seen,
+            _shown(self.row),
+            self.reason or self.begins or "continues its row",
+        )
+
+    def _first(self, *keys: str) -> Any:
+        witness = self.call.witness
+        spans = () if witness is None else (witness.request, witness.record, witness.seen)
+        found = (span.attributes.get(key) for key in keys for span in spans if span is not None)
+        return next((value for value in found if value is not None), None)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of the model calls of a rollout. `str` gives it as text."""
+
+    rollout_id: str
+    calls: list[CallWitness]
+    seams: list[str] = field(default_factory=list[str])
+    """The first seams with their tokens and words."""
+
+    @property
+    def trainable(self) -> list[CallWitness]:
+        """The calls that are in rows."""
+        return [each for each in self.calls if each.row is not None]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many calls are in no row, by reason, the most frequent first."""
+        return dict(Counter(each.reason for each in self.calls if each.reason is not None).most_common())
+
+    def to_try(self) -> list[str]:
+        """Return what may help where a call is in no row, the most frequent trouble first."""
+        if not self.calls:
+            return [f"no model call was seen at all: {BASE_URL}"]
+        advice: list[str] = []
+        unseen = [each for each in self.calls if each.seen_by == "tracer" and each.row is None]
+        if unseen:
+            advice.append(
+                f"{_calls(len(unseen))} seen by the tracer only: "
+                f"the agent's client did not use the gateway's base URL; {BASE_URL}"
+            )
+        hidden = {each.number for each in unseen}
+        left = [each for each in self.calls if each.reason is not None and each.number not in hidden]
+        for reason, number in Counter(each.reason for each in left).most_common():
+            error = next((each.error for each in left if each.reason == reason and each.error), None)
+            said = "" if error is None else f" (said: {error})"
+            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{said}")
+        return advice
+
+    def require_trainable(self) -> None:
+        """Return if at least one call is in a row.
+
+        Raises:
+            NoTrainableCallError: none is; the text holds the table and what to try.
+        """
+        if not self.trainable:
+            found = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
+            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {found}.\n{self}")
+
+    def words(self) -> str:
+        """Return what is said below the table: counts, the first seams, and what to try where nothing is trained."""
+        left = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
+        counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
+        parts = [f"{counts}; left out: {left}" if left else counts]
+        parts += self.seams
+        if not self.trainable:
+            parts += ["To try:", *(f"- {text}" for text in self.to_try())]
+        return "\n".join(parts)
+
+    def __str__(self) -> str:
+        table = [_table([HEADER, *(each.cells() for each in self.calls)])] if self.calls else []
+        return "\n".join([*table, self.words()])
+
+
+def explain_calls(
+    rollout_id: str,
+    calls: Sequence[ModelCall],
+    readings: Sequence[SampleReading],
+    reasons: Mapping[CallRef, str],
+    decode: Decode | None = None,
+) -> Explanation:
+    """Return the explanation of calls, given in the order of arrival: those in no row of `readings` have a reason."""
+    rows: dict[CallRef, int] = {}
+    begins: dict[CallRef, RowCause] = {}
+    seams: list[str] = []
+    for reading in readings:
+        for number, (sample, start) in enumerate(zip(reading.samples, reading.starts, strict=True), start=1):
+            refs = sample.call_refs()
+            rows.update(dict.fromkeys(refs, number))
+            begins[refs[0]] = start.cause
+        for start in reading.seams[: _MOST_SEAMS - len(seams)]:
+            seams.append(describe(start, calls, decode))
+    told = [
+        CallWitness(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
+        for number, call in enumerate(calls, start=1)
+    ]
+    return Explanation(rollout_id, told, seams)
+
+
+def _usage(*names: str) -> list[str]:
+    return [key for name in names for key in (f"gen_ai.usage.{name}_tokens", f"llm.token_count.{name}")]
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _calls(number: int) -> str:
+    return f"{number} model call{'' if number == 1 else 's'}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in shown)

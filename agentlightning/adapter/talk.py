@@ -1,0 +1,131 @@
+"""What was said around one model call, in a form in which two calls can be compared.
+
+Two messages are the same if they mean the same to a reader: white space at the ends, the spelling of JSON in the
+arguments of tools, ids of tool calls and reasoning beside the answer do not count. Whether the tokens are the same is
+asked elsewhere (`seams.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.content import in_order, read_content
+from agentlightning.types import Span
+
+_ROLES: Final = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "model": "assistant"}
+_TOOLS: Final = ("llm.request.functions.", "gen_ai.request.functions.", "gen_ai.tool.definitions", "llm.tools.")
+
+
+class Line(NamedTuple):
+    """One message."""
+
+    role: str
+    text: str
+    calls: str = ""
+    """The tools that it calls with their arguments, as one text."""
+
+    def shown(self) -> str:
+        """Return the message for people to read."""
+        return f"{self.role}: {' '.join(part for part in (self.text, self.calls) if part)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A prompt in words, and what was answered."""
+
+    system: str
+    """The leading system messages."""
+    tools: str
+    """The tools that were offered."""
+    lines: tuple[Line, ...]
+    """All other messages of the prompt."""
+    answer: Line | None
+    verbatim: bool
+    """The answer is plain text: nothing in it that a chat template renders in its own way."""
+
+    @property
+    def asked(self) -> tuple[str, tuple[Line, ...]]:
+        """What was asked, by which two witnesses of one call are known; they spell tools too differently."""
+        return self.system, self.lines
+
+    @property
+    def whole(self) -> tuple[Line, ...]:
+        """The lines with the answer."""
+        return self.lines if self.answer is None else (*self.lines, self.answer)
+
+
+def talk_of(*spans: Span | None) -> Talk | None:
+    """Return what the first of the spans that tells it says of its call; None if none does.
+
+    A span whose texts were not kept does not tell it.
+    """
+    for span in spans:
+        talk = None if span is None else _read(span.attributes or {})
+        if talk is not None:
+            return talk
+    return None
+
+
+def _read(attributes: Mapping[str, Any]) -> Talk | None:
+    content = read_content(attributes)
+    messages = in_order(content.prompt)
+    if not messages or not all(map(_has_words, messages)):
+        return None
+    lines = [_line(message) for message in messages]
+    leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
+    tools = [f"{key}={value}" for key, value in attributes.items() if key.startswith(_TOOLS)]
+    said = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
+    spoken = bool(said) and _has_words(said[0])
+    return Talk(
+        system="\n".join(line.text for line in lines[:leading]),
+        tools="\n".join(sorted(tools)),
+        lines=tuple(lines[leading:]),
+        answer=_line({"role": "assistant", **said[0]}) if spoken else None,
+        verbatim=spoken and _is_verbatim(said[0]),
+    )
+
+
+def _has_words(message: Mapping[str, Any]) -> bool:
+    called = dicts_in(message.get("tool_calls"))
+    return "content" in message or any("name" in call or "function" in call for call in called)
+
+
+def _is_verbatim(message: Mapping[str, Any]) -> bool:
+    text = message.get("content")
+    bare = isinstance(text, str) and text == text.strip() and "<" not in text
+    return bare and not any(message.get(key) for key in ("tool_calls", "reasoning_content", "reasoning"))
+
+
+def _line(message: Mapping[str, Any]) -> Line:
+    role = str(message.get("role") or "")
+    calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
+    return Line(_ROLES.get(role, role), _text(message.get("content")), " ".join(calls))
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    fields = as_dict(call.get("function")) or call
+    arguments = fields.get("arguments")
+    try:
+        value: Any = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = str(arguments).strip()
+    return f"{fields.get('name')}({json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)})"
+
+
+def _text(content: Any) -> str:
+    """Return a content as one text; parts that are no text are shown as JSON."""
+    if isinstance(content, str):
+        if not (content.startswith("[") and '"type"' in content):
+            return content.strip()
+        try:
+            content = decode_text(content)
+        except ValueError:
+            return str(content).strip()
+    if not is_list(content):
+        return "" if content is None else str(content).strip()
+    parts = [str(part["text"]) if "text" in part else json.dumps(part, sort_keys=True) for part in dicts_in(content)]
+    return "".join(parts).strip()

@@ -1,0 +1,128 @@
+"""`agl gateway`: the gateway alone. Any program gets a base URL, and its model calls land in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
+
+_EXAMPLE = "agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model"
+
+
+def gateway(
+    upstream: str | None = typer.Option(None, help="A model server, for example http://127.0.0.1:8000/v1."),
+    model: str | None = typer.Option(None, help="The name that the server knows; agents ask for it, too."),
+    api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
+    config: Path | None = typer.Option(
+        None, help="YAML or JSON with model_list, and limits, keep, record, replay as LLMProxy takes them."
+    ),
+    store: str = typer.Option("sqlite:///agl.db", help="Where the calls are recorded: a file or a store spec."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    port: int = typer.Option(0, help="Port; 0 takes a free one."),
+    record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
+    replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
+    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+) -> int:
+    """Record the model calls of any program, without a Trainer. Ctrl+C ends it.
+
+    Prints the base URL to give to the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong to
+    one attempt, which ends as succeeded when the gateway ends.
+
+    Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
+    """
+    from agentlightning.logging import setup
+
+    setup(log_level)
+    options = _options(upstream, model, api_key, config)
+    if record is not None:
+        options["record"] = record
+    if replay is not None:
+        options["replay"] = replay
+    if not options.get("model_list") and "replay" not in options:
+        raise ValueError(
+            f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
+        )
+    asyncio.run(_serve(store, {"host": host, "port": port or None, **options}))
+    return 0
+
+
+def _options(upstream: str | None, model: str | None, api_key: str | None, config: Path | None) -> dict[str, Any]:
+    """Return the arguments of `LLMProxy` that the command line and the file give."""
+    options = {} if config is None else _read(config)
+    if (upstream is None) != (model is None):
+        raise ValueError(f"--upstream and --model belong together. {_EXAMPLE}")
+    if upstream is not None and model is not None:
+        if options.get("model_list"):
+            raise ValueError("Give the models once: --upstream, or model_list in --config")
+        parameters = {"model": model, "api_base": upstream}
+        if api_key is not None:
+            parameters["api_key"] = f"os.environ/{api_key}"
+        options["model_list"] = [{"model_name": model, "litellm_params": parameters}]
+    elif api_key is not None:
+        raise ValueError("--api-key goes with --upstream; in --config it is litellm_params.api_key")
+    return options
+
+
+_KEYS = ("model_list", "limits", "keep", "num_retries", "record", "replay", "replay_match")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    from agentlightning.llm_proxy import GatewayLimits
+
+    try:
+        read: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"--config {path} must hold a mapping with model_list; got {type(read).__name__}")
+    options: dict[str, Any] = {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
+    if unknown := [key for key in options if key not in _KEYS]:
+        raise ValueError(f"--config {path}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+    if "limits" in options:
+        try:
+            options["limits"] = GatewayLimits(**options["limits"])
+        except TypeError as error:
+            raise ValueError(f"--config {path}: limits: {error}") from None
+    return options
+
+
+async def _serve(spec: str, options: dict[str, Any]) -> None:
+    from agentlightning.cli.serving import end_of_process
+    from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.store.spec import is_store_spec, store_from_spec
+
+    proxy = LLMProxy(**options)
+    store = store_from_spec(spec if is_store_spec(spec) else f"sqlite:///{spec}")
+    try:
+        proxy.set_store(store)
+        end = end_of_process()
+        await proxy.start()
+        attempt = await store.start_rollout(input={"program": "agl gateway"}, metadata={"models": _names(proxy)})
+        ids = attempt.rollout_id, attempt.attempt.attempt_id
+        try:
+            llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])
+            print(f"OPENAI_BASE_URL={llm.endpoint}/v1", flush=True)
+            print(f"ANTHROPIC_BASE_URL={llm.endpoint}", flush=True)
+            print(f"api key: {llm.api_key or 'any'}", flush=True)
+            print(f"calls are recorded for rollout {ids[0]}", flush=True)
+            await end
+        finally:
+            await proxy.stop()
+            await store.update_attempt(*ids, status="succeeded")
+            print(json.dumps({"rollout": ids[0], **proxy.stats()}), flush=True)
+    finally:
+        await store.close()
+
+
+def _names(proxy: LLMProxy) -> list[str]:
+    return [entry["model_name"] for entry in proxy.model_list]

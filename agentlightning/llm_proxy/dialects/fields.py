@@ -1,0 +1,67 @@
+"""Reading the fields of a request that is to be translated: each is read, or the request is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from agentlightning.llm_proxy.dialects.base import Json
+from agentlightning.llm_proxy.replies import CallFailed, refuse
+
+Harmless = Mapping[str, tuple[Any, ...]]
+"""Values of fields that ask for what holds anyway."""
+
+
+def untranslatable(field: str, why: str) -> CallFailed:
+    """Return the refusal of a field that chat completions cannot express."""
+    text = f"{field!r} cannot be served: {why}. The model server behind this gateway speaks chat completions only"
+    return refuse(400, text, param=field, code="unsupported_value")
+
+
+def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmless: Harmless | None = None) -> None:
+    """Refuse a request with a field that nobody here reads. `harmless` values of others say what holds anyway.
+
+    Raises:
+        CallFailed: 400 that names the field.
+    """
+    harmless = harmless or {}
+    for name, value in request.items():
+        if name in known or value is None or value in harmless.get(name, ()):
+            continue
+        instead = ", ".join(repr(other) for other in harmless.get(name, ()))
+        why = f"{value!r} has no counterpart there" if instead else "it has no counterpart there"
+        raise untranslatable(place + name, f"{why}; possible: {instead}" if instead else why)
+
+
+def as_object(value: Any, place: str) -> Json:
+    """Return an object.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    if not isinstance(value, dict):
+        raise refuse(400, f"{place!r} must be an object", param=place, code="invalid_type")
+    return cast(Json, value)
+
+
+def as_objects(value: Any, place: str) -> list[tuple[Json, str]]:
+    """Return the objects of a list, each with its place.
+
+    Raises:
+        CallFailed: 400, it is no list of objects.
+    """
+    if not isinstance(value, list):
+        raise refuse(400, f"{place!r} must be a list", param=place, code="invalid_type")
+    places = [f"{place}[{index}]" for index in range(len(cast("list[Any]", value)))]
+    return [(as_object(entry, where), where) for entry, where in zip(cast("list[Any]", value), places, strict=True)]
+
+
+def as_text(value: Any, place: str) -> str:
+    """Return a string.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    if not isinstance(value, str):
+        raise refuse(400, f"{place!r} must be a string", param=place, code="invalid_type")
+    return value

@@ -1,0 +1,251 @@
+"""A request of OpenAI's responses as a chat completion. Each field is read, or refused by its name.
+
+Source: https://platform.openai.com/docs/api-reference/responses. What is not one to one:
+
+- Nothing is stored here, so a request that leans on the server's memory (`previous_response_id`, `conversation`, an
+  `item_reference`) is refused; agents send the items again instead.
+- Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
+  of users and caches, `max_tool_calls` (of tools that OpenAI runs, which are refused), `stream_options`, what `include`
+  adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
+  `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
+- A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
+  is a wish for parallel calls where there are no tools.
+- `developer` messages become `system` messages, which every chat template knows.
+- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentlightning.llm_proxy.dialects.base import Json, objects
+from agentlightning.llm_proxy.dialects.fields import (
+    Harmless,
+    as_object,
+    as_objects,
+    as_text,
+    refuse_unknown,
+    untranslatable,
+)
+from agentlightning.llm_proxy.replies import refuse
+
+SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
+READ = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning", "include")
+WITHOUT_EFFECT = (
+    *("store", "service_tier", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("max_tool_calls", "stream_options"),
+)
+HARMLESS: Harmless = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "context_management": ([],),
+}
+INCLUDED_ANYWAY = (
+    "reasoning.encrypted_content",  # the thoughts come in the clear
+    "message.input_image.image_url",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+
+_MEMORY = ("previous_response_id", "conversation", "prompt")
+_ROLES = {"developer": "system", "system": "system", "user": "user"}
+_ECHO = ("type", "id", "status")
+_TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+_DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
+_TOOL = ("type", "name", "description", "parameters", "strict")
+_HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
+
+
+def chat_request(request: Json) -> Json:
+    """Return the request as a chat completion.
+
+    Raises:
+        CallFailed: 400 that names the field that cannot be translated.
+    """
+    for name in _MEMORY:
+        if request.get(name) is not None:
+            raise untranslatable(name, "nothing is stored here between calls; send the items of the conversation again")
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), harmless=HARMLESS)
+    _refuse_inclusions(request)
+    chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
+    messages: list[Json] = []
+    if request.get("instructions") is not None:
+        messages.append({"role": "system", "content": as_text(request["instructions"], "instructions")})
+    chat["messages"] = [*messages, *_messages(request["input"])]
+    if request.get("max_output_tokens") is not None:
+        chat["max_tokens"] = request["max_output_tokens"]
+    if request.get("tools"):
+        chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
+    else:
+        chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
+    if request.get("tool_choice") is not None:
+        chat["tool_choice"] = _tool_choice(request["tool_choice"])
+    if request.get("text") is not None:
+        chat.update(_text_config(as_object(request["text"], "text")))
+    if request.get("reasoning") is not None:
+        chat.update(_reasoning(as_object(request["reasoning"], "reasoning")))
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _refuse_inclusions(request: Json) -> None:
+    for index, name in enumerate(request.get("include") or ()):
+        if name not in INCLUDED_ANYWAY:
+            raise untranslatable(f"include[{index}]", f"{name!r} is not given here; chat/completions gives logprobs")
+    if request.get("prompt_cache_options") is not None:
+        options = as_object(request["prompt_cache_options"], "prompt_cache_options")
+        refuse_unknown(options, ("mode", "ttl"), "prompt_cache_options.", {"prewarm": (False,)})
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+def _messages(given: Any) -> list[Json]:
+    """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Json] = []
+    turn: Json | None = None
+    for item, place in as_objects(given, "input"):
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind not in ("function_call", "reasoning") and not (kind == "message" and item.get("role") == "assistant"):
+            turn = None
+            messages.append(_other(item, kind, place))
+            continue
+        if turn is None:
+            turn = {"role": "assistant", "content": None}
+            messages.append(turn)
+        if kind == "function_call":
+            turn.setdefault("tool_calls", []).append(_tool_call(item, place))
+        elif kind == "reasoning":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought(item, place)
+        else:
+            turn["content"] = (turn["content"] or "") + _assistant_text(item, place)
+    return messages
+
+
+def _tool_call(item: Json, place: str) -> Json:
+    refuse_unknown(item, (*_ECHO, "call_id", "name", "arguments", "parsed_arguments"), f"{place}.", _DIRECT)
+    names = ("call_id", "name", "arguments")
+    call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _thought(item: Json, place: str) -> str:
+    """Return what was thought, else the summary of it."""
+    refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
+    parts = objects(item.get("content")) or objects(item.get("summary"))
+    if not parts and item.get("encrypted_content"):
+        raise untranslatable(f"{place}.encrypted_content", "the thoughts of another server cannot be read")
+    return "".join(str(part.get("text") or "") for part in parts)
+
+
+def _assistant_text(item: Json, place: str) -> str:
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(_said(part, where) for part, where in as_objects(content, f"{place}.content"))
+
+
+def _said(part: Json, place: str) -> str:
+    if part.get("type") == "refusal":
+        refuse_unknown(part, ("type", "refusal"), f"{place}.")
+        return as_text(part.get("refusal"), f"{place}.refusal")
+    return _text(part, place)
+
+
+def _text(part: Json, place: str) -> str:
+    if part.get("type") not in ("input_text", "output_text", "text"):
+        raise untranslatable(f"{place}.type", f"content of type {part.get('type')!r} has no counterpart there")
+    refuse_unknown(part, _TEXT, f"{place}.")
+    return as_text(part.get("text"), f"{place}.text")
+
+
+def _other(item: Json, kind: Any, place: str) -> Json:
+    """Return a message that is none of the assistant's."""
+    if kind == "function_call_output":
+        refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
+        output = item.get("output")
+        content = output if isinstance(output, str) else _content(output, f"{place}.output")
+        named = {"name": item["name"]} if item.get("name") else {}
+        call_id = as_text(item.get("call_id"), f"{place}.call_id")
+        return {"role": "tool", "tool_call_id": call_id, **named, "content": content}
+    if kind != "message":
+        raise untranslatable(f"{place}.type", f"an item of type {kind!r} has no counterpart there")
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    role = _ROLES.get(str(item.get("role")))
+    if role is None:
+        text = f"'{place}.role' must be one of {', '.join((*_ROLES, 'assistant'))}"
+        raise refuse(400, text, param=f"{place}.role", code="invalid_value")
+    content = item.get("content")
+    return {"role": role, "content": content if isinstance(content, str) else _content(content, f"{place}.content")}
+
+
+def _content(given: Any, place: str) -> Any:
+    """Return parts of text as one text, others as they are."""
+    parts = [_part(part, where) for part, where in as_objects(given, place)]
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _part(part: Json, place: str) -> Json:
+    kind = part.get("type")
+    if kind == "input_image":
+        refuse_unknown(part, ("type", "image_url", "detail", "prompt_cache_breakpoint"), f"{place}.")
+        image = {"url": as_text(part.get("image_url"), f"{place}.image_url")}
+        image.update({"detail": part["detail"]} if part.get("detail") else {})
+        return {"type": "image_url", "image_url": image}
+    if kind == "input_audio":
+        refuse_unknown(part, ("type", "input_audio"), f"{place}.")
+        return {"type": "input_audio", "input_audio": as_object(part.get("input_audio"), f"{place}.input_audio")}
+    return {"type": "text", "text": _text(part, place)}
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _tool(tool: Json, place: str) -> Json:
+    if tool.get("type") != "function":
+        raise untranslatable(f"{place}.type", f"the tool {tool.get('type')!r} has no counterpart there")
+    refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+    function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
+    function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    named = as_object(choice, "tool_choice")
+    if named.get("type") != "function":
+        raise untranslatable("tool_choice.type", f"{named.get('type')!r} has no counterpart there")
+    refuse_unknown(named, ("type", "name"), "tool_choice.")
+    return {"type": "function", "function": {"name": as_text(named.get("name"), "tool_choice.name")}}
+
+
+def _text_config(text: Json) -> Json:
+    refuse_unknown(text, ("format", "verbosity"), "text.")
+    chat: Json = {"verbosity": text["verbosity"]} if text.get("verbosity") is not None else {}
+    wanted = as_object(text.get("format") or {"type": "text"}, "text.format")
+    kind = wanted.get("type")
+    schema_fields = ("name", "description", "schema", "strict") if kind == "json_schema" else ()
+    refuse_unknown(wanted, ("type", *schema_fields), "text.format.")
+    if kind == "json_object":
+        chat["response_format"] = {"type": "json_object"}
+    elif kind == "json_schema":
+        schema = {name: wanted[name] for name in schema_fields if wanted.get(name) is not None}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif kind != "text":
+        raise untranslatable("text.format.type", f"{kind!r} has no counterpart there")
+    return chat
+
+
+def _reasoning(reasoning: Json) -> Json:
+    harmless = {"context": ("auto",), "mode": ("standard",)}
+    refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning.", harmless)
+    return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}

@@ -1,0 +1,114 @@
+"""`agl gateway` as a user runs it: a process, a base URL, a program that knows nothing of us, a file with its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.store.sqlite import SQLiteLightningStore
+from tests.stubs.model_server import ModelServer, encode
+
+
+def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    command = [sys.executable, "-m", "agentlightning.cli", "gateway", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    said = [process.stdout.readline().strip() for _ in range(4)]
+    return process, dict(line.split("=", 1) for line in said if "=" in line)
+
+
+def _ask(base_url: str, content: str) -> dict[str, Any]:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    return json.loads(output.splitlines()[-1])
+
+
+def test_a_program_is_recorded_without_a_trainer_and_played_without_a_model(tmp_path: Path) -> None:
+    with ModelServer() as model:
+        upstream = ("--upstream", model.base_url, "--model", "tiny", "--record", "calls.jsonl")
+        process, urls = _start(tmp_path, *upstream)
+        told = _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"]
+        stats = _end(process)
+    assert stats["calls"] == {"ok": 1}
+
+    async def recorded() -> tuple[str, Any]:
+        store = SQLiteLightningStore(tmp_path / "agl.db")
+        rollout = await store.get_rollout_by_id(stats["rollout"])
+        spans = await store.query_spans(stats["rollout"], name="raw_gen_ai_request")
+        await store.close()
+        assert rollout is not None
+        return rollout.status, spans[0].attributes["agentlightning.call.completion_token_ids"]
+
+    assert asyncio.run(recorded()) == ("succeeded", encode("you said hello"))
+    process, urls = _start(tmp_path, "--replay", "calls.jsonl", "--store", "memory")
+    assert _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"] == told
+    _end(process)
+
+
+def test_a_file_names_models_and_limits(tmp_path: Path) -> None:
+    with ModelServer() as model:
+        entry = {"model_name": "tiny", "litellm_params": {"model": "tiny", "api_base": model.base_url}}
+        config = {"model_list": [entry], "limits": {"tokens_per_rollout": 1}, "keep": "tokens"}
+        (tmp_path / "gateway.json").write_text(json.dumps(config))
+        process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
+        _ask(urls["OPENAI_BASE_URL"], "hello")
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            _ask(urls["OPENAI_BASE_URL"], "hello")
+        assert _end(process)["calls"] == {"ok": 1, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "Say where the model is"),
+        (["--upstream", "http://127.0.0.1:1/v1"], "--upstream and --model belong together"),
+        (["--api-key", "KEY", "--replay", "x"], "--api-key goes with --upstream"),
+        (["--upstream", "nowhere", "--model", "m"], "api_base must be a URL"),
+        (["--config", "none.yaml"], "No such file"),
+        (["--replay", "none.jsonl"], "cannot be read"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["gateway", *arguments]) == 2
+    assert text in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("[1]", "must hold a mapping"),
+        ("modles: []", "unknown modles"),
+        ("limits: {speed: 3}", "limits: "),
+        ("a: [", "neither"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_what_is_wrong_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, text: str
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(content)
+    assert main(["gateway", "--config", str(path)]) == 2
+    assert text in capsys.readouterr().err

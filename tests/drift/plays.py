@@ -1,0 +1,166 @@
+"""What agents do with a conversation: each play makes its calls and says which call each one goes on from, and what it
+changed of what was said there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.drift.engine import Engine, Json
+from tests.drift.families import WORDS
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an agent did between two of its calls."""
+
+    continues: int | None
+    """The call that it goes on from; None begins a conversation."""
+    change: str | None = None
+    """What it changed of it; None where it sent back what was said."""
+    taken: str = "branch"
+    """The cause where another call went on from there already, token for token."""
+
+
+@dataclass
+class Play:
+    """One attempt: the engine that answers it, and the steps of its agent."""
+
+    engine: Engine
+    random: Random
+    steps: list[Step] = field(default_factory=list[Step])
+
+    def ask(
+        self,
+        messages: Sequence[Json],
+        *,
+        continues: int | None = None,
+        change: str | None = None,
+        taken: str = "branch",
+        say: str | None = None,
+        cut_after: int | None = None,
+    ) -> list[Json]:
+        """Make a call and return the conversation with its answer."""
+        self.steps.append(Step(continues, change, taken))
+        said = self.engine.ask(messages, say=self.words() if say is None else say, cut_after=cut_after)
+        return [*messages, said]
+
+    def words(self) -> str:
+        """Return a few words out of the corpus, in any script."""
+        text = self.random.choice(WORDS)
+        start = self.random.randrange(max(1, len(text) // 2))
+        return text[start : start + self.random.randint(3, 24)] or text[:3]
+
+    def user(self) -> Json:
+        return {"role": "user", "content": f"{self.words()} ({len(self.steps)})"}
+
+    def tool(self, call: Json | None = None) -> Json:
+        id = (call or {}).get("tool_calls", [{"id": "t"}])[0]["id"]
+        return {"role": "tool", "tool_call_id": id, "content": f"result {self.random.randint(0, 999)}"}
+
+    def say_call(self) -> str:
+        """Return a tool call as the policy would write it, spaced in its own way."""
+        gap = self.random.choice(["", " "])
+        query = self.random.choice(["weather", "town", "result"])
+        return (
+            f'<tool_call>{{"name":{gap}"search", "arguments": {{"query":{gap}"{query}",{gap}"limit":3}}}}</tool_call>'
+        )
+
+
+SYSTEM: Json = {"role": "system", "content": "you are a helpful agent; be brief."}
+
+
+def talks(play: Play) -> None:
+    """A conversation of four turns."""
+    said = play.ask([SYSTEM, play.user()])
+    for turn in range(3):
+        said = play.ask([*said, play.user()], continues=turn)
+
+
+def thinks(play: Play) -> None:
+    """Each answer is thought about before it is given."""
+    said, opened = [SYSTEM], "" if play.engine.template == "opens a thought" else "<think>"
+    for turn in range(3):
+        say = f"{opened}{play.words()}</think>{play.words()}"
+        said = play.ask([*said, play.user()], continues=turn - 1 if turn else None, say=say)
+
+
+def uses_tools(play: Play) -> None:
+    """Tool calls, the results of tools, and an answer."""
+    said = play.ask([SYSTEM, play.user()], say=play.say_call())
+    said = play.ask([*said, play.tool(said[-1])], continues=0, say=play.say_call())
+    play.ask([*said, play.tool(said[-1])], continues=1)
+
+
+def edits(play: Play) -> None:
+    """Earlier messages are changed: a question, an answer, a system message that tells the time; one is put in."""
+    said = play.ask([SYSTEM, play.user()])
+    said = play.ask([*said, play.user()], continues=0)
+    system, question, answer, *others = said
+    asked = {**question, "content": f"{question['content']}, or the other way round"}
+    play.ask([system, asked, answer, *others, play.user()], continues=1, change="edit")
+    answered = {**answer, "content": "an answer that nobody gave"}
+    play.ask([system, question, answered, *others, play.user()], continues=1, change="edit")
+    clock = {**system, "content": f"{system['content']} It is {play.random.randint(10, 23)}:05."}
+    play.ask([clock, *said[1:], play.user()], continues=1, change="edit")
+    note = {"role": "user", "content": "a note that was not there before"}
+    play.ask([system, question, note, answer, *others, play.user()], continues=1, change="edit")
+
+
+def forgets(play: Play) -> None:
+    """The context grows too long: old turns are left out, a long message is cut."""
+    long = {"role": "user", "content": "look at the weather in Paris and in London, " * 3 + "then tell me"}
+    said = play.ask([SYSTEM, long])
+    said = play.ask([*said, play.user()], continues=0)
+    said = play.ask([*said, play.user()], continues=1)
+    play.ask([SYSTEM, *said[3:], play.user()], continues=2, change="truncation")
+    cut = {**long, "content": long["content"][:70]}
+    play.ask([SYSTEM, cut, *said[2:], play.user()], continues=2, change="truncation")
+
+
+def repeats_a_tool(play: Play) -> None:
+    """A tool is asked again and its new result put in the old one's place."""
+    said = play.ask([SYSTEM, play.user()], say=play.say_call())
+    said = play.ask([*said, play.tool(said[-1])], continues=0)
+    again = {**said[3], "content": "another result: nothing was found anywhere"}
+    play.ask([*said[:3], again, said[4], play.user()], continues=1, change="tool_result_changed")
+    other = {**said[3], "content": "a third result"}
+    play.ask([*said[:3], other], continues=0, taken="tool_result_changed")
+
+
+def shares_work(play: Play) -> None:
+    """A second agent with instructions of its own works in between; the first one goes on."""
+    said = play.ask([SYSTEM, play.user()])
+    critic: Json = {"role": "system", "content": "Search for mistakes, nothing else! 0123456789"}
+    theirs = play.ask([critic, play.user()], change="other_agent")
+    said = play.ask([*said, play.user()], continues=0)
+    play.ask([*theirs, play.user()], continues=1)
+    play.ask([*said, play.user()], continues=2)
+    play.ask([SYSTEM, play.user()], change="other_agent")
+
+
+def tries_several(play: Play) -> None:
+    """Parallel samples of one prompt, and several ways on from one turn."""
+    question = [SYSTEM, play.user()]
+    said = play.ask(question)
+    play.ask(question, change="repeated_prompt")
+    for _ in range(3):
+        play.ask([*said, play.user()], continues=0)
+
+
+def is_cut_off(play: Play) -> None:
+    """Answers end at a limit, perhaps in the middle of a character."""
+    said = [SYSTEM]
+    for turn in range(3):
+        cut = play.random.randint(1, 4)
+        said = play.ask(
+            [*said, play.user()], continues=turn - 1 if turn else None, say="👩\u200d👧 café", cut_after=cut
+        )
+
+
+PLAYS: dict[str, Callable[[Play], Any]] = {
+    play.__name__: play
+    for play in (talks, thinks, uses_tools, edits, forgets, repeats_a_tool, shares_work, tries_several, is_cut_off)
+}
