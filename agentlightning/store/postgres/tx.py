@@ -22,6 +22,7 @@ _LOCKING = {query: queries.locking(query) for query in (queries.LOAD, queries.GE
 _LOCKING_IF_FREE = {query: queries.locking_if_free(query) for query in (queries.LOAD, queries.GET)}
 
 
+_MOST = 2**62
 _PASSED_OVER = 32
 """Records that a script has claimed and not sent yet, which its next claim passes over by their ids."""
 
@@ -118,7 +119,7 @@ class PostgresTx:
         total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, once=True)[0][0]
         if plan.limit == 0:
             return [], total
-        page_values = (*values, None if plan.limit == -1 else plan.limit, plan.offset)
+        page_values = (*values, None if plan.limit == -1 else min(plan.limit, _MOST), min(plan.offset, _MOST))
         return self._bodies(f"SELECT body FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values), total
 
     def runs(self) -> list[str | None]:
