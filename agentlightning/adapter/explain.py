@@ -192,13 +192,14 @@ def explain_calls(
     rows: dict[CallRef, int] = {}
     begins: dict[CallRef, RowCause] = {}
     seams: list[str] = []
+    names = {call.call_id: str(number) for number, call in enumerate(calls, start=1)}
     for reading in readings:
         for number, (sample, start) in enumerate(zip(reading.samples, reading.starts, strict=True), start=1):
             refs = sample.call_refs()
             rows.update(dict.fromkeys(refs, number))
             begins[refs[0]] = start.cause
         for start in reading.seams[: _MOST_SEAMS - len(seams)]:
-            seams.append(describe(start, calls, decode))
+            seams.append(describe(start, calls, decode, names))
     told = [
         CallWitness(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
         for number, call in enumerate(calls, start=1)

@@ -33,7 +33,10 @@ def repair(root: SpanNode) -> None:
     while len(fork.children) == 1:
         fork = fork.children[0]
     below = [node for child in fork.children for node in child.walk()]
-    covers = _Covers(below, asked=fork.children)
+    possible = [_may_be_parent(node) for node in below]
+    if not any(possible):  # a trace of the gateway's spans alone
+        return
+    covers = _Covers(below, possible, asked=fork.children)
     parents = {id(child): node for node in fork.walk() for child in node.children}
     remaining = len(fork.children)
     stay: list[SpanNode] = []
@@ -65,11 +68,11 @@ def _is_below(node: NodeT, ancestor: NodeT, parents: dict[int, NodeT]) -> bool:
 class _Covers(Generic[NodeT]):
     """Answers which node covers a child most tightly, for all children in one sweep over the start times."""
 
-    def __init__(self, nodes: Sequence[NodeT], asked: Sequence[NodeT]) -> None:
+    def __init__(self, nodes: Sequence[NodeT], possible: Sequence[bool], asked: Sequence[NodeT]) -> None:
         timed = [(node, interval) for order, node in enumerate(nodes) if (interval := _interval(node, order))]
         self._own = {id(node): interval for node, interval in timed}
         self._nodes = {interval.order: node for node, interval in timed}
-        self._possible = [interval for node, interval in timed if _may_be_parent(node)]
+        self._possible = [interval for _, interval in timed if possible[interval.order]]
         asked_times = sorted(self._own[id(node)] for node in asked if id(node) in self._own)
         self._answers = _sweep(asked_times, sorted(self._possible))
 
@@ -148,4 +151,4 @@ def _interval(node: SpanNode, order: int) -> _Interval | None:
 
 
 def _may_be_parent(node: SpanNode) -> bool:
-    return response_id(node.span) is None and node.span.name not in (RAW_SPAN, REQUEST_SPAN)
+    return node.span.name not in (RAW_SPAN, REQUEST_SPAN) and response_id(node.span) is None

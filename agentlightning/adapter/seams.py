@@ -8,7 +8,7 @@ less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -149,14 +149,21 @@ def tokens_of(call: ModelCall) -> list[int]:
     return call.prompt_token_ids + call.completion_token_ids
 
 
-def describe(start: RowStart, calls: Sequence[ModelCall], decode: Decode | None = None) -> str:
-    """Return a seam for people to read: the tokens on both sides of the parting, and the words of the two calls."""
+def describe(
+    start: RowStart, calls: Sequence[ModelCall], decode: Decode | None = None, names: Mapping[str, str] | None = None
+) -> str:
+    """Return a seam for people to read: the tokens on both sides of the parting, and the words of the two calls.
+
+    `names` are shown instead of the ids of calls.
+    """
+    names = names or {}
     by_id = {call.call_id: call for call in calls}
     call, before = by_id[start.call_id], by_id.get(start.previous or "")
     if before is None:
-        return f"call {start.call_id} begins a row: {start.cause}"
+        return f"call {names.get(call.call_id, call.call_id)} begins a row: {start.cause}"
+    first, second = (names.get(each.call_id, each.call_id) for each in (before, call))
     lines = [
-        f"call {start.call_id} does not continue call {before.call_id}: {start.cause}, after {start.at} equal tokens",
+        f"call {second} does not continue call {first}: {start.cause}, after {start.at} equal tokens",
         f"  recorded: {shown(tokens_of(before), start.at, decode)}",
         f"  prompt:   {shown(call.prompt_token_ids, start.at, decode)}",
     ]

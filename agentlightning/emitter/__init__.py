@@ -13,9 +13,11 @@ from agentlightning.emitter.reward import (
     is_reward_span,
     reward,
 )
+from agentlightning.emitter.target import RewardTarget, get_reward_target
 
 __all__ = [
     "OperationContext",
+    "RewardTarget",
     "emit_annotation",
     "emit_exception",
     "emit_message",
@@ -25,6 +27,7 @@ __all__ = [
     "find_reward_spans",
     "get_message_value",
     "get_object_value",
+    "get_reward_target",
     "get_reward_value",
     "get_rewards_from_span",
     "is_reward_span",

@@ -1,20 +1,22 @@
-"""Annotations: spans that say something about a rollout, and `operation`, which makes a span of a function or block."""
+"""Annotations: spans that say something about a rollout; and `operation`, which makes one span of a function call, a
+generator or a block and changes nothing else about it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from typing_extensions import ParamSpec
 
-from agentlightning.emitter.wrapping import bound_arguments, lenient_attributes, signature_of, traced
-from agentlightning.semconv import AGL_ANNOTATION, AGL_OPERATION, LightningSpanAttributes
+from agentlightning.emitter.wrapping import OpenOperation, bound_arguments, signature_of, traced
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
 from agentlightning.tracer.base import Tracer, get_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.types import SpanCoreFields, SpanRecordingContext, TraceStatus
+from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.types import SpanCoreFields, TraceStatus
 from agentlightning.utils.otel import (
     check_attributes_sanity,
     emitter_debug,
@@ -32,6 +34,10 @@ INPUT = LightningSpanAttributes.OPERATION_INPUT.value
 OUTPUT = LightningSpanAttributes.OPERATION_OUTPUT.value
 OK = TraceStatus(status_code="OK")
 _DUMMY = DummyTracer()
+_open: ContextVar[tuple[tuple[OperationContext, OpenOperation], ...]] = ContextVar(
+    "agentlightning_operations", default=()
+)
+"""The blocks that are open in this context, the innermost last."""
 
 
 def emitting_tracer(active: Tracer | None, what: str, propagate: bool) -> Tracer:
@@ -72,9 +78,10 @@ def emit_annotation(annotation: dict[str, Any], propagate: bool = True) -> SpanC
 
 
 class OperationContext:
-    """A block (`with operation(...) as op`) or, by calling it with a function, a decorator. May be used again.
+    """A block (`with operation(...) as op`) or, by calling it with a function, a decorator.
 
-    The tracer is looked up when the block or function starts; without one it runs untraced.
+    The tracer is looked up when the block or function starts; without one it runs untraced. One object may be used for
+    any number of blocks, also at the same time in several tasks and threads: each sees its own.
     """
 
     def __init__(self, name: str | None, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
@@ -84,26 +91,28 @@ class OperationContext:
                 raise ValueError(f"Cannot specify both name= and the attribute {NAME}; give one of them")
             self._attributes[NAME] = name
         self._propagate = propagate
-        self._manager: AbstractContextManager[SpanRecordingContext] | None = None
-        self._recording: SpanRecordingContext | None = None
-        self._ended: SpanRecordingContext | None = None
+        self._running: list[OpenOperation] = []
+        self._ended: OpenOperation | None = None
 
     def __enter__(self) -> OperationContext:
         tracer = get_active_tracer() if self._propagate else None
-        self._manager = (tracer or _DUMMY).operation_context(AGL_OPERATION, attributes=dict(self._attributes))
-        self._recording, self._ended = self._manager.__enter__(), None
+        operation = OpenOperation(tracer or _DUMMY, dict(self._attributes)).__enter__()
+        self._running.append(operation)
+        _open.set((*_open.get(), (self, operation)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._manager is not None
-        assert self._recording is not None
+        operation = (
+            self._in_this_context() or self._running[-1]
+        )  # the collector closes generators in contexts of its own
+        self._running.remove(operation)
+        _open.set(tuple(entry for entry in _open.get() if entry[1] is not operation))
         try:
-            self._manager.__exit__(kind, error, trace)
+            operation.__exit__(kind, error, trace)
         finally:
-            self._ended = self._recording
-            self._manager = self._recording = None
+            self._ended = operation
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
         """Record what the operation was given.
@@ -122,34 +131,44 @@ class OperationContext:
         self._record({OUTPUT: output})
 
     def span(self) -> SpanCoreFields:
-        """Return the span after the block has ended.
+        """Return the span of the block that has ended last.
 
         Raises:
-            RuntimeError: before that.
-            ValueError: the sampler of the program dropped it.
+            RuntimeError: the block has not ended.
+            ValueError: OpenTelemetry is switched off.
         """
-        if self._ended is None:
+        if self._ended is None or self._in_this_context() is not None:
             raise RuntimeError("Span is not ready yet. Call span() after the operation has ended.")
-        return self._ended.get_recorded_span()
+        return self._ended.span()
+
+    def _in_this_context(self) -> OpenOperation | None:
+        """Return the innermost block of this object that is open in this context."""
+        return next((operation for owner, operation in reversed(_open.get()) if owner is self), None)
 
     def _record(self, values: dict[str, Any]) -> None:
-        if self._recording is None:
+        operation = self._in_this_context()
+        if operation is None and len(self._running) == 1:  # a plain thread, which has no context
+            operation = self._running[0]
+        if operation is None:
             raise RuntimeError("The operation is not open; set inputs and outputs inside its `with` block")
-        self._recording.record_attributes(lenient_attributes(values))
+        operation.record(values)
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
         """Return `fn` such that each call is one span, with its arguments and result."""
+        if isinstance(fn, (staticmethod, classmethod)):
+            inner = cast(Any, fn)
+            return cast(Callable[P, R], type(inner)(self(inner.__func__)))
         attributes = {NAME: getattr(fn, "__name__", type(fn).__name__), **self._attributes}
         signature = signature_of(fn)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperationContext | None:
-            if self._propagate and get_active_tracer() is None:
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenOperation | None:
+            tracer = get_active_tracer() if self._propagate else _DUMMY
+            if tracer is None:
                 return None
-            call = OperationContext(None, None, self._propagate)
-            call._attributes = {**attributes, **lenient_attributes({INPUT: bound_arguments(signature, args, kwargs)})}
-            return call
+            given = lenient_attributes({INPUT: bound_arguments(signature, args, kwargs)})
+            return OpenOperation(tracer, {**attributes, **given})
 
-        return cast(Callable[P, R], traced(fn, begin))
+        return cast(Callable[P, R], traced(fn, begin, OUTPUT))
 
 
 @overload
@@ -169,7 +188,7 @@ def operation(
     Raises:
         ValueError: a positional argument that is no function, or the name twice.
     """
-    if fn is not None and not callable(fn):
+    if fn is not None and not callable(fn) and not isinstance(fn, (staticmethod, classmethod)):
         raise ValueError(
             "Custom span names are intentionally not supported. Use operation(name=...) to name the operation; "
             f"got {fn!r} as positional argument"

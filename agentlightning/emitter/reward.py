@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter
 
 from agentlightning.emitter.annotation import emit_annotation
+from agentlightning.emitter.target import Target, target_attributes
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
 from agentlightning.types import SpanCoreFields, SpanLike
 from agentlightning.utils.otel import filter_and_unflatten_attributes
@@ -39,24 +40,32 @@ def emit_reward(
     primary_key: str | None = None,
     attributes: dict[str, Any] | None = None,
     name: str | None = None,
+    target: Target | None = None,
+    target_id: str | None = None,
+    source: str | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
     """Say what the rollout, or its latest step, has earned. The last reward of an attempt is its final one.
 
     A dictionary is a reward of several dimensions, of which `primary_key` names the one to learn from. `name` labels a
-    scalar (default `primary`). `attributes` may tie the reward to a call: `make_link_attributes({...})`.
+    scalar (default `primary`).
+
+    `target` says what is judged: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the
+    one that is open), an `agent` (by name) or the `rollout`. Calls and steps are linked, which adapters follow; links
+    of your own in `attributes` (`make_link_attributes({...})`) go before these. `source` says who judged.
 
     Raises:
         TypeError: the reward is neither a number nor a dictionary.
-        ValueError: NaN or infinite; a dimension that is no number; `primary_key` missing or unknown; an attribute
-            under the keys of the reward.
+        ValueError: NaN or infinite; a dimension that is no number; `primary_key` missing or unknown; a target without
+            its id; an attribute under the keys of the reward.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     payload: dict[str, Any] = {REWARD: _dimensions(reward, primary_key, name)}
     for key in attributes or {}:
         if key == REWARD or key.startswith(f"{REWARD}."):
             raise ValueError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
-    return emit_annotation({**payload, **(attributes or {})}, propagate=propagate)
+    named = target_attributes(target, target_id, source)
+    return emit_annotation({**payload, **named, **(attributes or {})}, propagate=propagate)
 
 
 def reward_attributes(value: float) -> dict[str, Any]:

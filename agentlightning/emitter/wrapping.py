@@ -1,25 +1,75 @@
-"""What `operation` needs to wrap a function: spans around all kinds of calls, and arguments as attributes."""
+"""What `operation` needs to wrap a function: the span of one call, spans around all kinds of calls, and arguments as
+attributes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
+from agentlightning.semconv import AGL_OPERATION
+from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.types import SpanCoreFields, SpanRecordingContext
 
-if TYPE_CHECKING:
-    from agentlightning.emitter.annotation import OperationContext
 
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], "OperationContext | None"]
+class OpenOperation:
+    """The span of one call or block, from `__enter__` to `__exit__`."""
+
+    __slots__ = ("_attributes", "_manager", "_recording", "_tracer")
+
+    def __init__(self, tracer: Tracer, attributes: dict[str, Any]) -> None:
+        self._tracer = tracer
+        self._attributes = attributes
+        self._manager: AbstractContextManager[SpanRecordingContext] | None = None
+        self._recording: SpanRecordingContext | None = None
+
+    def __enter__(self) -> OpenOperation:
+        self._manager = self._tracer.operation_context(AGL_OPERATION, attributes=self._attributes)
+        self._recording = self._manager.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._manager is not None
+        self._manager.__exit__(kind, error, trace)
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Put values on the span, whatever they are."""
+        assert self._recording is not None
+        self._recording.record_attributes(lenient_attributes(values))
+
+    def suspend(self) -> None:
+        """Let the span not be the current one for a while, if its tracer can do that."""
+        getattr(self._recording, "suspend", _nothing)()
+
+    def resume(self) -> None:
+        """Make it the current one again."""
+        getattr(self._recording, "resume", _nothing)()
+
+    def span(self) -> SpanCoreFields:
+        assert self._recording is not None
+        return self._recording.get_recorded_span()
+
+
+def _nothing() -> None:
+    """What a tracer of somebody's own does, whose recordings cannot be suspended."""
+
+
+Begin = Callable[[tuple[Any, ...], dict[str, Any]], OpenOperation | None]
 """Opens nothing yet: returns the operation of one call, None when it is not traced."""
 
 
-def traced(fn: Callable[..., Any], begin: Begin) -> Any:
-    """Wrap a function, coroutine function, generator or async generator; the span lasts as long as what it does."""
-    if inspect.iscoroutinefunction(fn):
+def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
+    """Wrap a function, coroutine function, generator or async generator; the span lasts as long as what it does.
+
+    The result of a function goes on the span under the key `output`; what a generator yields does not.
+    """
+    if _is(inspect.iscoroutinefunction, fn):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             op = begin(args, kwargs)
@@ -27,23 +77,52 @@ def traced(fn: Callable[..., Any], begin: Begin) -> Any:
                 return await fn(*args, **kwargs)
             with op:
                 result = await fn(*args, **kwargs)
-                op.set_output(result)
+                op.record({output: result})
                 return result
 
         wrapper: Callable[..., Any] = call_async
-    elif inspect.isasyncgenfunction(fn):
+    elif _is(inspect.isasyncgenfunction, fn):
 
-        async def iterate_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-            with _Iteration(begin(args, kwargs)):
-                async for item in fn(*args, **kwargs):
-                    yield item
+        async def iterate_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            op, source = begin(args, kwargs), fn(*args, **kwargs)
+            with _Pieces(op) as pieces:
+                step: Callable[[], Awaitable[Any]] = source.__anext__
+                while True:
+                    try:
+                        with pieces:
+                            item = await step()
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step = functools.partial(source.asend, (yield item))
+                    except GeneratorExit:
+                        with pieces:
+                            await source.aclose()
+                        raise
+                    except BaseException as error:  # thrown in by the caller, for the generator to answer
+                        step = functools.partial(source.athrow, error)
 
         wrapper = iterate_async
-    elif inspect.isgeneratorfunction(fn):
+    elif _is(inspect.isgeneratorfunction, fn):
 
         def iterate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with _Iteration(begin(args, kwargs)):
-                return (yield from fn(*args, **kwargs))  # pyright: ignore[reportUnknownVariableType] -- the user's
+            op, source = begin(args, kwargs), fn(*args, **kwargs)
+            with _Pieces(op) as pieces:
+                step: Callable[[], Any] = source.__next__
+                while True:
+                    try:
+                        with pieces:
+                            item = step()
+                    except StopIteration as end:
+                        return end.value
+                    try:
+                        step = functools.partial(source.send, (yield item))
+                    except GeneratorExit:
+                        with pieces:
+                            source.close()
+                        raise
+                    except BaseException as error:  # thrown in by the caller, for the generator to answer
+                        step = functools.partial(source.throw, error)
 
         wrapper = iterate
     else:
@@ -54,29 +133,48 @@ def traced(fn: Callable[..., Any], begin: Begin) -> Any:
                 return fn(*args, **kwargs)
             with op:
                 result = fn(*args, **kwargs)
-                op.set_output(result)
+                op.record({output: result})
                 return result
 
         wrapper = call
     return functools.update_wrapper(wrapper, fn)
 
 
-class _Iteration:
-    """The span of a generator: from its first item to its end. Closing it early is no error."""
+def _is(kind: Callable[[Any], bool], fn: Any) -> bool:
+    """True if a function, or the `__call__` of an object that can be called, is of this kind."""
+    return kind(fn) or (not inspect.isroutine(fn) and kind(inspect.getattr_static(fn, "__call__", None)))
 
-    def __init__(self, op: OperationContext | None) -> None:
+
+class _Pieces:
+    """The span of a generator, entered twice: for its whole life, and again for each piece of its work.
+
+    Only within a piece is the span the current one: between two items other code runs. Closing early is no error.
+    """
+
+    def __init__(self, op: OpenOperation | None) -> None:
         self._op = op
+        self._begun = self._inside = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Pieces:
         if self._op is not None:
-            self._op.__enter__()
+            if self._begun:
+                self._op.resume()
+                self._inside = True
+            else:
+                self._op.__enter__()
+                self._op.suspend()
+        self._begun = True
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._op is not None:
-            closed = isinstance(error, GeneratorExit)
-            self._op.__exit__(*((None, None, None) if closed else (kind, error, trace)))
+    def __exit__(self, *raised: Any) -> None:
+        if self._op is None:
+            return
+        if self._inside:
+            self._op.suspend()
+            self._inside = False
+        else:
+            closed = isinstance(raised[1], GeneratorExit)
+            self._op.__exit__(*((None, None, None) if closed else raised))
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -99,18 +197,3 @@ def bound_arguments(
     bound.apply_defaults()
     variadic = {p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL}
     return {key: list(value) if key in variadic else value for key, value in bound.arguments.items()}
-
-
-def lenient_attributes(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten and sanitise what users pass around; what cannot be flattened is kept as text. Never raises."""
-    try:
-        return sanitize_attributes(flatten_attributes(values))
-    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program goes on
-        return {key: _text(value) for key, value in values.items()}
-
-
-def _text(value: Any) -> str:
-    try:
-        return str(value)
-    except Exception as error:  # a broken __str__ of the user's must not end the user's program
-        return f"<{type(value).__name__}: {type(error).__name__} in __str__>"

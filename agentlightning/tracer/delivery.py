@@ -1,4 +1,4 @@
-"""Delivery: the spans of a scope go to the store in one batch, with retries and a deadline."""
+"""Delivery: the spans of a scope go to the store in one batch, with retries and a deadline; the mirror gets a copy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.store.base import LightningStore
+from agentlightning.tracer.mirror import is_mirroring, mirror_spans
 from agentlightning.tracer.numbers import Draw
 from agentlightning.tracer.scope import Piece, TraceScope
 from agentlightning.types import Span
@@ -59,6 +60,10 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: 
             f"{len(spans)} spans of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} were not delivered: "
             f"{type(error).__name__}: {error}"
         ) from error
+    finally:
+        if is_mirroring():
+            numbered = {span.span_id: span for span in stored}
+            mirror_spans([numbered.get(span.span_id, span) for span in spans])
     return stored
 
 

@@ -1,95 +1,66 @@
-"""OtelTracer: spans of plain OpenTelemetry, collected per attempt.
-
-A processor is attached to the provider that the program already uses, which goes on exporting as before; a program
-without one gets a provider of ours, installed as the global one so that instrumented libraries find it. The processor
-does nothing but note in which scope a span begins, and keep it there when it ends.
-"""
+"""OtelTracer: spans of plain OpenTelemetry, collected per attempt. Which providers carry them is in `provider.py`."""
 
 from __future__ import annotations
 
 import logging
 import time
 import warnings
-import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace as trace_api
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
 from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
+from agentlightning.tracer.mirror import close_mirror, open_mirror
 from agentlightning.tracer.numbers import NumberDesk
-from agentlightning.tracer.scope import TraceScope, current_scope, entered, scope_of
+from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
+from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.types import Span, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
 from agentlightning.utils.otel import INSTRUMENTATION_NAME, sanitize_attributes
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
 
+__all__ = ["LightningSpanProcessor", "OtelSpanRecordingContext", "OtelTracer"]
+
 logger = logging.getLogger(__name__)
 
 CANCELLED_DELIVERY_SECONDS = 1.0
 """Time to deliver what there is when the attempt is cancelled."""
 
-_processors: weakref.WeakKeyDictionary[TracerProvider, LightningSpanProcessor] = weakref.WeakKeyDictionary()
 _last_scope: ContextVar[TraceScope | None] = ContextVar("agentlightning_last_scope", default=None)
-
-
-class LightningSpanProcessor(SpanProcessor):
-    """Keeps spans in the scope in which they began. Touches no store and holds no state of its own."""
-
-    @override
-    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        scope = current_scope()
-        context = span.get_span_context()
-        if scope is not None and context is not None:
-            scope.begin(context.span_id)
-
-    @override
-    def on_end(self, span: ReadableSpan) -> None:
-        scope = scope_of(span)
-        if scope is not None:
-            scope.end(span)
-
-    @override
-    def shutdown(self) -> None:
-        """Nothing to release."""
-
-    @override
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Spans wait for the end of their scope, never here."""
-        return True
-
-
-def attach_processor() -> TracerProvider:
-    """Return the SDK provider in use, with our processor on it; makes a global one if the program has none."""
-    provider = trace_api.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        foreign = not isinstance(provider, trace_api.ProxyTracerProvider)
-        provider = TracerProvider(span_limits=SpanLimits(max_span_attributes=SpanLimits.UNSET), shutdown_on_exit=False)
-        if foreign:
-            logger.warning(
-                "The global tracer provider is no SDK provider: spans of instrumented libraries are not seen"
-            )
-        else:
-            trace_api.set_tracer_provider(provider)
-    if provider not in _processors:
-        _processors[provider] = LightningSpanProcessor()
-        provider.add_span_processor(_processors[provider])
-    return provider
+_resumed: ContextVar[OtelSpanRecordingContext | None] = ContextVar("agentlightning_resumed", default=None)
 
 
 class OtelSpanRecordingContext:
-    """An OpenTelemetry span that is being recorded."""
+    """An OpenTelemetry span that is being recorded. Current from `resume` to `suspend`; one context at a time."""
 
     def __init__(self, span: trace_api.Span) -> None:
         self._span = span
+        self._resumed: tuple[Token[Any], Token[Any]] | None = None
+
+    def resume(self) -> None:
+        """Make the span the current one of this context: spans that begin in it are its children."""
+        attached = otel_context.attach(trace_api.set_span_in_context(self._span))
+        self._resumed = (_resumed.set(self), attached)
+
+    def suspend(self) -> None:
+        """Undo `resume`. Does nothing in another context, where a generator may be closed by the collector."""
+        if self._resumed is None:
+            return
+        (here, attached), self._resumed = self._resumed, None
+        try:
+            _resumed.reset(here)
+        except ValueError:  # made in another context
+            return
+        otel_context.detach(attached)
 
     def record_exception(self, exception: BaseException) -> None:
         """Add an `exception` event; the status becomes `ERROR`."""
@@ -112,11 +83,11 @@ class OtelSpanRecordingContext:
         """Return what was recorded so far.
 
         Raises:
-            ValueError: the sampler dropped the span.
+            ValueError: OpenTelemetry is switched off (`OTEL_SDK_DISABLED`).
         """
         if not isinstance(self._span, ReadableSpan):
-            raise ValueError(f"Span of type {type(self._span).__name__} was not recorded (dropped by the sampler?)")
-        span = Span.from_opentelemetry(self._span, "", "", 0)
+            raise ValueError(f"Span of type {type(self._span).__name__} was not recorded (is OTEL_SDK_DISABLED set?)")
+        span = span_of(self._span, "", "", 0)
         return SpanCoreFields(
             name=span.name,
             status=span.status,
@@ -129,17 +100,22 @@ class OtelSpanRecordingContext:
 class OtelTracer(Tracer):
     """The default tracer. `store` is the store to use where `lifespan` and `init_worker` are given none."""
 
+    tracer_name: ClassVar[str | None] = None
+    """Put on the resource of the spans, where not every reader of them may take them for plain OpenTelemetry."""
+    success: ClassVar[StatusCode] = "UNSET"
+    """Status of an operation that did not raise."""
+
     def __init__(self, store: LightningStore | None = None) -> None:
         super().__init__()
         self._default_store = store
-        self._provider: TracerProvider | None = None
         self._otel_tracer: trace_api.Tracer | None = None
         self._last: TraceScope | None = None
         self._desk: NumberDesk | None = None
+        self._mirrors = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process; the copy needs its own `init_worker`."""
-        return {**self.__dict__, "_provider": None, "_otel_tracer": None, "_last": None, "_desk": None}
+        return {**self.__dict__, "_otel_tracer": None, "_last": None, "_desk": None, "_mirrors": False}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OtelTracer:
         """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
@@ -149,17 +125,25 @@ class OtelTracer(Tracer):
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Find the provider and attach to it. Safe to repeat."""
+        """Find the provider in use and attach to it. Safe to repeat.
+
+        Raises:
+            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` cannot be followed.
+        """
         super().init_worker(worker_id, store if store is not None else self._default_store)
-        self._provider = attach_processor()
-        self._otel_tracer = self._provider.get_tracer(INSTRUMENTATION_NAME)
+        watch_global_provider()
+        self._otel_tracer = own_provider(self.tracer_name).get_tracer(INSTRUMENTATION_NAME)
         self._desk = self._desk or NumberDesk()
+        self._mirrors = self._mirrors or open_mirror()
 
     @override
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """End the thread that draws numbers; the tracer may still be used."""
+        """End the thread that draws numbers, and send what a collector still has to get; may be used after that."""
         if self._desk is not None:
             self._desk.close()
+        mirrors, self._mirrors = self._mirrors, False
+        if mirrors:
+            close_mirror()
 
     @override
     @asynccontextmanager
@@ -170,20 +154,24 @@ class OtelTracer(Tracer):
         store: LightningStore | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
-    ) -> AsyncGenerator[trace_api.Tracer]:
-        """See `Tracer.trace_context`. Makes no span of its own; gives the OpenTelemetry tracer."""
+    ) -> AsyncGenerator[Any]:
+        """See `Tracer.trace_context`. Gives the OpenTelemetry tracer; makes no span of its own."""
         scope = self._new_scope(store, rollout_id, attempt_id)
+        outside = otel_context.get_current()
         scope.open()
         self._remember(scope)
         failed, seconds = False, None
         try:
-            yield self._tracer()
+            with self._root(name or rollout_id or "") as given:
+                yield given
         except BaseException as error:
             failed = True
             seconds = None if isinstance(error, Exception) else CANCELLED_DELIVERY_SECONDS
             raise
         finally:
             scope.close()
+            if otel_context.get_current() is not outside:  # a library left its span here; the next rollout is not its
+                otel_context.attach(outside)
             await self._deliver(scope, failed, seconds)
 
     @override
@@ -214,7 +202,7 @@ class OtelTracer(Tracer):
             self._emit(fields)
             return fields
         with entered(scope):
-            if not self._emit(fields):  # the sampler of the program dropped it; evidence is not sampled
+            if not self._emit(fields):  # OpenTelemetry is switched off; evidence is not
                 scope.append(scope.span_from(fields), emitted=True)
         return fields
 
@@ -229,17 +217,25 @@ class OtelTracer(Tracer):
     ) -> Generator[SpanRecordingContext]:
         span = self._tracer().start_span(name, attributes=attributes, start_time=_nanoseconds(start_time))
         recording = OtelSpanRecordingContext(span)
+        recording.resume()
         try:
-            with trace_api.use_span(span, record_exception=False, set_status_on_exception=False):
-                yield recording
+            yield recording
+            if self.success != "UNSET":
+                recording.record_status(self.success)
         except BaseException as error:  # cancellation and interrupts are part of what happened
             recording.record_exception(error)
             raise
         finally:
+            recording.suspend()
             span.end(_nanoseconds(end_time))
 
+    @contextmanager
+    def _root(self, name: str) -> Generator[Any]:
+        """Wrap the body of a trace context; what this gives, the context gives."""
+        yield self._tracer()
+
     def _emit(self, fields: SpanCoreFields) -> bool:
-        """Send a finished span through OpenTelemetry; False if it was dropped."""
+        """Send a finished span through OpenTelemetry; False if it is switched off."""
         moment = _nanoseconds(fields.start_time)
         span = self._tracer().start_span(
             fields.name, attributes=cast(Mapping[str, Any], fields.attributes), start_time=moment
@@ -253,6 +249,7 @@ class OtelTracer(Tracer):
     def _tracer(self, missing: str = "TracerProvider") -> trace_api.Tracer:
         if self._otel_tracer is None:
             raise RuntimeError(f"{missing} is not initialized. Call init_worker() first.")
+        watch_global_provider()
         return self._otel_tracer
 
     def _new_scope(self, store: LightningStore | None, rollout_id: str | None, attempt_id: str | None) -> TraceScope:

@@ -1,8 +1,9 @@
 """The scope of one attempt: where the spans of this context belong, and the spans seen so far.
 
 A context variable carries the scope, so asyncio tasks and threads that copy their context never cross, however many
-rollouts one process runs. A plain thread, which copies nothing, is given the only open scope of the process if there
-is exactly one. A closed scope stays closed: what a left-over task emits later goes nowhere else.
+rollouts one process runs. A span whose parent is open belongs where its parent does. A plain thread, which copies
+nothing, is in the scope of its current OpenTelemetry span, else in the only open scope of the process if there is
+exactly one. A closed scope stays closed: what a left-over task emits later goes nowhere else.
 
 Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
 
@@ -18,15 +19,15 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace as trace_api
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
+from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.numbers import Draw, NumberDesk
 from agentlightning.types import Span, SpanCoreFields
 
@@ -42,7 +43,7 @@ UNNUMBERED = -1
 """Sequence id of a span that the store shall number."""
 DUMMY_ROLLOUT_ID = "rollout-dummy"
 DUMMY_ATTEMPT_ID = "attempt-dummy"
-_REWARD_PREFIX = LightningSpanAttributes.REWARD.value + "."
+_REWARD = LightningSpanAttributes.REWARD.value + ".0.value"
 
 _current: ContextVar[TraceScope | None] = ContextVar("agentlightning_scope", default=None)
 _open: set[TraceScope] = set()
@@ -171,7 +172,7 @@ class TraceScope:
         if not isinstance(piece.span, Span):
             number = UNNUMBERED if self.delivers else piece.start_order
             rollout_id, attempt_id = self.rollout_id or DUMMY_ROLLOUT_ID, self.attempt_id or DUMMY_ATTEMPT_ID
-            piece.span = Span.from_opentelemetry(piece.span, rollout_id, attempt_id, number)
+            piece.span = span_of(piece.span, rollout_id, attempt_id, number)
         return piece.span
 
     def _keep(self, span: ReadableSpan | Span, order: int, emitted: bool) -> None:
@@ -202,28 +203,45 @@ class TraceScope:
         return self._count - 1
 
 
+def scope_for(parent_span_id: int) -> TraceScope | None:
+    """Return the scope of a span that begins here: that of its parent, if the parent is open, else `current_scope`."""
+    scope = _routes.get(parent_span_id)
+    return scope if scope is not None and scope.is_open else current_scope()
+
+
 def current_scope() -> TraceScope | None:
-    """Return the open scope of this context; in a plain thread without one, the only open scope of the process."""
+    """Return the open scope of this context. A plain thread has none of its own: it is in the scope of its current
+    OpenTelemetry span, else in the only open scope of the process."""
     scope = _current.get()
     if scope is not None:
         return scope if scope.is_open else None
+    if not _open:
+        return None
+    scope = _routes.get(trace_api.get_current_span().get_span_context().span_id)
+    if scope is not None and scope.is_open:
+        return scope
     if len(_open) != 1 or threading.current_thread() is threading.main_thread() or _running_loop() is not None:
         return None
     only = next(iter(tuple(_open)), None)
     return only if only is not None and only.is_open else None
 
 
-@contextmanager
-def entered(scope: TraceScope) -> Generator[None]:
-    """Make `scope` that of this context for the body, where a plain thread has found it by itself."""
-    if _current.get() is scope:
-        yield
-        return
-    token = _current.set(scope)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class entered:
+    """Makes `scope` that of this context for the body, where a plain thread has found it by itself."""
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: TraceScope) -> None:
+        self._scope = scope
+        self._token: Token[TraceScope | None] | None = None
+
+    def __enter__(self) -> None:
+        if _current.get() is not self._scope:
+            self._token = _current.set(self._scope)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
 
 
 def scope_of(span: ReadableSpan) -> TraceScope | None:
@@ -232,7 +250,7 @@ def scope_of(span: ReadableSpan) -> TraceScope | None:
 
 
 def _is_reward(span: ReadableSpan | Span) -> bool:
-    return span.name == AGL_ANNOTATION and any(key.startswith(_REWARD_PREFIX) for key in span.attributes or ())
+    return span.name == AGL_ANNOTATION and _REWARD in (span.attributes or ())
 
 
 def _span_id(span: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -161,19 +160,6 @@ def runner_count(strategy: ExecutionStrategy, own: int, asked: int | None) -> in
     if asked is not None and count != asked:
         logger.warning("n_runners=%d has no effect: the strategy has n_runners=%d of its own", asked, count)
     return count
-
-
-def refuse_collector() -> None:
-    """Refuse a setting of the environment that nothing here honours.
-
-    Raises:
-        ValueError: `AGENT_LIGHTNING_OTLP_ENDPOINT` is set.
-    """
-    if os.environ.get("AGENT_LIGHTNING_OTLP_ENDPOINT"):
-        raise ValueError(
-            "AGENT_LIGHTNING_OTLP_ENDPOINT is set, but sending spans to a collector is not part of this release. "
-            "Unset it; your own OpenTelemetry provider keeps its exporters."
-        )
 
 
 def tell_of_old_settings(dev: bool, daemon: bool) -> None:

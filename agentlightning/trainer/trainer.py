@@ -22,6 +22,7 @@ from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.collector import collector_of
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.trainer.arguments import (
     check_dataset,
@@ -29,7 +30,6 @@ from agentlightning.trainer.arguments import (
     check_nothing_needs_an_algorithm,
     check_resources,
     check_whole,
-    refuse_collector,
     refuse_unknown,
     resolve_alias,
     runner_count,
@@ -115,7 +115,7 @@ class Trainer:
         adapter = resolve_alias("triplet_exporter", triplet_exporter, "adapter", adapter)
         strategy = same_setting("strategy", strategy, "execution_strategy", execution_strategy)
         tell_of_old_settings(dev, daemon)
-        refuse_collector()
+        collector_of()  # a collector that cannot be used is told of here, not by the first worker
 
         self.n_runners = 1 if n_runners is None else check_whole("n_runners", n_runners)
         self.max_rollouts = None if max_rollouts is None else check_whole("max_rollouts", max_rollouts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.adapter import ModelCall, TracerTraceToTriplet, model_calls
+from agentlightning.adapter import ModelCall, TracerTraceToTriplet, TraceToMessages, model_calls
 from agentlightning.types import Span
 from tests.adapter.spans import CHAT, chat, conversation, gateway_call, said, span, spoken_call, with_attributes
 
@@ -180,6 +180,10 @@ def test_a_call_is_known_in_every_spelling(spelling: str) -> None:
     (triplet,) = TracerTraceToTriplet(llm_call_match="some library")([told_by_tracer])
     assert [message["role"] for message in triplet.prompt["raw_content"]] == ["system", "user", "assistant", "tool"]
     assert triplet.response["raw_content"][0]["content"] == "42"
+    (record,) = TraceToMessages()([told_by_tracer])
+    assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert record["messages"][2]["tool_calls"][0]["function"]["name"] == "calc"
+    assert record["messages"][-1] == {"role": "assistant", "content": "42"}
 
 
 def test_openinference_names_the_reply_in_its_whole_text() -> None:

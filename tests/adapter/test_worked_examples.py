@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages, TraceTree
 from agentlightning.types import Span, Triplet
 from tests.adapter.spans import chat, reward, span, text_call, with_attributes
 
@@ -146,3 +146,81 @@ def test_branches_side_by_side_come_in_the_order_of_time_and_say_where_they_belo
         ("x2", "X"),
     ]
     assert rewards(triplets) == {"x1": None, "y1": None, "x2": 1.0}
+
+
+def test_the_tree_of_the_first_example() -> None:
+    tree = TraceTree.from_spans(planner_trace())
+    leaves = [("openai.chat.completion", []), ("openai.chat.completion", []), ("agentlightning.annotation", [])]
+    assert tree.names_tuple() == (
+        "run.session",
+        [("planner_node [planner]", [*leaves, ("openai.chat.completion", [])])],
+    )
+    assert [node.id for node, _ in tree.find_llm_calls()] == ["c1", "c2", "c3"]
+    assert tree.match_rewards("first_occurrence", [node for node, _ in tree.find_llm_calls()]) == {
+        "c1": None,
+        "c2": 0.5,
+        "c3": None,
+    }
+
+
+def test_a_reward_as_it_is_on_the_wire() -> None:
+    wire = {
+        "agentlightning.reward.0.name": "task_completion",
+        "agentlightning.reward.0.value": 1.0,
+        "agentlightning.reward.1.name": "efficiency",
+        "agentlightning.reward.1.value": 0.8,
+        "agentlightning.tag.0": "fast",
+        "agentlightning.link.0.key_match": "gen_ai.response.id",
+        "agentlightning.link.0.value_match": "chatcmpl-7",
+    }
+    given = with_attributes(span("r", "agentlightning.annotation", "S", 9, 9), wire)
+    spans = [SESSION, chat("c1", "S", 1, 2, response_id="chatcmpl-7"), chat("c2", "S", 3, 4), given]
+    first, second = TracerTraceToTriplet()(spans)
+    assert (first.reward, first.metadata["rewards"]) == (1.0, {"task_completion": 1.0, "efficiency": 0.8})
+    assert second.reward is None
+
+
+def test_a_call_with_a_tool_as_instrumented_clients_write_it() -> None:
+    """The keys of a chat call with a function offered and called, the call itself on a child span."""
+    call = with_attributes(
+        chat("c", "S", 1, 2, [1, 2], [3], response_id="chatcmpl-7"),
+        {
+            "gen_ai.system": "OpenAI",
+            "gen_ai.request.type": "chat",
+            "gen_ai.request.model": "m",
+            "gen_ai.request.functions.0.name": "get_weather",
+            "gen_ai.request.functions.0.description": "tells the weather",
+            "gen_ai.request.functions.0.parameters": '{"type": "object", "properties": {"city": {"type": "string"}}}',
+            "gen_ai.prompt.0.role": "user",
+            "gen_ai.prompt.0.content": "Is it warm in Paris?",
+            "gen_ai.completion.0.role": "assistant",
+            "gen_ai.completion.0.finish_reason": "tool_calls",
+            "logprobs.content": '[{"token": "x", "logprob": -0.5}]',
+        },
+    )
+    child = {"tool.name": "get_weather", "tool.parameters": '{"city": "Paris"}'}
+    child |= {"tool.call.id": "call_1", "tool.call.type": "function"}
+    spans = [SESSION, call, with_attributes(span("k", "tool_call.get_weather", "c", 1, 2), child)]
+    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    offered = {"name": "get_weather", "description": "tells the weather", "parameters": parameters}
+    assert TraceToMessages()(spans) == [
+        {
+            "messages": [
+                {"role": "user", "content": "Is it warm in Paris?"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+                },
+            ],
+            "tools": [{"type": "function", "function": offered}],
+        }
+    ]
+    (triplet,) = TracerTraceToTriplet()(spans)
+    assert triplet.prompt["raw_content"] == [{"role": "user", "content": "Is it warm in Paris?"}]
+    assert triplet.response["raw_content"] == [{"role": "assistant", "finish_reason": "tool_calls"}]
+    assert triplet.response["logprobs"] == [{"token": "x", "logprob": -0.5}]
+    assert triplet.response["token_logprobs"] == [-0.5]
+    assert triplet.metadata["response"] == {"id": "chatcmpl-7"}
+    assert triplet.metadata["request"]["model"] == "m"

@@ -124,3 +124,9 @@ def test_the_drift_rate_is_among_the_metrics(forgetful_model: Path, tmp_path: Pa
     result = fit(two_turns, ["one"], model=forgetful_model, output_dir=tmp_path)
     assert [line["drift_rate"] for line in metrics_of(result)] == [0.5, 0.5]
     assert [line["seams"]["template"] for line in metrics_of(result)] == [4, 4]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan"), "much"])
+def test_a_limit_that_is_no_share_is_refused_by_name(value: object) -> None:
+    with pytest.raises(agl.BadRequestError, match=r"max_drift must be a number of at least 0 and at most 1; got"):
+        agl.GRPO(model="m", max_drift=value)

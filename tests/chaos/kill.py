@@ -209,7 +209,8 @@ class Database:
         """Kill every process of the database."""
         data = Path(self._database.uri.partition("host=")[2]) / "data"
         postmaster = psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))
-        for process in [postmaster, *postmaster.children(recursive=True)]:
+        postmaster.suspend()  # so that it starts nobody while it dies
+        for process in [*postmaster.children(recursive=True), postmaster]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._database.crash()  # nothing of it is left to crash; what started it notices that

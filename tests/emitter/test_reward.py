@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy
 import pytest
 
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.emitter import (
+    RewardTarget,
     emit_reward,
     find_final_reward,
     find_reward_spans,
+    get_reward_target,
     get_reward_value,
     get_rewards_from_span,
     is_reward_span,
+    operation,
     reward,
 )
 from agentlightning.semconv import RewardPydanticModel
@@ -148,3 +153,82 @@ def test_the_old_module_offers_the_same_names() -> None:
 
     assert module.emit_reward is emit_reward
     assert module.reward is reward
+
+
+def test_rewards_are_handed_on_as_a_list_of_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    module = sys.modules["agentlightning.emitter.reward"]  # the package has a function of that name
+    monkeypatch.setattr(module, "emit_annotation", lambda payload, propagate: heard.append((payload, propagate)))
+    emit_reward(0.5, attributes={"k": 1}, propagate=False)
+    assert heard == [({"agentlightning.reward": [{"name": "primary", "value": 0.5}], "k": 1}, False)]
+
+
+# --- targets -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_names_its_target_and_its_giver_beside_its_value() -> None:
+    emitted = emit_reward(
+        {"quality": 0.5, "speed": 1.0},
+        primary_key="quality",
+        target="agent",
+        target_id="planner",
+        source="judge",
+        propagate=False,
+    )
+    span = Span.from_core_fields(emitted)
+    assert get_reward_target(span) == RewardTarget("agent", "planner", "judge")
+    assert get_reward_value(span) == 0.5
+    assert [dimension.name for dimension in get_rewards_from_span(span)] == ["quality", "speed"]
+
+
+def test_a_reward_that_names_nothing_says_so() -> None:
+    span = Span.from_core_fields(emit_reward(0.5, propagate=False))
+    assert get_reward_target(span) == RewardTarget(None, None, None)
+    odd = {"agentlightning.reward.0.target": "universe", "agentlightning.reward.0.source": 3}
+    assert get_reward_target(Span.from_attributes(attributes=odd)) == RewardTarget(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "universe"}, "target must be one of call, step, agent, rollout; got 'universe'"),
+        ({"target": "call"}, r"target='call' needs target_id, the id of the model's reply"),
+        ({"target": "agent"}, "target='agent' needs target_id, the name of the agent"),
+        ({"target_id": "x"}, "target_id='x' needs a target that has an id"),
+        ({"target": "rollout", "target_id": "x"}, "needs a target that has an id"),
+    ],
+)
+def test_mistakes_in_the_target_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        emit_reward(1.0, propagate=False, **arguments)
+
+
+async def test_a_reward_for_a_call_or_a_step_leads_adapters_to_it(tracer: OtelTracer) -> None:
+    otel = tracer._tracer()
+
+    def call(reply: str) -> None:
+        tokens = {"prompt_token_ids": [1], "response_token_ids": [2], "gen_ai.response.id": reply}
+        otel.start_span("openai.chat.completion", attributes=tokens).end()
+
+    call("c-1")
+    with operation(name="step"):
+        call("c-2")
+        emit_reward(0.25, target="step", source="checker")
+    call("c-3")
+    emit_reward(0.75, target="call", target_id="c-1")
+    triplets = TracerTraceToTriplet().adapt(tracer.get_last_trace())
+    assert {triplet.metadata["response_id"]: triplet.reward for triplet in triplets} == {
+        "c-1": 0.75,
+        "c-2": 0.25,
+        "c-3": None,
+    }
+    step = next(span for span in tracer.get_last_trace() if span.name == "agentlightning.operation")
+    targets = [get_reward_target(span) for span in find_reward_spans(tracer.get_last_trace())]
+    assert targets == [RewardTarget("step", step.span_id, "checker"), RewardTarget("call", "c-1", None)]
+
+
+def test_links_of_ones_own_go_before_that_of_the_target() -> None:
+    attributes = make_link_attributes({"my.key": "mine"})
+    span = emit_reward(1.0, target="call", target_id="c-1", attributes=attributes, propagate=False)
+    assert span.attributes["agentlightning.link.0.key_match"] == "my.key"
+    assert span.attributes["agentlightning.reward.0.target_id"] == "c-1"

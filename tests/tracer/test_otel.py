@@ -6,9 +6,6 @@ import asyncio
 import copy
 import logging
 import pickle
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 from opentelemetry import trace as trace_api
@@ -215,62 +212,6 @@ async def test_a_trace_is_bounded_but_for_rewards(
             emit_reward(1.0)
     assert len(tracer.get_last_trace()) == 3
     assert caplog.text.count("only rewards are kept") == 1
-
-
-OWN_SETUP = """
-import asyncio
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
-
-exporter = InMemorySpanExporter()
-provider = TracerProvider(sampler={sampler})
-provider.add_span_processor(SimpleSpanProcessor(exporter))
-trace.set_tracer_provider(provider)
-
-from agentlightning.emitter import emit_reward
-from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.otel import OtelTracer
-
-async def main():
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout(input="x")
-    for tracer in (OtelTracer(), OtelTracer()):
-        with tracer.lifespan(store):
-            async with tracer.trace_context(
-                rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id
-            ):
-                trace.get_tracer("theirs").start_span("theirs").end()
-                emit_reward(0.5)
-    await store.close()
-    print([s.name for s in await store.query_spans(rollout.rollout_id)])
-    print([s.name for s in exporter.get_finished_spans()])
-
-asyncio.run(main())
-"""
-THEIRS = ["theirs", "agentlightning.annotation"]
-
-
-def run_own_setup(sampler: str) -> list[Any]:
-    script = OWN_SETUP.format(sampler=sampler)
-    command = [sys.executable, "-W", "error", "-c", script]
-    answer = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert answer.stderr == ""
-    return [eval(line) for line in answer.stdout.splitlines()]
-
-
-def test_the_set_up_of_the_program_goes_on_working_and_is_seen_once() -> None:
-    stored, exported = run_own_setup("ALWAYS_ON")
-    assert sorted(stored) == sorted(THEIRS * 2)
-    assert exported == THEIRS * 2
-
-
-def test_a_reward_is_stored_even_if_the_program_samples_nothing() -> None:
-    stored, exported = run_own_setup("ALWAYS_OFF")
-    assert stored == ["agentlightning.annotation"] * 2
-    assert exported == []
 
 
 def test_a_span_converted_once_keeps_the_fields_of_opentelemetry() -> None:

@@ -291,7 +291,9 @@ def test_nothing_warns_in_ordinary_use() -> None:
         agl.Trainer(algorithm="baseline", n_runners=2, strategy="shm", store="memory", hooks=[agl.Hook()])
 
 
-def test_a_collector_that_would_get_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_cannot_be_used_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_OTLP_ENDPOINT is set"):
+    agl.Trainer()
+    monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "127.0.0.1:4318")
+    with pytest.raises(ValueError, match="AGENT_LIGHTNING_OTLP_ENDPOINT must be http://host:4318"):
         agl.Trainer()

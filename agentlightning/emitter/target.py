@@ -1,0 +1,83 @@
+"""What a reward is for and who gave it: attributes beside the primary dimension of a reward, and their reader.
+
+    agentlightning.reward.0.target      call, step, agent or rollout
+    agentlightning.reward.0.target_id   which: the id of a reply, the id of an operation's span, the name of an agent
+    agentlightning.reward.0.source      who gave it: a judge, a test, a user
+
+They stand inside the dimension, so that a reader that does not know them still reads the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from opentelemetry import trace as trace_api
+
+from agentlightning.semconv import LightningSpanAttributes
+from agentlightning.types import SpanLike
+from agentlightning.utils.otel import make_link_attributes
+
+Target = Literal["call", "step", "agent", "rollout"]
+"""One model call, the work of one operation, everything that one agent did, the whole rollout."""
+
+_PRIMARY = LightningSpanAttributes.REWARD.value + ".0"
+TARGET, TARGET_ID, SOURCE = f"{_PRIMARY}.target", f"{_PRIMARY}.target_id", f"{_PRIMARY}.source"
+_TARGETS = get_args(Target)
+_NEEDS_ID = ("call", "agent")
+
+
+@dataclass(frozen=True)
+class RewardTarget:
+    """What a reward names as its target and its giver; None where it does not say."""
+
+    target: Target | None
+    target_id: str | None
+    source: str | None
+
+
+def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> dict[str, Any]:
+    """Return the attributes that name a target and a giver, with the link that leads adapters to a call or step.
+
+    A step without an id is that of the operation that is open here, if there is one.
+
+    Raises:
+        ValueError: an unknown target; one that needs an id and has none; an id where there is nothing to name.
+    """
+    if target is None and target_id is None and source is None:
+        return {}
+    if target is not None and target not in _TARGETS:
+        raise ValueError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
+    if target_id is not None and target in (None, "rollout"):
+        raise ValueError(f"target_id={target_id!r} needs a target that has an id: call, step or agent; got {target!r}")
+    if target in _NEEDS_ID and not target_id:
+        what = "the id of the model's reply (response.id)" if target == "call" else "the name of the agent"
+        raise ValueError(f"target={target!r} needs target_id, {what}")
+    if target == "step":
+        target_id = target_id or _open_span_id()
+    given = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
+    named: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if target == "call" and target_id is not None:
+        named |= make_link_attributes({"gen_ai.response.id": target_id})
+    elif target == "step" and target_id is not None:
+        named |= make_link_attributes({"span_id": target_id})
+    return named
+
+
+def _open_span_id() -> str | None:
+    context = trace_api.get_current_span().get_span_context()
+    return trace_api.format_span_id(context.span_id) if context.is_valid else None
+
+
+def get_reward_target(span: SpanLike) -> RewardTarget:
+    """Return what the reward on a span names; all None if it names nothing, or nothing that is known."""
+    attributes = cast(Mapping[str, Any], span.attributes or {})
+    target = attributes.get(TARGET)
+    return RewardTarget(
+        target if target in _TARGETS else None, _text(attributes.get(TARGET_ID)), _text(attributes.get(SOURCE))
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

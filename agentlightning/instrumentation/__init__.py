@@ -1,0 +1,56 @@
+"""Patches of vendor packages: what it takes to use them with the network off, and to keep what they would drop.
+
+One module per vendor; importing one imports nothing of the vendor before something is patched. Patches may be applied
+any number of times, are counted, and the last one to be taken back restores the package. vLLM is not patched: every
+version from 0.10.2 on returns token ids by itself, and the gateway asks for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+
+from agentlightning.instrumentation import agentops, agentops_langchain
+
+logger = logging.getLogger(__name__)
+
+
+def _has(*packages: str) -> bool:
+    return all(find_spec(package) is not None for package in packages)
+
+
+AGENTOPS_INSTALLED = _has("agentops")
+AGENTOPS_LANGCHAIN_INSTALLED = _has("agentops", "langchain_core")
+WEAVE_INSTALLED = _has("weave")
+
+_VENDORS = (
+    ("agentops", AGENTOPS_INSTALLED, agentops.instrument_agentops, agentops.uninstrument_agentops),
+    (
+        "agentops_langchain",
+        AGENTOPS_LANGCHAIN_INSTALLED,
+        agentops_langchain.instrument_agentops_langchain,
+        agentops_langchain.uninstrument_agentops_langchain,
+    ),
+)
+"""Name, installed, patch, restore; in the order in which they are applied."""
+
+
+def instrument_all() -> list[str]:
+    """Patch the vendor packages that are installed and return their names; Weave is patched by its tracer."""
+    return [name for name, installed, patch, _ in _VENDORS if installed and patch()]
+
+
+def uninstrument_all() -> None:
+    """Take back what `instrument_all` did."""
+    for _, installed, _, restore in reversed(_VENDORS):
+        if installed:
+            restore()
+
+
+__all__ = [
+    "AGENTOPS_INSTALLED",
+    "AGENTOPS_LANGCHAIN_INSTALLED",
+    "WEAVE_INSTALLED",
+    "instrument_all",
+    "uninstrument_all",
+]

@@ -1,0 +1,151 @@
+"""AgentOps without its service, and with the token ids that it would drop.
+
+Unless `enable_agentops_service()` was called before, `agentops.init` reaches nothing: no log-in, no exporter, no
+metrics, no upload of what the program prints. Its decorators, sessions and instrumentors work as ever; their spans go
+to the tracer provider of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from opentelemetry import trace as trace_api
+
+from agentlightning.instrumentation.patching import Patch
+from agentlightning.instrumentation.reply_tokens import ReplyTokens, token_attributes
+
+logger = logging.getLogger(__name__)
+
+_STREAMS = "agentops.instrumentation.providers.openai.stream_wrapper"
+_TOKENS = "_agentlightning_tokens"
+_service_enabled = False
+
+
+def enable_agentops_service(enabled: bool = True) -> None:
+    """Let AgentOps send to its service, with a key, or not. Exporters are made by the first `agentops.init`."""
+    global _service_enabled
+    _service_enabled = enabled
+
+
+def agentops_service_enabled() -> bool:
+    """Return whether AgentOps may reach its service."""
+    return _service_enabled
+
+
+def instrument_agentops() -> bool:
+    """Apply the patches; False, with an error in the log, if this AgentOps has not what they need."""
+    try:
+        _OFFLINE.apply()
+    except (ImportError, AttributeError) as error:
+        logger.error("AgentOps is not patched, it may reach its service: %s", error)
+        return False
+    try:
+        _REPLIES.apply()
+    except (ImportError, AttributeError) as error:
+        _OFFLINE.restore()
+        logger.error("AgentOps is not patched, its spans would have no token ids: %s", error)
+        return False
+    return True
+
+
+def uninstrument_agentops() -> None:
+    """Take back what one `instrument_agentops` did."""
+    _REPLIES.restore()
+    _OFFLINE.restore()
+
+
+# --- the service -------------------------------------------------------------------------------------------------
+
+
+def _set_up_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """AgentOps makes a provider, exporters and a meter here, and replaces `print`."""
+
+    @functools.wraps(original)
+    def setup_telemetry(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if _service_enabled:
+            return original(*args, **kwargs)
+        return trace_api.get_tracer_provider(), None
+
+    return setup_telemetry
+
+
+def _log_in_nowhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _start_auth_task(client: Any, api_key: str) -> None:
+        if _service_enabled:
+            original(client, api_key)
+
+    return _start_auth_task
+
+
+def _ask_nobody(original: Any) -> Any:
+    """The client for everything else; a class method of AgentOps."""
+
+    async def async_request(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return await original(*args, **kwargs) if _service_enabled else {}
+
+    return classmethod(async_request)
+
+
+_OFFLINE = Patch(
+    ("agentops.sdk.core", "setup_telemetry", _set_up_nothing),
+    ("agentops.client.client", "Client._start_auth_task", _log_in_nowhere),
+    ("agentops.client.http.http_client", "HttpClient.async_request", _ask_nobody),
+)
+
+
+# --- token ids ---------------------------------------------------------------------------------------------------
+
+
+def _with_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What AgentOps makes of a call and its reply."""
+
+    @functools.wraps(original)
+    def handle_chat_attributes(
+        args: Any = None, kwargs: Any = None, return_value: Any = None, span: Any = None
+    ) -> dict[str, Any]:
+        reply = _parsed(return_value)
+        attributes = cast("dict[str, Any]", original(args=args, kwargs=kwargs, return_value=reply, span=span))
+        return {**attributes, **token_attributes(reply)} if reply is not None else attributes
+
+    return handle_chat_attributes
+
+
+def _parsed(reply: Any) -> Any:
+    """Return the reply inside of a raw HTTP response of the client library."""
+    parse = getattr(reply, "parse", None)
+    return parse() if callable(parse) and hasattr(reply, "http_response") else reply
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _process_chunk(stream: Any, chunk: Any) -> None:
+        if not hasattr(stream, _TOKENS):
+            setattr(stream, _TOKENS, ReplyTokens())
+        getattr(stream, _TOKENS).add(chunk)
+        original(stream, chunk)
+
+    return _process_chunk
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _finalize_stream(stream: Any) -> None:
+        tokens = getattr(stream, _TOKENS, None)
+        if tokens is not None:
+            stream._span.set_attributes(tokens.attributes())
+        original(stream)
+
+    return _finalize_stream
+
+
+_REPLIES = Patch(
+    (_STREAMS, "handle_chat_attributes", _with_tokens),
+    (_STREAMS, "OpenaiStreamWrapper._process_chunk", _noting),
+    (_STREAMS, "OpenaiStreamWrapper._finalize_stream", _telling),
+    (_STREAMS, "OpenAIAsyncStreamWrapper._process_chunk", _noting),
+    (_STREAMS, "OpenAIAsyncStreamWrapper._finalize_stream", _telling),
+)

@@ -1,0 +1,81 @@
+"""Token ids and log-probabilities of a chat reply, as the span attributes that adapters read; whole or in chunks.
+
+Engines put them in one of several places. Only the first choice is read, as adapters do; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+PROMPT_IDS, RESPONSE_IDS = "prompt_token_ids", "response_token_ids"
+LOGPROBS = "logprobs.content"
+
+
+def token_attributes(reply: Any) -> dict[str, Any]:
+    """Return the attributes for a whole reply: a model of the client library or its JSON."""
+    tokens = ReplyTokens()
+    tokens.add(reply)
+    return tokens.attributes()
+
+
+class ReplyTokens:
+    """What the chunks of a stream say of tokens, put together."""
+
+    def __init__(self) -> None:
+        self._prompt: list[int] = []
+        self._response: list[int] = []
+        self._logprobs: list[Any] = []
+
+    def add(self, reply: Any) -> None:
+        """Take a chunk, or a whole reply."""
+        fields = _fields(reply)
+        choice = _first(fields.get("choices"))
+        own = choice.get("provider_specific_fields")
+        self._prompt = self._prompt or _ids(fields.get("prompt_token_ids"))
+        listed = fields.get("response_token_ids")
+        self._response += (
+            _ids(cast(list[Any], listed)[0] if isinstance(listed, list) and listed else None)
+            or _ids(choice.get("token_ids"))
+            or _ids(_fields(own).get("token_ids"))
+        )
+        content = _fields(choice.get("logprobs")).get("content")
+        if isinstance(content, list):
+            self._logprobs += cast(list[Any], content)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what was found; nothing for what was not."""
+        found: dict[str, Any] = {}
+        if self._prompt:
+            found[PROMPT_IDS] = self._prompt
+        if self._response:
+            found[RESPONSE_IDS] = self._response
+        if self._logprobs:
+            found[LOGPROBS] = json.dumps(self._logprobs, default=str)
+        return found
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, or the fields of a model with those that the client library does not know."""
+    if isinstance(value, Mapping):
+        return cast(Mapping[str, Any], value)
+    dump = getattr(value, "model_dump", None)
+    if not callable(dump):
+        return {}
+    try:
+        dumped = dump(mode="json", warnings=False)
+    except Exception:  # a model of the program's own, or a stream: it has no tokens to tell of
+        return {}
+    return cast(Mapping[str, Any], dumped) if isinstance(dumped, Mapping) else {}
+
+
+def _first(choices: Any) -> Mapping[str, Any]:
+    return _fields(cast(list[Any], choices)[0]) if isinstance(choices, list) and choices else {}
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        return []
+    ids = cast(list[Any], value)
+    return list(ids) if all(type(item) is int for item in ids) else []

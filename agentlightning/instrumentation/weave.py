@@ -1,0 +1,212 @@
+"""Weave without Weights & Biases: a client whose calls are told to a listener and sent nowhere.
+
+`@weave.op`, sessions and the integrations of Weave ask the global client to begin and to finish calls. While the patch
+is applied that client is ours, also for a program that calls `weave.init` itself; it keeps Weave's own bookkeeping
+(call stack, summaries, handlers) and needs no log-in, no server and no thread. Queries of Weave's service fail with an
+error that says so. Error reports to Weave's maker stay off for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from agentlightning.instrumentation.patching import Patch
+
+logger = logging.getLogger(__name__)
+
+_NO_DIGEST = "offline"
+_FALLBACK_PROJECT = "agl/weave"
+
+
+class CallListener(Protocol):
+    """Hears of the calls of Weave. Runs in the context of the caller, and must not raise."""
+
+    def begun(self, call: Any, parent: Any | None, current: bool) -> None:
+        """A call began below `parent`; what follows in this context is below it if `current`."""
+        ...
+
+    def ended(self, call: Any, output: Any, exception: BaseException | None) -> None: ...
+
+
+class _Installed:
+    """The one client of ours, and how many have asked for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.client: Any = None
+        self.users = 0
+
+
+_installed = _Installed()
+
+
+def instrument_weave(project: str, listener: CallListener) -> Any:
+    """Make a client that tells `listener` the global one, patch the libraries that Weave knows, and return the client.
+
+    Weave has one client per process: where ours is there already it is returned, with the listener that it has.
+
+    Raises:
+        ImportError, AttributeError: this Weave has not what the patch needs; nothing is changed then.
+    """
+    with _installed.lock:
+        if _installed.client is None:
+            _installed.client = _install(project, listener)
+        _installed.users += 1
+        return _installed.client
+
+
+def uninstrument_weave() -> None:
+    """Give up one use; the last one puts the client back that was there before. Libraries stay patched, which without a
+    client is nothing.
+
+    Raises:
+        RuntimeError: Weave is not instrumented.
+    """
+    with _installed.lock:
+        if _installed.client is None:
+            raise RuntimeError("Weave is not instrumented; call instrument_weave first")
+        _installed.users -= 1
+        if _installed.users == 0:
+            client, _installed.client = _installed.client, None
+            importlib.import_module("weave.integrations.patch").unregister_import_hook()
+            _set_client(client.before)
+            _PATCH.restore()
+
+
+def _install(project: str, listener: CallListener) -> Any:
+    context: Any = importlib.import_module("weave.trace.context.weave_client_context")
+    integrations: Any = importlib.import_module("weave.integrations.patch")
+    sentry: Any = importlib.import_module("weave.telemetry.trace_sentry")
+    client = _local_client_class()(project, listener, context.get_weave_client())
+    if client.before is not None:
+        logger.warning("Weave is connected to %s already; its calls go to the tracer instead", client.before.project)
+    _PATCH.apply()
+    sentry.global_trace_sentry._disabled = True
+    _set_client(client)
+    integrations.implicit_patch()
+    integrations.register_import_hook()
+    return client
+
+
+def _set_client(client: Any) -> None:
+    context: Any = importlib.import_module("weave.trace.context.weave_client_context")
+    context.set_weave_client_global(None)  # it takes another one only when there is none
+    context.set_weave_client_global(client)
+
+
+def _keep_client(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`weave.init` of the program: the client is there already."""
+
+    @functools.wraps(original)
+    def init_weave(project_name: str = _FALLBACK_PROJECT, *args: Any, **kwargs: Any) -> Any:
+        context: Any = importlib.import_module("weave.trace.context.weave_client_context")
+        client = context.get_weave_client()
+        logger.debug("weave.init(%r) gives the client of the tracer", project_name)
+        return client if client is not None else original(project_name, *args, **kwargs)
+
+    return init_weave
+
+
+def _keep_going(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`weave.finish` of the program: the client is not the program's to end."""
+
+    @functools.wraps(original)
+    def finish() -> None:
+        """Nothing is left to be sent."""
+
+    return finish
+
+
+_PATCH = Patch(
+    ("weave.trace.weave_init", "init_weave", _keep_client),
+    ("weave.trace.weave_init", "finish", _keep_going),
+)
+
+
+# --- the client ----------------------------------------------------------------------------------------------------
+
+
+class _NoServer:
+    """Stands where Weave's connection would be."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Weave runs without its service here, which {name!r} needs; use the store of the rollouts"
+        )
+
+
+class _NoWork:
+    """Stands where Weave's threads would be: what is to be sent is dropped."""
+
+    num_outstanding_futures = 0
+
+    def defer(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+    def then(self, futures: list[Future[Any]], work: Callable[..., Any]) -> Future[Any]:
+        return self.defer(work)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+
+@functools.cache
+def _local_client_class() -> Any:
+    """Return the class of our client; it can only be made when Weave is there."""
+    weave_client: Any = importlib.import_module("weave.trace.weave_client")
+    call_context: Any = importlib.import_module("weave.trace.context.call_context")
+    refs: Any = importlib.import_module("weave.trace.refs")
+    base: Any = weave_client.WeaveClient
+
+    class LocalClient(base):
+        """Keeps nothing; tells its listener."""
+
+        def __init__(self, project: str, listener: CallListener, before: Any) -> None:
+            entity, _, name = project.rpartition("/")
+            client: Any = super()
+            client.__init__(entity or "agl", name, _NoServer(), ensure_project_exists=False)
+            self.future_executor = self.future_executor_fastlane = _NoWork()
+            self.listener = listener
+            self.before = before
+            self._told = False
+
+        def _save_op(self, op: Any, name: str | None = None) -> Any:
+            return refs.OpRef(self.entity, self.project, name or op.name, _NO_DIGEST)
+
+        def _save_object(self, val: Any, name: str, branch: str = "latest") -> Any:
+            if not self._told:
+                self._told = True
+                logger.warning("Weave runs without its service here: %r and other objects are published nowhere", name)
+            return refs.ObjectRef(self.entity, self.project, name, _NO_DIGEST)
+
+        def _save_nested_objects(self, obj: Any, name: str | None = None) -> Any: ...
+
+        def flush(self) -> None: ...
+
+        def finish(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def create_call(self, op: Any, inputs: Any, parent: Any = None, *args: Any, **kwargs: Any) -> Any:
+            stacked = kwargs.get("use_stack", True)
+            current = call_context.get_current_call() if stacked else None
+            client: Any = super()
+            call = client.create_call(op, inputs, parent, *args, **kwargs)
+            if call.id is not None:
+                self.listener.begun(call, parent if parent is not current else None, stacked)
+            return call
+
+        def finish_call(self, call: Any, output: Any = None, exception: Any = None, **kwargs: Any) -> None:
+            client: Any = super()
+            try:
+                client.finish_call(call, output, exception, **kwargs)
+            finally:
+                self.listener.ended(call, output, exception)
+
+    return LocalClient

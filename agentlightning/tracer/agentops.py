@@ -1,0 +1,143 @@
+"""AgentOpsTracer: what the instrumentors of AgentOps see, collected per attempt. Needs the extra `agentops`.
+
+The client of AgentOps is started without its service (`instrumentation/agentops.py`), so it needs neither account nor
+network; `agentlightning.instrumentation.agentops.enable_agentops_service()`, called first, lets it send there as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace as trace_api
+from opentelemetry.context import Context
+from typing_extensions import override
+
+from agentlightning.errors import MissingExtraError
+from agentlightning.instrumentation import AGENTOPS_INSTALLED, instrument_all, uninstrument_all
+from agentlightning.instrumentation.agentops import agentops_service_enabled
+from agentlightning.tracer.otel import LightningSpanProcessor, OtelSpanRecordingContext, OtelTracer
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+__all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
+
+logger = logging.getLogger(__name__)
+
+_PLACEHOLDER_KEY = "00000000-0000-0000-0000-000000000000"
+
+
+class AgentOpsTracer(OtelTracer):
+    """An `OtelTracer` with one root span per context, `<name>.session`, and the libraries traced by AgentOps below it.
+
+    Args:
+        agentops_managed: start the client of AgentOps; false leaves that to the program.
+        instrument_managed: patch AgentOps so that it works offline and keeps token ids; false leaves it as it is.
+        daemon: has no effect.
+        store: as for `OtelTracer`.
+
+    Raises:
+        MissingExtraError: AgentOps is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        agentops_managed: bool = True,
+        instrument_managed: bool = True,
+        daemon: bool = True,
+        store: LightningStore | None = None,
+    ) -> None:
+        if not AGENTOPS_INSTALLED:
+            raise MissingExtraError("AgentOpsTracer", "agentops", "agentops")
+        super().__init__(store)
+        self.agentops_managed = agentops_managed
+        self.instrument_managed = instrument_managed
+        self.daemon = daemon
+        self._instrumented = False
+        for name in ("agentops_managed", "instrument_managed", "daemon"):
+            if not getattr(self, name):
+                logger.warning("AgentOpsTracer(%s=False): the program takes care of that itself", name)
+
+    def instrument(self, worker_id: int) -> None:
+        """Patch the vendor packages; to be overridden by who wants other patches."""
+        instrument_all()
+
+    def uninstrument(self, worker_id: int) -> None:
+        """Take back what `instrument` did."""
+        uninstrument_all()
+
+    @override
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """See `OtelTracer`; also starts the client of AgentOps, which then stays until the process ends.
+
+        Raises:
+            RuntimeError: the client could not be started.
+        """
+        super().init_worker(worker_id, store)
+        if self.instrument_managed and not self._instrumented:
+            self.instrument(worker_id)
+            self._instrumented = True
+        if self.agentops_managed:
+            _start_client()
+
+    @override
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        super().teardown_worker(worker_id)
+        if self._instrumented:
+            self._instrumented = False
+            self.uninstrument(worker_id)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_instrumented": False}
+
+    @override
+    def get_langchain_handler(self, tags: list[str] | None = None) -> Any:
+        """Return a callback handler of AgentOps for LangChain, whose spans stand below the open context."""
+        module: Any = importlib.import_module("agentops.integration.callbacks.langchain")
+        handler = module.LangchainCallbackHandler(api_key=_PLACEHOLDER_KEY, tags=tags, auto_session=False)
+        handler.session_span = trace_api.get_current_span()
+        return handler
+
+    get_langchain_callback_handler = get_langchain_handler
+
+    @override
+    @contextmanager
+    def _root(self, name: str) -> Generator[Any]:
+        tracer = self._tracer()
+        attributes = {"agentops.span.kind": "session", "operation.name": name}
+        span = tracer.start_span(f"{name}.session", context=Context(), attributes=attributes)
+        session = OtelSpanRecordingContext(span)
+        session.resume()
+        try:
+            yield tracer
+        except BaseException as error:
+            session.record_exception(error)
+            raise
+        finally:
+            session.suspend()
+            span.end()
+
+
+_own_clients: list[Any] = []
+"""The client that was started here; AgentOps has one per process."""
+
+
+def _start_client() -> None:
+    agentops: Any = importlib.import_module("agentops")
+    client = agentops.get_client()
+    if client.initialized:
+        if client not in _own_clients:
+            logger.warning("The program has started AgentOps itself: what it sends to its service it goes on sending")
+        return
+    service = agentops_service_enabled()
+    settings = {} if service else {"api_key": _PLACEHOLDER_KEY, "log_session_replay_url": False}
+    agentops.init(auto_start_session=False, **settings)
+    if not client.initialized:
+        raise RuntimeError("AgentOps TracerProvider is not initialized.")
+    _own_clients.append(client)

@@ -1,0 +1,68 @@
+"""An ended OpenTelemetry span as a value of ours, whatever an instrumentation has put on it. Never raises.
+
+OpenTelemetry takes attributes that a stored span cannot hold: None, maps, mixed lists, bytes, enumerations. None is
+left out, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from agentlightning.types import Span
+from agentlightning.utils.attributes import sanitize_attribute_value
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = frozenset((str, bool, int, float, tuple))
+_COPIED = ("name", "status", "parent", "kind", "start_time", "end_time", "instrumentation_scope")
+_COUNTS = ("dropped_attributes", "dropped_events", "dropped_links")
+Fit = Callable[[Any], dict[str, Any]]
+
+
+def span_of(ended: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+    """Return the span; of one that is beyond reading, its name, times and place."""
+    with contextlib.suppress(Exception):  # what does not fit is found below
+        if _PLAIN.issuperset(map(type, (ended.attributes or {}).values())):
+            return Span.from_opentelemetry(ended, rollout_id, attempt_id, sequence_id)
+    try:
+        return Span.from_opentelemetry(_fitted(ended, _fitting), rollout_id, attempt_id, sequence_id)
+    except Exception as error:  # boundary: one span of somebody's must not cost an attempt its evidence
+        logger.warning("[Rollout %s] the attributes of span %r are lost: %r", rollout_id, ended.name, error)
+        return Span.from_opentelemetry(_fitted(ended, lambda _: {}), rollout_id, attempt_id, sequence_id)
+
+
+def _fitted(ended: Any, fit: Fit) -> Any:
+    """Return an object like the span whose attributes, and those of its parts, have been through `fit`."""
+    context = ended.get_span_context()
+    return SimpleNamespace(
+        **{name: getattr(ended, name, None) for name in _COPIED},
+        **{name: getattr(ended, name, 0) for name in _COUNTS},
+        get_span_context=lambda: context,
+        attributes=fit(ended.attributes),
+        events=[_part(event, fit, "name", "timestamp") for event in ended.events],
+        links=[_part(link, fit, "context") for link in ended.links],
+        resource=_part(ended.resource, fit, "schema_url"),
+    )
+
+
+def _part(part: Any, fit: Fit, *names: str) -> Any:
+    dropped = getattr(part, "dropped_attributes", 0)
+    kept = {name: getattr(part, name) for name in names}
+    return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **kept)
+
+
+def _fitting(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {str(key): _value(value) for key, value in (attributes or {}).items() if value is not None}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _value(value.value)
+    return sanitize_attribute_value(list(cast(Sequence[Any], value)) if isinstance(value, tuple) else value)

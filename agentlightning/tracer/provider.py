@@ -1,0 +1,223 @@
+"""The OpenTelemetry providers behind a tracer, so that ours and the program's own work side by side.
+
+Two providers carry our processor. The *global* one is where instrumented libraries send their spans: the program's,
+which goes on sampling and exporting as before, or, while it has none, a stand-in that gives way as soon as the program
+sets one. Our *own* one makes the spans of emitters and operations: they reach our scopes only, never the program's
+exporters, and a sampler or a processor of the program cannot lose them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+from opentelemetry import trace as trace_api
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
+from typing_extensions import override
+
+from agentlightning.semconv import LightningResourceAttributes
+from agentlightning.tracer.scope import scope_for, scope_of
+
+logger = logging.getLogger(__name__)
+
+_TRACER_NAME = LightningResourceAttributes.TRACER_NAME.value
+_lock = threading.Lock()
+_own: dict[str | None, TracerProvider] = {}
+
+
+class LightningSpanProcessor(SpanProcessor):
+    """Keeps spans in the scope in which they began. Touches no store and holds no state of its own."""
+
+    @override
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        parent, context = span.parent, span.get_span_context()
+        scope = scope_for(parent.span_id if parent is not None else 0)
+        if scope is not None and context is not None:
+            scope.begin(context.span_id)
+
+    @override
+    def on_end(self, span: ReadableSpan) -> None:
+        scope = scope_of(span)
+        if scope is not None:
+            scope.end(span)
+
+    @override
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+    @override
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Spans wait for the end of their scope, never here."""
+        return True
+
+
+_PROCESSOR = LightningSpanProcessor()
+
+
+# --- the global provider -----------------------------------------------------------------------------------------
+
+
+_watched: list[trace_api.TracerProvider] = []
+"""Global providers that carry our processor, the latest one last; programs have one or two in their life."""
+
+
+def watch_global_provider() -> trace_api.TracerProvider:
+    """Return the global provider with our processor on it; sets a stand-in if the program has none.
+
+    Cheap to repeat: a program may set its provider at any time.
+    """
+    provider = trace_api.get_tracer_provider()
+    if _watched and _watched[-1] is provider:
+        return provider
+    with _lock:
+        provider = trace_api.get_tracer_provider()
+        if isinstance(provider, trace_api.ProxyTracerProvider):
+            provider = _install_stand_in()
+        if all(known is not provider for known in _watched):
+            _attach(provider)
+            _watched.append(provider)
+        elif _watched[-1] is not provider:
+            _watched.sort(key=lambda known: known is provider)
+    return provider
+
+
+def _attach(provider: trace_api.TracerProvider) -> None:
+    add = getattr(provider, "add_span_processor", None)
+    if add is None:
+        logger.warning(
+            "The global tracer provider %s takes no span processors: spans of instrumented libraries are not seen",
+            type(provider).__name__,
+        )
+    else:
+        add(_PROCESSOR)
+
+
+def _install_stand_in() -> TracerProvider:
+    """Make a stand-in global without using up the one call of `set_tracer_provider` that a program has."""
+    provider = StandInProvider(span_limits=_limits())
+    if getattr(trace_api, "_TRACER_PROVIDER", trace_api) is None:
+        trace_api._TRACER_PROVIDER = provider  # pyright: ignore[reportAttributeAccessIssue] -- the public setter is final
+    else:  # an OpenTelemetry that keeps its provider elsewhere
+        trace_api.set_tracer_provider(provider)
+    return provider
+
+
+class StandInProvider(TracerProvider):
+    """The global provider of a program that has none. Its tracers follow the program to the one that it sets later."""
+
+    @override
+    def get_tracer(self, *args: Any, **kwargs: Any) -> trace_api.Tracer:
+        return _FollowingTracer(self, super().get_tracer(*args, **kwargs), args, kwargs)
+
+
+class _FollowingTracer(trace_api.Tracer):
+    """A tracer that belongs to the global provider of the moment."""
+
+    def __init__(
+        self, stand_in: StandInProvider, own: trace_api.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._stand_in = stand_in
+        self._own = own
+        self._asked_for = (args, kwargs)
+        self._followed: tuple[trace_api.TracerProvider, trace_api.Tracer] | None = None
+
+    def _present(self) -> trace_api.Tracer:
+        provider = watch_global_provider()
+        if provider is self._stand_in:
+            return self._own
+        if self._followed is None or self._followed[0] is not provider:
+            args, kwargs = self._asked_for
+            self._followed = (provider, provider.get_tracer(*args, **kwargs))
+        return self._followed[1]
+
+    @override
+    def start_span(self, *args: Any, **kwargs: Any) -> trace_api.Span:
+        return self._present().start_span(*args, **kwargs)
+
+    @override
+    def start_as_current_span(  # pyright: ignore[reportIncompatibleMethodOverride] -- also a decorator there
+        self, *args: Any, **kwargs: Any
+    ) -> AbstractContextManager[trace_api.Span]:
+        return self._present().start_as_current_span(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+# --- our own provider --------------------------------------------------------------------------------------------
+
+
+def own_provider(tracer_name: str | None = None) -> TracerProvider:
+    """Return the provider of our own spans; `tracer_name` is put on the resource of its spans."""
+    with _lock:
+        if tracer_name not in _own:
+            named = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
+            provider = TracerProvider(
+                sampler=_EvidenceSampler(),
+                resource=Resource.create(named),
+                id_generator=_SameIds(),
+                span_limits=_limits(),
+                shutdown_on_exit=False,
+            )
+            provider.add_span_processor(_PROCESSOR)
+            _own[tracer_name] = provider
+        return _own[tracer_name]
+
+
+def _limits() -> SpanLimits:
+    return SpanLimits(max_span_attributes=SpanLimits.UNSET)
+
+
+class _EvidenceSampler(Sampler):
+    """Records every span, and marks it as sampled only if the program's sampler would: spans of libraries below ours
+    are then sampled as if ours were not there."""
+
+    @override
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: trace_api.SpanKind | None = None,
+        attributes: Any = None,
+        links: Sequence[trace_api.Link] | None = None,
+        trace_state: trace_api.TraceState | None = None,
+    ) -> SamplingResult:
+        sampler = cast(Sampler, getattr(trace_api.get_tracer_provider(), "sampler", ALWAYS_ON))
+        try:
+            theirs = sampler.should_sample(parent_context, trace_id, name, kind, attributes, links)
+        except Exception as error:  # boundary: a broken sampler of the program's loses no evidence
+            logger.debug("The sampler %s of the program failed: %r", type(sampler).__name__, error)
+            return SamplingResult(Decision.RECORD_ONLY, attributes)
+        decision = Decision.RECORD_AND_SAMPLE if theirs.decision.is_sampled() else Decision.RECORD_ONLY
+        return SamplingResult(decision, attributes, theirs.trace_state)
+
+    @override
+    def get_description(self) -> str:
+        return "agentlightning: records all, samples as the program does"
+
+
+class _SameIds(IdGenerator):
+    """Ids in the form that the program uses, because its spans may stand below ours."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+
+    def _theirs(self) -> IdGenerator:
+        return cast(IdGenerator, getattr(trace_api.get_tracer_provider(), "id_generator", self._random))
+
+    @override
+    def generate_trace_id(self) -> int:
+        return self._theirs().generate_trace_id()
+
+    @override
+    def generate_span_id(self) -> int:
+        return self._theirs().generate_span_id()

@@ -1,0 +1,176 @@
+"""WeaveTracer: what Weave sees of a program, collected per attempt. Needs the extra `weave`; no account, no network.
+
+Every call of Weave is an OpenTelemetry span of ours, so it stands in one tree with operations, emitters and what other
+libraries trace; see `instrumentation/weave.py` for how Weave is kept from its service.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
+
+from opentelemetry import trace as trace_api
+from pydantic import BaseModel
+from typing_extensions import override
+
+from agentlightning.errors import MissingExtraError
+from agentlightning.instrumentation import WEAVE_INSTALLED
+from agentlightning.instrumentation.weave import instrument_weave, uninstrument_weave
+from agentlightning.semconv import LightningResourceAttributes, LightningSpanAttributes
+from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.tracer.otel import OtelSpanRecordingContext, OtelTracer
+from agentlightning.tracer.provider import own_provider
+from agentlightning.tracer.scope import current_scope
+from agentlightning.utils.otel import INSTRUMENTATION_NAME
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+logger = logging.getLogger(__name__)
+
+NAME = LightningSpanAttributes.OPERATION_NAME.value
+INPUT = LightningSpanAttributes.OPERATION_INPUT.value
+OUTPUT = LightningSpanAttributes.OPERATION_OUTPUT.value
+_ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
+_ATTEMPT_ID = LightningResourceAttributes.ATTEMPT_ID.value
+_TRACER_NAME = "weave"
+_RECORDING = "_agentlightning_recording"
+
+
+class WeaveTracer(OtelTracer):
+    """An `OtelTracer` with one root call per context, and the calls of Weave below it. `trace_context` gives the root.
+
+    Args:
+        project_name: shown to programs that ask Weave; by default made up, once per tracer.
+        weave_user_settings: `weave.trace.settings.UserSettings` of the program.
+        instrument_managed: make Weave's client ours; false leaves Weave as the program has set it up, and its calls
+            are not seen.
+        store: as for `OtelTracer`.
+
+    Raises:
+        MissingExtraError: Weave is not installed.
+    """
+
+    tracer_name = _TRACER_NAME
+    success = "OK"
+
+    def __init__(
+        self,
+        *,
+        project_name: str | None = None,
+        weave_user_settings: Any = None,
+        instrument_managed: bool = True,
+        store: LightningStore | None = None,
+    ) -> None:
+        if not WEAVE_INSTALLED:
+            raise MissingExtraError("WeaveTracer", "weave", "weave")
+        super().__init__(store)
+        self.project_name = project_name or f"agl/weave-{secrets.token_hex(6)}"
+        self.weave_user_settings = weave_user_settings
+        self.instrument_managed = instrument_managed
+        self._client: Any = None
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_client": None}
+
+    @override
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """See `OtelTracer`; also puts our client in the place of Weave's.
+
+        Raises:
+            RuntimeError: this Weave has not what that needs.
+        """
+        super().init_worker(worker_id, store)
+        if not self.instrument_managed or self._client is not None:
+            return
+        try:
+            settings: Any = importlib.import_module("weave.trace.settings")
+            own = settings.UserSettings(use_server_cache=False, print_call_link=False)
+            settings.replace_settings(self.weave_user_settings or own)
+            self._client = instrument_weave(self.project_name, _Spans())
+        except (ImportError, AttributeError, TypeError) as error:
+            raise RuntimeError(f"Failed to initialize Weave for project '{self.project_name}': {error}") from error
+
+    @override
+    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        super().teardown_worker(worker_id)
+        client, self._client = self._client, None
+        if client is not None:
+            uninstrument_weave()
+
+    @override
+    @contextmanager
+    def _root(self, name: str) -> Generator[Any]:
+        client, scope = self._client, current_scope()
+        if client is None or scope is None:
+            yield self._tracer()
+            return
+        inputs = {_ROLLOUT_ID: scope.rollout_id, _ATTEMPT_ID: scope.attempt_id}
+        given = {key: value for key, value in inputs.items() if value is not None}
+        call = client.create_call(name or self.project_name, given)
+        try:
+            yield call
+        except BaseException as error:
+            client.finish_call(call, exception=error)
+            raise
+        client.finish_call(call)
+
+
+class _Spans:
+    """Makes a span of every call of Weave. A call that cannot be told is left out; the program goes on."""
+
+    def begun(self, call: Any, parent: Any | None, current: bool) -> None:
+        try:
+            name = str(call.func_name)
+            told = {NAME: name, INPUT: _plain(call.inputs), **_without_weave(call.attributes)}
+            above: OtelSpanRecordingContext | None = getattr(parent, _RECORDING, None)
+            context = trace_api.set_span_in_context(above.get_otel_span()) if above is not None else None
+            tracer = own_provider(_TRACER_NAME).get_tracer(INSTRUMENTATION_NAME)
+            recording = OtelSpanRecordingContext(tracer.start_span(name, context, attributes=lenient_attributes(told)))
+        except Exception as error:  # boundary: what Weave was given is the program's
+            logger.debug("A call of Weave was not traced: %r", error)
+            return
+        setattr(call, _RECORDING, recording)
+        if current:
+            recording.resume()
+
+    def ended(self, call: Any, output: Any, exception: BaseException | None) -> None:
+        recording: OtelSpanRecordingContext | None = getattr(call, _RECORDING, None)
+        if recording is None:
+            return
+        try:
+            if output is not None:
+                recording.record_attributes(lenient_attributes({OUTPUT: _plain(output)}))
+            recording.record_attributes(lenient_attributes(_plain(call.summary or {})))
+        except Exception as error:  # boundary: as above
+            logger.debug("The result of a call of Weave was not traced: %r", error)
+        if exception is None:
+            recording.record_status("OK")
+        else:
+            recording.record_attributes({"exception.message": str(exception)})
+            recording.record_exception(exception)
+        recording.suspend()
+        recording.get_otel_span().end()
+
+
+def _without_weave(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the attributes of a call without what Weave says of itself."""
+    return {key: value for key, value in dict(attributes or {}).items() if key != "weave"}
+
+
+def _plain(value: Any) -> Any:
+    """Return values with their pydantic models as dictionaries."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", warnings=False)
+    if isinstance(value, Mapping):
+        items = cast(Mapping[Any, Any], value).items()
+        return {str(key.value if isinstance(key, Enum) else key): _plain(item) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast(Sequence[Any], value)]
+    return value

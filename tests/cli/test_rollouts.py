@@ -1,0 +1,112 @@
+"""`agl rollouts` as a shell runs it: what became of the calls of a rollout, and one line where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentlightning.emitter import emit_reward
+from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SQLiteLightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Span
+from tests.adapter.spans import chat, gateway_call
+
+
+def agl(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentlightning.cli", "rollouts", *arguments]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "60"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=folder)
+
+
+async def play(store: LightningStore, *, failed: bool = False) -> str:
+    """Store a rollout with two calls through the gateway and one past it, and return its id."""
+    rollout = await store.start_rollout(input={"question": "six times seven"}, mode="train")
+    attempt_id = rollout.attempt.attempt_id
+    made = [*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])]
+    made.append(chat("t", None, 5, 6, sequence_id=3))
+    for span in made:
+        owner = {"rollout_id": rollout.rollout_id, "attempt_id": attempt_id, "span_id": f"{span.span_id}-{attempt_id}"}
+        parent = {"parent_id": f"{span.parent_id}-{attempt_id}"} if span.parent_id else {}
+        await store.add_span(span.model_copy(update={**owner, **parent}))
+    if failed:
+        await store.update_attempt(rollout.rollout_id, attempt_id, status="failed", outcome="infrastructure_fault")
+    else:
+        reward = emit_reward(0.5, propagate=False)
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": attempt_id, "sequence_id": 9}
+        await store.add_span(Span.from_core_fields(reward, **ids))
+        await store.update_attempt(rollout.rollout_id, attempt_id, status="succeeded", outcome="scored")
+    return rollout.rollout_id
+
+
+@pytest.fixture
+async def run_folder(tmp_path: Path) -> tuple[Path, str]:
+    """A run's folder with its database, and the id of the rollout in it."""
+    store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
+    rollout_id = await play(store)
+    await store.close()
+    return tmp_path, rollout_id
+
+
+async def test_a_rollout_is_explained_call_by_call_out_of_a_runs_folder(run_folder: tuple[Path, str]) -> None:
+    folder, rollout_id = run_folder
+    done = agl("explain", rollout_id, "--store", str(folder))
+    assert done.returncode == 0, done.stderr
+    first, attempt, header, *calls, counts = done.stdout.splitlines()
+    assert first == f"rollout {rollout_id}: succeeded, mode train, reward 0.5"
+    assert attempt.endswith("succeeded scored")
+    assert header.split() == ["call", "agent", "model", "state", "in", "out", "ids", "seen", "by", "row", "why"]
+    assert [line.split()[-1] for line in calls] == ["first_call", "row", "no_tokens"]
+    assert counts == "2 of 3 model calls in rows; left out: 1 no_tokens"
+
+
+async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    rollout_id = await play(store, failed=True)
+    await store.close()
+    done = agl("explain", rollout_id, folder=tmp_path)
+    assert "left out: 3 infrastructure_fault" in done.stdout
+    assert "- 2 model calls infrastructure_fault: the attempt failed" in done.stdout
+
+
+async def test_a_server_may_be_asked(run_folder: tuple[Path, str]) -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    try:
+        rollout_id = await play(server)
+        done = agl("explain", rollout_id, "--store", server.endpoint)
+        assert done.stdout.startswith(f"rollout {rollout_id}: succeeded")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("arguments", [["explain", "ro-nobody"], ["explain", "ro-nobody", "--store", "nowhere.db"]])
+async def test_what_is_not_there_is_one_line_and_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
+    await SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL").close()
+    done = agl(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("agl: There is no ")
+    assert "Traceback" not in done.stdout
+
+
+def test_a_store_in_memory_cannot_be_asked_from_elsewhere() -> None:
+    done = agl("list", "--store", "memory")
+    assert (done.returncode, "its own process only" in done.stderr) == (2, True)
+
+
+async def test_the_list_is_filtered_and_says_how_many_there_are(run_folder: tuple[Path, str]) -> None:
+    folder, rollout_id = run_folder
+    done = agl("list", "--store", str(folder / "store.db"), "--status", "succeeded")
+    assert rollout_id in done.stdout
+    assert "succeeded scored" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 rollouts"
+    assert agl("list", "--store", str(folder), "--status", "failed").stdout.splitlines()[-1] == "0 rollouts"
+    assert agl("list", "--store", str(folder), "--status", "faild").returncode == 2
+
+
+@pytest.mark.parametrize("command", [[], ["explain"], ["list"]])
+def test_each_page_has_an_example(command: list[str]) -> None:
+    assert f"Example: agl rollouts {' '.join(command)}" in agl(*command, "--help").stdout
