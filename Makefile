@@ -48,7 +48,7 @@ test: lint types layers
 	$(BIN)/python -m pytest -m "not heavy"
 
 test-heavy: setup-dev
-	$(BIN)/python -m pytest -m heavy
+	$(BIN)/python -m pytest -m heavy --deselect tests/chaos/test_soak.py $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)
