@@ -142,17 +142,18 @@ class _NoServer:
 
 
 class _NoWork:
-    """Stands where Weave's threads would be: what is to be sent is dropped."""
+    """Stands where Weave's threads would be: what is to be sent is dropped, what is to be found out is done at once."""
 
     num_outstanding_futures = 0
 
     def defer(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(None)
+        sends = getattr(work, "__name__", "").startswith("send_")
+        done.set_result(None if sends else work(*args, **kwargs))
         return done
 
     def then(self, futures: list[Future[Any]], work: Callable[..., Any]) -> Future[Any]:
-        return self.defer(work)
+        return self.defer(work, [future.result() for future in futures])
 
     def flush(self, timeout: float | None = None) -> bool:
         return True

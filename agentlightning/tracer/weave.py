@@ -92,7 +92,8 @@ class WeaveTracer(OtelTracer):
         try:
             settings: Any = importlib.import_module("weave.trace.settings")
             own = settings.UserSettings(use_server_cache=False, print_call_link=False)
-            settings.replace_settings(self.weave_user_settings or own)
+            apply = getattr(settings, "replace_settings", None) or settings.parse_and_apply_settings
+            apply(self.weave_user_settings or own)
             self._client = instrument_weave(self.project_name, _Spans())
         except (ImportError, AttributeError, TypeError) as error:
             raise RuntimeError(f"Failed to initialize Weave for project '{self.project_name}': {error}") from error

@@ -210,15 +210,25 @@ class Database:
         data = Path(self._database.uri.partition("host=")[2]) / "data"
         postmaster = psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))
         postmaster.suspend()  # so that it starts nobody while it dies
-        for process in [*postmaster.children(recursive=True), postmaster]:
+        family = [*postmaster.children(recursive=True), postmaster]
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        while any(map(_lives, family)):
+            time.sleep(0.001)  # they are not our children: nobody tells us of their end
         self._database.crash()  # nothing of it is left to crash; what started it notices that
         self._runs = False
 
     def close(self) -> None:
         """End the store server."""
         self._store.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port() -> int:

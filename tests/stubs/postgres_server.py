@@ -84,7 +84,7 @@ class PostgresServer:
         settings = [f"-c{setting}" for setting in (*_SETTINGS, f"unix_socket_directories={self._folder}")]
         server = [str(self._binaries / "postgres"), "-D", str(self._folder / "data"), *settings]
         command = self._as_user("sh", "-c", _GUARD, "guard", *server)
-        self._guard = subprocess.Popen(command, cwd=self._folder, stdin=subprocess.PIPE)
+        self._guard = subprocess.Popen(command, cwd=self._folder, stdin=subprocess.PIPE, start_new_session=True)
         ready = [str(self._binaries / "pg_isready"), "-q", "-h", str(self._folder)]
         end = time.monotonic() + 60
         while subprocess.run(ready, check=False).returncode != 0:
