@@ -1,6 +1,21 @@
-"""Servers that tests of several folders use: started once, when the first test asks."""
+"""What tests of several folders use: servers, started once when the first test asks, and the package's logger as it was."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
 
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 
 __all__ = ["mongo_uri", "postgres_server", "postgres_uri"]
+
+
+@pytest.fixture(autouse=True)
+def package_logger_as_it_was() -> Iterator[None]:
+    """Commands that a test runs within this process set up logging; the next test must not see it."""
+    logger = logging.getLogger("agentlightning")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers = propagate, handlers
