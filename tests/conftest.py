@@ -1,4 +1,4 @@
-"""What tests of several folders use: servers, started once when the first test asks, and the package's logger as it was."""
+"""Servers that tests of several folders use, started when the first test asks, and the package's logger as it was."""
 
 import logging
 from collections.abc import Iterator
