@@ -32,7 +32,7 @@ def backup(
 
     Example: agl store backup monday.db --db run.db
     """
-    from agentlightning.store.sqlite_file import backup_file
+    from agentlightning.store.sqlite.file import backup_file
 
     size = backup_file(_file_of(db), file, force=force)
     print(f"{file}: {size} bytes, as {db} stood at one moment")
@@ -44,7 +44,7 @@ def check(db: str = _DB) -> int:
 
     Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
     """
-    from agentlightning.store.sqlite_check import check_file
+    from agentlightning.store.sqlite.check import check_file
 
     report = check_file(_file_of(db))
     for problem in report.problems:

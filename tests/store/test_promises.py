@@ -37,7 +37,7 @@ from agentlightning.store.memory import MemoryBackend
 from agentlightning.store.query import Plan
 from agentlightning.store.routes import PREFIX
 from agentlightning.store.sqlite import SQLiteBackend
-from agentlightning.store.sqlite_tx import SQLiteTx
+from agentlightning.store.sqlite.tx import SQLiteTx
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 
 LEASE = 0.3

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentlightning.errors import BadRequestError, ConflictError
-from agentlightning.store import sqlite_schema
 from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.store.sqlite import schema as sqlite_schema
 from agentlightning.types import RetentionPolicy, Span
 
 _SPAWN = multiprocessing.get_context("spawn")

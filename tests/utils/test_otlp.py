@@ -511,7 +511,7 @@ def test_a_bomb_is_stopped_at_the_bound() -> None:
     assert len(unpacked(gzip.compress(bytes(1000)), "gzip", limit=1000)) == 1000
 
 
-@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b"cut off")[:-4], b""])
+@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b"cut off", mtime=0)[:-4], b""])
 def test_broken_gzip_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequestError, match="Unable to unpack the gzip body"):
         unpacked(body, "gzip")

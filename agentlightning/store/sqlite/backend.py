@@ -1,4 +1,4 @@
-"""The store in one SQLite file: nothing to install, nothing lost. Several processes may use the file at once.
+"""Runs scripts in one SQLite file, which several processes may use at once.
 
 One writer thread drains waiting scripts into one transaction (group commit), each under a savepoint of its own; reads
 use a second connection (write-ahead log). With `synchronous="FULL"` an acknowledged change survives a loss of power.
@@ -15,21 +15,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from typing_extensions import override
+from typing import Literal, TypeVar
 
 from agentlightning.errors import BadRequestError, BusyError, ConflictError, StoreWriteError
 from agentlightning.store.backend import Notes, Tx
-from agentlightning.store.engine import EngineStore
-from agentlightning.store.sqlite_jobs import Job, run_batch, settle
-from agentlightning.store.sqlite_schema import prepare
-from agentlightning.store.sqlite_tx import SQLiteTx
-from agentlightning.types import RetentionPolicy
-
-if TYPE_CHECKING:
-    from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.store.sqlite.jobs import Job, run_batch, settle
+from agentlightning.store.sqlite.schema import prepare
+from agentlightning.store.sqlite.tx import SQLiteTx
 
 R = TypeVar("R")
 _BATCH = 256
@@ -228,47 +220,4 @@ class _Process:
         self.open.acquire()
 
 
-class SQLiteLightningStore(EngineStore):
-    """A durable store in the file `path`; made if it is not there.
-
-    `synchronous="NORMAL"` is faster and may lose the last moments when the machine (not the process) dies.
-    """
-
-    def __init__(
-        self,
-        path: str | Path = "agl.db",
-        *,
-        synchronous: Literal["FULL", "NORMAL"] = "FULL",
-        scan_debounce_seconds: float = 10.0,
-        lease_seconds: float = 30.0,
-        retention: RetentionPolicy | None = None,
-        tracker: MetricsBackend | None = None,
-    ) -> None:
-        if synchronous not in ("FULL", "NORMAL"):
-            raise BadRequestError(f"synchronous must be 'FULL' or 'NORMAL'; got {synchronous!r}")
-        self.path = str(path)
-        self._settings: dict[str, Any] = {
-            "synchronous": synchronous,
-            "scan_debounce_seconds": scan_debounce_seconds,
-            "lease_seconds": lease_seconds,
-            "retention": retention,
-        }
-        super().__init__(
-            SQLiteBackend(self.path, synchronous),
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            retention=retention,
-            tracker=tracker,
-        )
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process opens the same file."""
-        return _reopen, (self.path, self._settings)
-
-
-def _reopen(path: str, settings: dict[str, Any]) -> SQLiteLightningStore:
-    return SQLiteLightningStore(path, **settings)
-
-
-__all__ = ["SQLiteBackend", "SQLiteLightningStore"]
+__all__ = ["SQLiteBackend"]

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from agentlightning.errors import ConflictError
 from agentlightning.store.backend import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
-from agentlightning.store.sqlite_file import integrity, reading, schema_version
-from agentlightning.store.sqlite_schema import RECORD, SCHEMA_VERSION
+from agentlightning.store.sqlite.file import integrity, reading, schema_version
+from agentlightning.store.sqlite.schema import RECORD, SCHEMA_VERSION
 from agentlightning.types import Span
 
 LISTED = 50

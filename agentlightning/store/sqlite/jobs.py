@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.store.backend import Tx
-from agentlightning.store.sqlite_tx import ChangeNumbers, SQLiteTx
+from agentlightning.store.sqlite.tx import ChangeNumbers, SQLiteTx
 
 
 @dataclass(slots=True)

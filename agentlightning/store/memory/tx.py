@@ -8,9 +8,9 @@ from functools import partial
 
 from agentlightning.errors import BusyError
 from agentlightning.store.backend import Counts, Kind, Notes, Record, Row
-from agentlightning.store.memory_data import Data, span_key
-from agentlightning.store.memory_index import suits
-from agentlightning.store.memory_queue import Entry
+from agentlightning.store.memory.data import Data, span_key
+from agentlightning.store.memory.index import suits
+from agentlightning.store.memory.queue import Entry
 from agentlightning.store.query import Plan, page_of, read_cursor
 from agentlightning.types import Span
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from agentlightning.store.backend import ROW_TYPES, Counts, Kind, Notes, Record, Row
 from agentlightning.store.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.query import Plan, page_of, read_cursor
-from agentlightning.store.sqlite_schema import RECORD
+from agentlightning.store.sqlite.schema import RECORD
 from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)

@@ -8,9 +8,9 @@ import itertools
 
 from agentlightning.store.backend import Counts, Kind, Record, Row
 from agentlightning.store.base import FINISHED, RUNNING
-from agentlightning.store.eviction import SpanBudget
-from agentlightning.store.memory_index import View
-from agentlightning.store.memory_queue import Deadlines, Entry, RunQueue
+from agentlightning.store.memory.eviction import SpanBudget
+from agentlightning.store.memory.index import View
+from agentlightning.store.memory.queue import Deadlines, Entry, RunQueue
 
 
 class Slot:

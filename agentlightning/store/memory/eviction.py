@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from agentlightning.errors import BadRequestError
+from agentlightning.utils.system_snapshot import memory_capacity_bytes
+
+_DEFAULT_PART = 0.25
+_SAFE_PART = 0.8
+
 
 class SpanBudget:
     """Keeps the bytes of spans within a bound. Knows rollouts by id only; the store drops what it names."""
@@ -52,3 +60,35 @@ class SpanBudget:
                 chosen.append(rollout_id)
                 left -= size
         return chosen
+
+
+def span_budget(
+    max_span_bytes: int | None = None, threshold: float | None = None, safe: float | None = None
+) -> SpanBudget:
+    """Return the bound that the arguments describe.
+
+    Raises:
+        BadRequestError: a negative size, a part outside 0 to 1, or a safe bound that is not below the other.
+    """
+    if max_span_bytes is not None and threshold is not None:
+        raise BadRequestError("Give max_span_bytes or eviction_memory_threshold, not both; they are the same bound")
+    given: Any = threshold if max_span_bytes is None else max_span_bytes
+    limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if given is None else given)
+    if limit < 1:
+        raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {given!r}")
+    kept = int(limit * _SAFE_PART) if safe is None else _bytes("safe_memory_threshold", safe)
+    if kept >= limit:
+        raise BadRequestError(
+            f"safe_memory_threshold must be smaller than eviction_memory_threshold; got {kept} and {limit} bytes"
+        )
+    return SpanBudget(limit, kept)
+
+
+def _bytes(name: str, value: float) -> int:
+    if isinstance(value, int):
+        if value < 0:
+            raise BadRequestError(f"{name} must be non-negative; got {value} bytes")
+        return value
+    if not 0.0 <= value <= 1.0:
+        raise BadRequestError(f"{name} ratio must be between 0 and 1; got {value} (an int would be bytes)")
+    return int(value * memory_capacity_bytes())

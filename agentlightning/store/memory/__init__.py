@@ -1,0 +1,6 @@
+"""The store in memory; see `store.py` for the class and `data.py` for what it holds."""
+
+from agentlightning.store.memory.backend import MemoryBackend
+from agentlightning.store.memory.store import InMemoryLightningStore
+
+__all__ = ["InMemoryLightningStore", "MemoryBackend"]

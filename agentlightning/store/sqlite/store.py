@@ -1,0 +1,62 @@
+"""The store in one SQLite file: nothing to install, nothing lost. Several processes may use the file at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.engine import EngineStore
+from agentlightning.store.sqlite.backend import SQLiteBackend
+from agentlightning.types import RetentionPolicy
+
+if TYPE_CHECKING:
+    from agentlightning.utils.metrics import MetricsBackend
+
+
+class SQLiteLightningStore(EngineStore):
+    """A durable store in the file `path`; made if it is not there.
+
+    `synchronous="NORMAL"` is faster and may lose the last moments when the machine (not the process) dies.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "agl.db",
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        scan_debounce_seconds: float = 10.0,
+        lease_seconds: float = 30.0,
+        retention: RetentionPolicy | None = None,
+        tracker: MetricsBackend | None = None,
+    ) -> None:
+        if synchronous not in ("FULL", "NORMAL"):
+            raise BadRequestError(f"synchronous must be 'FULL' or 'NORMAL'; got {synchronous!r}")
+        self.path = str(path)
+        self._settings: dict[str, Any] = {
+            "synchronous": synchronous,
+            "scan_debounce_seconds": scan_debounce_seconds,
+            "lease_seconds": lease_seconds,
+            "retention": retention,
+        }
+        super().__init__(
+            SQLiteBackend(self.path, synchronous),
+            scan_debounce_seconds=scan_debounce_seconds,
+            lease_seconds=lease_seconds,
+            retention=retention,
+            tracker=tracker,
+        )
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process opens the same file."""
+        return _reopen, (self.path, self._settings)
+
+
+def _reopen(path: str, settings: dict[str, Any]) -> SQLiteLightningStore:
+    return SQLiteLightningStore(path, **settings)
+
+
+__all__ = ["SQLiteLightningStore"]
