@@ -146,9 +146,9 @@ class EngineStore(LightningStore):
     ) -> AttemptedRollout:
         request = _request(input, mode, resources_id, config, metadata, run_id)
         await self._runtime.scan()
-        rollout_id, attempt_id = "ro-" + _ids(12)(0), "at-" + _ids(8)(0)
+        ids, attempt_id = _ids(12), "at-" + _ids(8)(0)
         claim = await self._runtime.write(
-            lambda tx: scripts.start_rollout(tx, self._runtime.now(), rollout_id, attempt_id, request, worker_id)
+            lambda tx: scripts.start_rollout(tx, self._runtime.now(), ids, attempt_id, request, worker_id)
         )
         return self._hand_out(claim)
 
@@ -641,12 +641,13 @@ class _RandomIds:
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._made: list[str] = []
+        self._made: dict[int, str] = {}
 
     def __call__(self, index: int) -> str:
-        while len(self._made) <= index:
-            self._made.append(generate_id(self._length))
-        return self._made[index]
+        made = self._made.get(index)
+        if made is None:
+            made = self._made[index] = generate_id(self._length)
+        return made
 
 
 def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:

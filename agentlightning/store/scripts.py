@@ -42,6 +42,8 @@ Ids = Callable[[int], str]
 _WORKER_KEPT_SECONDS = 86_400.0
 _TOKEN_KEPT_SECONDS = 600.0
 _LOADED_AT_ONCE = 1000
+_FURTHER_DRAW = 1 << 32
+"""Past every index that a call uses."""
 _FINISHED = sorted(FINISHED)
 Claim = tuple[Rollout, Attempt]
 
@@ -54,8 +56,9 @@ def enqueue(tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutReque
     made: list[Rollout] = []
     pins: dict[str | None, tuple[str, int] | None] = {}
     for index, request in enumerate(requests):
-        rollout_id = "ro-" + ids(index)
-        known = tx.load(rollout_id)
+        rollout_id, known = _own_id(
+            tx, ids, index, lambda known, made_by=request: _is_made_by(made_by, known.rollout, now)
+        )
         if known is None:
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
             note_change(tx, Record(rollout, queued_at=now), None, now)
@@ -66,16 +69,32 @@ def enqueue(tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutReque
 
 
 def start_rollout(
-    tx: Tx, now: float, rollout_id: str, attempt_id: str, request: EnqueueRolloutRequest, worker_id: str | None
+    tx: Tx, now: float, ids: Ids, attempt_id: str, request: EnqueueRolloutRequest, worker_id: str | None
 ) -> Claim:
     """Create a rollout with its first attempt in hand; it is never queued."""
-    known = tx.load(rollout_id)
+    rollout_id, known = _own_id(tx, ids, 0, lambda known: known.find_attempt(attempt_id) is not None)
     if known is not None:
-        attempt = known.find_attempt(attempt_id)
-        assert attempt is not None, (rollout_id, attempt_id)
-        return known.rollout, attempt
+        return known.rollout, cast("Attempt", known.find_attempt(attempt_id))
     record = Record(_new_rollout(tx, now, rollout_id, request, {}))
     return _begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
+
+
+def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> tuple[str, Record | None]:
+    """Return the id for the index-th rollout of a call, and the rollout if an earlier copy of the call made it.
+
+    The 12 digits of an id are few enough for two calls to draw the same; the later one then draws again.
+    """
+    while True:
+        rollout_id = "ro-" + ids(index)
+        known = tx.load(rollout_id)
+        if known is None or is_own(known):
+            return rollout_id, known
+        index += _FURTHER_DRAW
+
+
+def _is_made_by(request: EnqueueRolloutRequest, rollout: Rollout, now: float) -> bool:
+    """True if a rollout found under an id of this request is its own, and not another that drew the same id."""
+    return rollout.start_time > now - _TOKEN_KEPT_SECONDS or rollout.input == request.input
 
 
 def claim(
