@@ -110,7 +110,7 @@ async def _load(endpoint: str, process: psutil.Process, seen: Soak, warm_up_seco
     try:
         while (passed := time.monotonic() - began) < seconds:
             await asyncio.sleep(number * GROUP / seen.rate - passed)
-            while len(lives) >= MOST_AT_ONCE:
+            if len(lives) >= MOST_AT_ONCE:
                 await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             for life in [life for life in lives if life.done()]:
                 life.result()
