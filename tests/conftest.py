@@ -4,11 +4,15 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 
 __all__ = ["mongo_uri", "postgres_server", "postgres_uri"]
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True)
