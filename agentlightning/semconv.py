@@ -63,10 +63,20 @@ class LightningCallAttributes(Enum):
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
     CHOICES = "agentlightning.call.choices"
     """How many replies the model gave, if more than one; the token ids are those of the first."""
+    POLICY = "agentlightning.call.policy"
+    """Name of the policy that the call belongs to, where the gateway has policies."""
+    POLICY_KIND = "agentlightning.call.policy_kind"
+    """`trained`, `frozen` or `external`."""
+    ROLE = "agentlightning.call.role"
+    """Of the agent, where its URL names one."""
     STATE = "agentlightning.call.state"
     """How the call ended: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
+    ERROR_CODE = "agentlightning.call.error_code"
+    """Of the gateway's own error, where there is no answer: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
 
 
+BUDGET_EXHAUSTED = "budget_exhausted"
+"""Code of the refusal of a call whose rollout has used up its tokens or its money."""
 STALE = "agentlightning.stale"
 """Set by the store on a span that arrived for an attempt that is no longer the latest."""
 

@@ -73,8 +73,7 @@ class AttributeReader:
     def token_ids(self, *keys: str) -> list[int] | None:
         """Return the first non-empty list of integers among the keys; of a list of lists the first one counts."""
         for key in keys:
-            value = self.decoded(key)
-            if value is None:
+            if key not in self.attributes or (value := self.decoded(key)) is None:
                 continue
             ids = integers(value)
             if ids is None and is_list(value) and len(value) > 0:

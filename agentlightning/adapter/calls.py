@@ -44,7 +44,9 @@ class ModelCall:
     stale: bool = False
     """The store marked it as late: its attempt had lapsed."""
     agent: str | None = None
-    """Whose call it was, where a tracer told it."""
+    """Whose call it was, where a tracer told it, or the role in the URL of the call."""
+    policy: str | None = None
+    """The policy that it belongs to, where the gateway has policies."""
     witness: Witness | None = field(default=None, repr=False, compare=False)
     """The spans that tell of it; None for a call that was made from a triplet."""
 
@@ -108,6 +110,7 @@ def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt
             weight_version=triplet.metadata.get("weight_version"),
             state=triplet.metadata.get("state", "ok"),
             agent=agent_of(triplet),
+            policy=triplet.metadata.get("policy"),
         )
         for place, triplet in enumerate(triplets)
     ]
@@ -129,6 +132,8 @@ def _model_call(witness: Witness, problems: list[Problem]) -> ModelCall:
         weight_version=reading.weight_version,
         state=reading.state,
         stale=is_stale(span),
+        agent=reading.role,
+        policy=reading.policy,
         witness=witness,
     )
     if witness.record is None or witness.seen is None or (call.prompt_token_ids and call.logprobs):

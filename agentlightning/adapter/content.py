@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
@@ -85,7 +86,8 @@ def _nested(group: Flat | None) -> Any:
     if not group:
         return None
     if "" not in group:
-        return unflatten_attributes(group)
+        messages = _messages(group)
+        return unflatten_attributes(group) if messages is None else messages
     whole = group[""]
     if not isinstance(whole, str):
         return None
@@ -100,18 +102,49 @@ def _group(attributes: Mapping[str, Any]) -> dict[str, Flat]:
     """Return the attributes by their first parts (`gen_ai.prompt`), the rest of each key as its key there."""
     groups: dict[str, Flat] = {}
     for key, value in attributes.items():
-        if key.startswith(_GEN_AI):
-            start = len(_GEN_AI)
-        elif key.startswith(_OPERATION):
-            start = len(_OPERATION)
-        else:
-            continue
-        end = key.find(".", start)
-        if end < 0:
-            groups.setdefault(key, {})[""] = value
-        else:
-            groups.setdefault(key[:end], {})[key[end + 1 :]] = value
+        if (place := _place(key)) is not None:
+            head, rest = place
+            if head in groups:
+                groups[head][rest] = value
+            else:
+                groups[head] = {rest: value}
     return groups
+
+
+@lru_cache(maxsize=4096)  # the spans of a trace have the same keys again and again
+def _place(key: str) -> tuple[str, str] | None:
+    """Return the first parts of a key and its rest; None for a key that is not of interest."""
+    if key.startswith(_GEN_AI):
+        start = len(_GEN_AI)
+    elif key.startswith(_OPERATION):
+        start = len(_OPERATION)
+    else:
+        return None
+    end = key.find(".", start)
+    return (key, "") if end < 0 else (key[:end], key[end + 1 :])
+
+
+def _messages(group: Flat) -> list[Flat] | None:
+    """Return what `unflatten_attributes` would, for keys such as `0.role` in their order; None for any other keys."""
+    messages: list[Flat] = []
+    for key, value in group.items():
+        place = _message_field(key)
+        if place is None or place[0] > len(messages):
+            return None
+        index, name = place
+        if index == len(messages):
+            messages.append({name: value})
+        else:
+            messages[index][name] = value
+    return messages
+
+
+@lru_cache(maxsize=4096)
+def _message_field(key: str) -> tuple[int, str] | None:
+    """Return the number of a message and the name of its field; None if the key is not made of these two."""
+    index, dot, name = key.partition(".")
+    plain = dot and index.isdecimal() and index == str(int(index)) and "." not in name and not name.isdecimal()
+    return (int(index), name) if plain else None
 
 
 def _below(group: Flat, head: str) -> Flat:
@@ -126,4 +159,6 @@ def _below(group: Flat, head: str) -> Flat:
 def _without(group: Flat, heads: Iterable[str]) -> Any:
     """Return a group nested, less some of its first parts and its bare value."""
     left = {key: value for key, value in group.items() if key and key.partition(".")[0] not in heads}
+    if not any("." in key or key.isdecimal() for key in left):
+        return left or None
     return unflatten_attributes(left) or None

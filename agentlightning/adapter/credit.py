@@ -14,6 +14,7 @@ scopes nor step 3, and lost rewards silently.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -163,7 +164,7 @@ def _by_recency(
     nodes: Sequence[NodeT], rewards: Sequence[NodeT], calls: Sequence[SelectedCall[NodeT]], credits: Credits
 ) -> None:
     scopes = _Scopes(nodes, rewards)
-    recorded = sorted((call for call in calls if call.record is not None), key=lambda call: call.sequence_id)
+    recorded = _Recorded(calls)
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
     timed.sort(key=lambda item: item[:2])
     heaps: dict[str | None, list[tuple[float, int, str]]] = {}
@@ -176,7 +177,7 @@ def _by_recency(
                 heappush(heaps.setdefault(scope, []), entry)
             added += 1
         winner = _newest(heaps, scopes.around(reward), credits.earned)
-        winner = winner if winner is not None else _earlier_record(recorded, reward.span, credits.earned)
+        winner = winner if winner is not None else recorded.newest_before(reward.span.sequence_id, credits.earned)
         if winner is None:
             credits.lost.append(reward.span)
         else:
@@ -226,14 +227,22 @@ def _newest(
     return None
 
 
-def _earlier_record(recorded: list[SelectedCall[NodeT]], reward: Span, earned: dict[str, Span]) -> str | None:
-    while recorded and recorded[-1].node.id in earned:
-        recorded.pop()
-    return next(
-        (
-            call.node.id
-            for call in reversed(recorded)
-            if call.sequence_id < reward.sequence_id and call.node.id not in earned
-        ),
-        None,
-    )
+class _Recorded:
+    """The calls that the gateway recorded, by the numbers that it gave them."""
+
+    def __init__(self, calls: Sequence[SelectedCall[NodeT]]) -> None:
+        found = sorted((call for call in calls if call.record is not None), key=lambda call: call.sequence_id)
+        self._numbers = [call.sequence_id for call in found]
+        self._ids = [call.node.id for call in found]
+        self._free = list(range(len(found) + 1))
+        """How many of the first so many calls are left when those at their end that have earned are taken away."""
+
+    def newest_before(self, number: int, earned: dict[str, Span]) -> str | None:
+        """Return the newest call with a smaller number that has earned nothing."""
+        count, way = bisect_left(self._numbers, number), list[int]()
+        while count and (self._free[count] != count or self._ids[count - 1] in earned):
+            way.append(count)
+            count = self._free[count] if self._free[count] != count else count - 1
+        for passed in way:  # so that no call is passed over twice
+            self._free[passed] = count
+        return self._ids[count - 1] if count else None

@@ -27,12 +27,15 @@ BASE_URL: Final = "pass llm.get_base_url(rollout_id, attempt_id) as base_url to 
 _TO_TRY: Final[Mapping[str, str]] = {
     "no_tokens": "the model server gave no token ids: take one that does (vLLM from 0.10.2 on, the engine of GRPO); "
     "the gateway's warning says how to turn them on",
+    "no_generation": "calls that generate nothing (embeddings) are recorded and never trained: nothing is wrong",
     "no_logprobs": "the model server gave no log-probabilities: let it answer logprobs=true",
     "bad_logprobs": "the model server did not give one finite log-probability per token: look at its version",
     "upstream_error": "the model server failed: is it up, and does it serve the model that the agent asks for?",
     "refused": "the gateway refused: look at the model's name, the key and the limits of the gateway",
     "client_left": "the agent closed its connection before the answer was there: give its client a longer timeout",
-    "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and exclude_llm_call_in_reward",
+    "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and "
+    "exclude_llm_call_in_reward, and at the gateway's policies (frozen and external ones are not trained, of several "
+    "trained ones the adapter must name one (policy=))",
     "stale": "they came after the attempt had lapsed: allow more time per attempt, or look for a worker that hangs",
     "superseded_attempt": "a later attempt took their place: look at that one",
     "infrastructure_fault": "the attempt failed: look at its error (agl rollouts explain shows it)",

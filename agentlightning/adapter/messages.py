@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.adapter.policies import checked_policy, without_other_policies
 from agentlightning.adapter.spellings import spoken
 from agentlightning.adapter.tokens import RAW_SPAN, REQUEST_SPAN, response_id
 from agentlightning.types import Span
@@ -43,10 +44,20 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """One record per span that tells of a model call, in the order given.
 
     Override `get_tool_calls` to find tool calls elsewhere, or `convert_to_openai_messages` for another form.
+
+    Args:
+        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+            or external.
     """
+
+    policy: str | None = None
+
+    def __init__(self, *, policy: str | None = None) -> None:
+        self.policy = checked_policy(policy)
 
     def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
         """Return the conversations of the spans; none for no spans."""
+        source = without_other_policies(source, self.policy)
         told = {reply for span in source if span.name not in _GATEWAY_SPANS and (reply := response_id(span))}
         records: list[dict[str, Any]] = []
         for span in source:

@@ -34,7 +34,7 @@ def repair(root: SpanNode) -> None:
         fork = fork.children[0]
     below = [node for child in fork.children for node in child.walk()]
     possible = [_may_be_parent(node) for node in below]
-    if not any(possible):  # a trace of the gateway's spans alone
+    if not any(possible):  # a trace of model calls and rewards alone
         return
     covers = _Covers(below, possible, asked=fork.children)
     parents = {id(child): node for node in fork.walk() for child in node.children}
@@ -151,4 +151,7 @@ def _interval(node: SpanNode, order: int) -> _Interval | None:
 
 
 def _may_be_parent(node: SpanNode) -> bool:
-    return node.span.name not in (RAW_SPAN, REQUEST_SPAN) and response_id(node.span) is None
+    span = node.span
+    if span.name in (RAW_SPAN, REQUEST_SPAN) or span.start_time is None or span.end_time is None:
+        return False
+    return span.end_time > span.start_time and response_id(span) is None  # a moment, as of a reward, covers nothing

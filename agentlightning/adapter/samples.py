@@ -3,8 +3,8 @@
 A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
 rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
 log-probability 0.0. Any other call begins a row of its own, and why is noted (`seams.py`). Every row of the attempt
-stays open, so that conversations that run side by side, and branches, find their rows again. Nothing is ever tokenised,
-guessed or repaired here.
+stays open, so that conversations that run side by side, and branches, find their rows again. Calls of different
+policies are never in one row. Nothing is ever tokenised, guessed or repaired here.
 """
 
 from __future__ import annotations
@@ -98,9 +98,10 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
             usable.append(call)
         else:
             reading.unusable.append((call.call_id, reason))
-    tree: PrefixTree[Sample] = PrefixTree()
+    trees: dict[str | None, PrefixTree[Sample]] = {}
     seams = Seams(usable, decode)
     for number, call in enumerate(usable):
+        tree = trees.setdefault(call.policy, PrefixTree())
         walk = tree.follow_prompt(call.prompt_token_ids, number)
         if walk.longest is not None:
             row = walk.longest.rows.pop(0)

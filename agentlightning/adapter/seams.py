@@ -178,6 +178,8 @@ def describe(
 
 
 def _are_others(call: ModelCall, before: ModelCall) -> bool:
+    if call.policy != before.policy:
+        return True
     return call.agent is not None and before.agent is not None and call.agent != before.agent
 
 

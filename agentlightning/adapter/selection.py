@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from agentlightning.adapter.calls import ANY_AGENT
 from agentlightning.adapter.node import SpanNode
+from agentlightning.adapter.policies import is_of_other_policy
 from agentlightning.adapter.spellings import says_model_call
 from agentlightning.adapter.tokens import (
     REQUEST_SPAN,
@@ -40,6 +41,8 @@ class SelectionRules:
     exclude_llm_call_in_reward: bool = True
     drop_unnamed_nested: bool = True
     """Leave out a call without a response id that lies below another selected call."""
+    policy: str | None = None
+    """Only calls of this policy; None leaves out those of policies that are not trained."""
 
 
 @dataclass(slots=True)
@@ -111,7 +114,7 @@ def select_calls(root: NodeT, rules: SelectionRules) -> list[SelectedCall[NodeT]
     for node, above, place in _places(root, rules, call_name):
         _judge(node, above, place, rules, call_name, found)
     _add_records(found, rules)
-    return found.taken
+    return [call for call in found.taken if not is_of_other_policy(call.record, rules.policy)]
 
 
 def _places(

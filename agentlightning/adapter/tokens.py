@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from agentlightning.adapter.attributes import AttributeReader, Problem, as_dict, finite_floats, integers, is_list
 from agentlightning.adapter.spellings import response_id_in_output
-from agentlightning.semconv import STALE, LightningCallAttributes, LightningSpanAttributes
+from agentlightning.semconv import BUDGET_EXHAUSTED, STALE, LightningCallAttributes, LightningSpanAttributes
 from agentlightning.types import Span
 
 RAW_SPAN: Final = "raw_gen_ai_request"
@@ -39,6 +39,9 @@ _LOGPROBS: Final = LightningCallAttributes.COMPLETION_LOGPROBS.value
 _FINISH_REASON: Final = LightningCallAttributes.FINISH_REASON.value
 _WEIGHT_VERSION: Final = LightningCallAttributes.WEIGHT_VERSION.value
 _STATE: Final = LightningCallAttributes.STATE.value
+_POLICY: Final = LightningCallAttributes.POLICY.value
+_ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
+_ROLE: Final = LightningCallAttributes.ROLE.value
 _PROMPT_KEYS: Final = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
     _VLLM + "prompt_token_ids",
@@ -69,6 +72,10 @@ class CallReading:
     state: CallState
     logprobs_content: list[Any] | None = None
     """What an instrumented client wrote under `logprobs.content`, decoded."""
+    policy: str | None = None
+    """Whose call it is, where the gateway has policies."""
+    role: str | None = None
+    """The agent's, where its URL named one."""
 
 
 def is_gateway_call(span: Span) -> bool:
@@ -107,6 +114,11 @@ def gateway_call_id(span: Span) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def refused_for_budget(span: Span | None) -> bool:
+    """True for the gateway's record of a call that was refused because its rollout's budget was used up."""
+    return span is not None and span.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED
+
+
 def generated_nothing(span: Span) -> bool:
     """True for a call by whose nature a model says nothing (embeddings), so that no tokens of it are missing."""
     return (span.attributes or {}).get(_STATE) == "no_generation"
@@ -142,6 +154,8 @@ def read_call(span: Span, problems: list[Problem]) -> CallReading:
         weight_version=read.integer(_WEIGHT_VERSION),
         state=_state(read, span, has_tokens=bool(prompt and completion)),
         logprobs_content=content,
+        policy=read.text(_POLICY),
+        role=read.text(_ROLE),
     )
 
 

@@ -7,8 +7,8 @@ What differs from the described system (each for a reason given in the contract'
   `metadata["branch"]`, present where a trace has more than one branch.
 - Calls recorded by the gateway are calls too, and a tracer's span of the same response id is the same call.
 - A call that failed, or that the store marked as late, makes no triplet.
-- Metadata tells more where more is known: `finish_reason`, `weight_version`, `call_id`, `state` if it is not `ok`,
-  `rewards` if there are several dimensions; `response.token_logprobs` holds one number per token.
+- Metadata tells more where more is known: `finish_reason`, `weight_version`, `policy`, `call_id`, `state` if it is not
+  `ok`, `rewards` if there are several dimensions; `response.token_logprobs` holds one number per token.
 - Nothing raises over a bad attribute, a cycle or a missing time; what was left out is listed as `Problem`s.
 - How spans without a parent are placed is told in `repair.py`, how rewards find their calls in `credit.py`.
 """
@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import Self
 
 from agentlightning.adapter.attributes import Problem
+from agentlightning.adapter.calls import ANY_AGENT
 from agentlightning.adapter.content import image_urls, read_content
 from agentlightning.adapter.credit import Credits, RewardMatchPolicy, match_rewards
 from agentlightning.adapter.draw import draw
@@ -169,7 +170,7 @@ class TraceTree(SpanNode):
                 "request": content.request,
                 "response": content.response,
                 "response_id": call.response_id,
-                "agent_name": agent_name,
+                "agent_name": call.role or agent_name if agent_name == ANY_AGENT else agent_name,
                 **known_metadata(call, span),
             },
         )
@@ -183,19 +184,20 @@ class TraceTree(SpanNode):
         dedup_llm_call: bool = True,
         reward_match: RewardMatchPolicy | str = RewardMatchPolicy.FIRST_OCCURRENCE,
         final_reward: float | None = None,
+        policy: str | None = None,
         _skip_empty_token_spans: bool = False,
     ) -> list[Triplet]:
         """Return the model calls as triplets in the order in which they were made; see the module for the rules.
 
-        `final_reward` replaces the reward of the last triplet.
+        `final_reward` replaces the reward of the last triplet. `policy` takes the calls of one policy only.
 
         Raises:
             ValueError: no such `reward_match`.
         """
-        rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call)
-        policy = RewardMatchPolicy(reward_match)
+        rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call, policy)
+        match_policy = RewardMatchPolicy(reward_match)
         made = self._triplets(select_calls(self, rules), skip_empty=_skip_empty_token_spans)
-        credits = match_rewards(self, [call for call, _ in made], policy)
+        credits = match_rewards(self, [call for call, _ in made], match_policy)
         self._report_rewards(credits)
         for call, triplet in made:
             put_reward(triplet, credits.earned.get(call.node.id))
@@ -237,6 +239,7 @@ def known_metadata(call: CallReading, span: Span) -> dict[str, Any]:
         "call_id": call.call_id or (span.span_id if call.response_id is None else None),
         "finish_reason": call.finish_reason,
         "weight_version": call.weight_version,
+        "policy": call.policy,
         "state": call.state if call.call_id is not None and call.state != "ok" else None,
     }
     return {key: value for key, value in known.items() if value is not None}

@@ -18,6 +18,7 @@ from agentlightning.adapter.collector import collector_paused
 from agentlightning.adapter.credit import RewardMatchPolicy
 from agentlightning.adapter.drift import Decode
 from agentlightning.adapter.explain import Explanation, explain_calls
+from agentlightning.adapter.policies import checked_policy, is_call_of_other_policy, is_of_other_policy
 from agentlightning.adapter.rewards import reward_value
 from agentlightning.adapter.samples import SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.selection import LLM_CALL_MATCH
@@ -29,6 +30,7 @@ from agentlightning.adapter.tokens import (
     has_failed,
     is_stale,
     read_call,
+    refused_for_budget,
 )
 from agentlightning.adapter.tree import TraceTree, known_metadata, put_reward
 from agentlightning.types import Span, Triplet
@@ -73,6 +75,9 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
     for it.
     """
 
+    policy: str | None = None
+    """The policy whose calls are selected; None is every call, but for those of policies that are not trained."""
+
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
         return TripletReading(self.adapt(source))
@@ -93,7 +98,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
             usable = [call for call in selected if call.state not in FAILED_STATES and not call.stale]
             readings.append(samples_from_calls(usable, decode=decode))
             in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
-            reasons.update({call.ref: _why_left_out(call) for call in own if call.ref not in in_rows})
+            reasons.update({call.ref: _why_left_out(call, self.policy) for call in own if call.ref not in in_rows})
             named.extend(own)
         named.sort(key=lambda call: call.sequence_id)
         rollout_id = source[0].rollout_id if source else "-"
@@ -112,10 +117,12 @@ class TracerTraceToTriplet(TraceToTripletBase):
         agent_match: Regular expression for names of agents; only calls below a matching one count. None is every call.
         exclude_llm_call_in_reward: Leave out calls made to compute a reward.
         reward_match: How rewards without a link find their call.
+        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+            or external.
         _skip_empty_token_spans: Leave out calls without token ids before rewards are matched.
 
     Raises:
-        ValueError: one of the expressions is not valid, or there is no such `reward_match`.
+        ValueError: one of the expressions is not valid, there is no such `reward_match`, or `policy` is no name.
     """
 
     def __init__(
@@ -126,12 +133,15 @@ class TracerTraceToTriplet(TraceToTripletBase):
         exclude_llm_call_in_reward: bool = True,
         reward_match: RewardMatchPolicy | str = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,
+        *,
+        policy: str | None = None,
     ) -> None:
         self.repair_hierarchy = repair_hierarchy
         self.llm_call_match = _expression("llm_call_match", llm_call_match)
         self.agent_match = None if agent_match is None else _expression("agent_match", agent_match)
         self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self.reward_match = RewardMatchPolicy(reward_match)
+        self.policy = checked_policy(policy)
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
@@ -153,6 +163,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
                 agent_match=self.agent_match,
                 exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
                 reward_match=self.reward_match,
+                policy=self.policy,
                 _skip_empty_token_spans=self._skip_empty_token_spans,
             )
         return TripletReading(triplets, tree.problems)
@@ -182,7 +193,14 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     Only calls with token ids count. A reward goes to the newest call without one whose sequence id is smaller. Beside
     what the described system gave, a triplet holds log-probabilities, finish reason, weight version and call id where
     the span has them; late and failed calls are left out, and lost rewards are listed by `read`.
+
+    Args:
+        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+            or external.
     """
+
+    def __init__(self, *, policy: str | None = None) -> None:
+        self.policy = checked_policy(policy)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """Return the triplets in the order of the sequence ids; none for no spans."""
@@ -205,18 +223,20 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 continue
             if reward_value(span) is not None:
                 _earn(span, unrewarded, problems)
-            triplet = _gateway_triplet(span, seen, problems)
+            triplet = None if is_of_other_policy(span, self.policy) else _gateway_triplet(span, seen, problems)
             if triplet is not None:
                 triplets.append(triplet)
                 unrewarded.append((span.sequence_id, triplet))
         return TripletReading(triplets, problems)
 
 
-def _why_left_out(call: ModelCall) -> str:
+def _why_left_out(call: ModelCall, policy: str | None) -> str:
     if call.stale:
         return "stale"
     if call.state in FAILED_STATES:
-        return call.state
+        return "budget" if call.witness is not None and refused_for_budget(call.witness.record) else call.state
+    if is_call_of_other_policy(call, policy):
+        return "not_selected"
     return unusable(call) or "not_selected"
 
 

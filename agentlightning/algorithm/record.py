@@ -20,10 +20,11 @@ from agentlightning.adapter.attributes import Problem, as_dict
 from agentlightning.adapter.calls import CallRef, ModelCall, agent_of, call_id_of, model_calls
 from agentlightning.adapter.drift import Decode
 from agentlightning.adapter.explain import Explanation, explain_calls
+from agentlightning.adapter.policies import is_call_of_other_policy, policies_of
 from agentlightning.adapter.rewards import final_reward
 from agentlightning.adapter.samples import Sample, SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.seams import RowCause
-from agentlightning.adapter.tokens import FAILED_STATES, is_stale
+from agentlightning.adapter.tokens import FAILED_STATES, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.errors import LedgerError
 from agentlightning.types import Attempt, Outcome, Rollout, Span, Triplet
@@ -56,9 +57,10 @@ ExclusionReason = Literal[
 """Why a model call is not trained: the closed list.
 
 `no_generation`: there was nothing to generate (embeddings). `not_selected`: the adapter left it out (a grader's call,
-another agent's). `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its
-attempt had not ended when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all
-rewards of its group are the same, so there is nothing to learn.
+another agent's or another policy's; all of them, where several policies are trained and the adapter names none).
+`budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its attempt had not ended
+when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all rewards of its group
+are the same, so there is nothing to learn.
 """
 
 TRAINED_OUTCOMES: frozenset[Outcome] = frozenset(("scored", "policy_fault"))
@@ -145,12 +147,16 @@ def read_rollout(
         call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict)) is not None
     }
     candidates = [call for call in calls if call.ref not in exclusions]
-    selected = _selected(candidates, counted, adapter or TracerTraceToTriplet(), problems)
+    adapter = adapter or TracerTraceToTriplet()
+    selected = _selected(candidates, counted, adapter, problems)
+    if adapter.policy is None and len(policies_of(selected.values())) > 1:
+        selected = {}  # which of them is trained here, only the adapter's policy= can tell
     reading = samples_from_calls(list(selected.values()), decode=decode)
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
         if call.ref not in in_rows:
-            exclusions[call.ref] = unusable(call) or "not_selected"
+            other = is_call_of_other_policy(call, adapter.policy)
+            exclusions[call.ref] = "not_selected" if other else unusable(call) or "not_selected"
     return RolloutRecord(
         rollout_id=rollout.rollout_id,
         attempt_id=None if latest is None else latest.attempt_id,
@@ -187,11 +193,15 @@ def _exclusion(call: ModelCall, latest: Attempt | None, verdict: ExclusionReason
         return "stale"
     if latest is None or call.ref.attempt_id != latest.attempt_id:
         return "superseded_attempt"
-    if call.state == "refused" and latest.outcome_reason == "budget":
+    if call.state == "refused" and (latest.outcome_reason == "budget" or _was_over_budget(call)):
         return "budget"
     if call.state == "no_generation" or call.state in FAILED_STATES:
         return cast(ExclusionReason, call.state)  # the names of the two lists are the same
     return verdict
+
+
+def _was_over_budget(call: ModelCall) -> bool:
+    return call.witness is not None and refused_for_budget(call.witness.record)
 
 
 def _selected(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentlightning.cli.output import LOG_JSON, log_to_stderr
+
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
@@ -20,14 +22,19 @@ def gateway(
     model: str | None = typer.Option(None, help="The name that the server knows; agents ask for it, too."),
     api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
     config: Path | None = typer.Option(
-        None, help="YAML or JSON with model_list, and limits, keep, record, replay as LLMProxy takes them."
+        None,
+        help="YAML or JSON with model_list, and policies, limits, health, keep, record, replay as LLMProxy takes them.",
     ),
     store: str = typer.Option("sqlite:///agl.db", help="Where the calls are recorded: a file or a store spec."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
     port: int = typer.Option(0, help="Port; 0 takes a free one."),
     record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
     replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
+    journal: Path | None = typer.Option(
+        None, help="File of the calls in hand, for the next start after kill -9; beside a store file by default."
+    ),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
 ) -> int:
     """Record the model calls of any program, without a Trainer. Ctrl+C ends it.
 
@@ -36,9 +43,8 @@ def gateway(
 
     Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
     """
-    from agentlightning.logging import setup
 
-    setup(log_level)
+    log_to_stderr(log_level, json_lines=log_json)
     options = _options(upstream, model, api_key, config)
     if record is not None:
         options["record"] = record
@@ -48,6 +54,7 @@ def gateway(
         raise ValueError(
             f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
         )
+    options["journal"] = journal or _journal(store, port)
     asyncio.run(_serve(store, {"host": host, "port": port or None, **options}))
     return 0
 
@@ -69,13 +76,13 @@ def _options(upstream: str | None, model: str | None, api_key: str | None, confi
     return options
 
 
-_KEYS = ("model_list", "limits", "keep", "num_retries", "record", "replay", "replay_match")
+_KEYS = ("model_list", "policies", "limits", "health", "keep", "num_retries", "record", "replay", "replay_match")
 
 
 def _read(path: Path) -> dict[str, Any]:
     import yaml
 
-    from agentlightning.llm_proxy import GatewayLimits
+    from agentlightning.llm_proxy import GatewayLimits, HealthChecks
 
     try:
         read: Any = yaml.safe_load(path.read_text())
@@ -88,12 +95,22 @@ def _read(path: Path) -> dict[str, Any]:
     options: dict[str, Any] = {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
     if unknown := [key for key in options if key not in _KEYS]:
         raise ValueError(f"--config {path}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
-    if "limits" in options:
-        try:
-            options["limits"] = GatewayLimits(**options["limits"])
-        except TypeError as error:
-            raise ValueError(f"--config {path}: limits: {error}") from None
+    for key, settings in (("limits", GatewayLimits), ("health", HealthChecks)):
+        if key in options:
+            try:
+                options[key] = settings(**options[key])
+            except TypeError as error:
+                raise ValueError(f"--config {path}: {key}: {error}") from None
     return options
+
+
+def _journal(spec: str, port: int) -> str | None:
+    """Return a file beside the store's, the same at the next start on this port; None if the store is no file."""
+    from agentlightning.store.spec import spec_of
+
+    store = spec_of(spec).partition("?")[0]
+    path = store.removeprefix("sqlite:///")
+    return None if path == store else f"{path}.{port}.calls" if port else f"{path}.calls"
 
 
 async def _serve(spec: str, options: dict[str, Any]) -> None:
@@ -113,6 +130,9 @@ async def _serve(spec: str, options: dict[str, Any]) -> None:
             llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])
             print(f"OPENAI_BASE_URL={llm.endpoint}/v1", flush=True)
             print(f"ANTHROPIC_BASE_URL={llm.endpoint}", flush=True)
+            for role in proxy.roles:
+                own = proxy.as_resource(*ids, model=llm.model, role=role)
+                print(f"the role {role}: OPENAI_BASE_URL={own.endpoint}/v1", flush=True)
             print(f"api key: {llm.api_key or 'any'}", flush=True)
             print(f"calls are recorded for rollout {ids[0]}", flush=True)
             await end

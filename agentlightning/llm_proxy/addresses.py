@@ -10,13 +10,15 @@ from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, Dialect
 from agentlightning.llm_proxy.replies import refuse
 
 COUNT_TOKENS = f"{MESSAGES.route}/count_tokens"
-ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), COUNT_TOKENS: "POST", "models": "GET"}
+MODELS = "models"
+ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), COUNT_TOKENS: "POST", MODELS: "GET"}
 """What is served below an attempt's URL, with or without `v1/` before it, and by which method."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RIGHT_FORM = (
     "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
-    "(or the same with /v1 at the end); LLM.get_base_url() and LLMProxy.as_resource() give it"
+    "(or the same with /v1 at the end, or with /role/<role> before it); LLM.get_base_url() and LLMProxy.as_resource() "
+    "give it"
 )
 
 
@@ -27,19 +29,29 @@ class CallAddress:
     rollout_id: str
     attempt_id: str
     route: str
+    role: str | None = None
+    """Whose call it is among the agents of the attempt, where the URL says so."""
+    model: str | None = None
+    """The one that is asked about, below `models`."""
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
-    """Read `/rollout/R/attempt/A[/v1]/<route>`; each segment is percent-decoded by itself.
+    """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` may have a name after it.
+
+    Each segment is percent-decoded by itself.
 
     Raises:
         CallFailed: 404 that shows the right form, 405 with the right method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/")[1:]]
+    role, segments = (segments[1], segments[2:]) if segments[0] == "role" and len(segments) > 1 else (None, segments)
     if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
         raise refuse(404, f"{_shown(raw_path)} names no attempt. {_RIGHT_FORM}", code="unknown_url")
     rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
     route = "/".join(segments[5:] if segments[4:5] == ["v1"] else segments[4:])
+    model = route.removeprefix(f"{MODELS}/") if route.startswith(f"{MODELS}/") else None
+    if model:
+        route = MODELS
     if route not in ROUTES:
         served = ", ".join(f"{verb} {known}" for known, verb in ROUTES.items())
         raise refuse(
@@ -48,7 +60,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
     wanted = ROUTES[route]
     if method != wanted:
         raise refuse(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route)
+    return CallAddress(rollout_id, attempt_id, route, role, model)
 
 
 def spoken(raw_path: bytes) -> Dialect:

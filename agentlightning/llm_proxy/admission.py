@@ -25,6 +25,11 @@ class AttemptBook:
         self._seen: dict[tuple[str, str], tuple[float, str | None]] = {}
         self._store: LightningStore | None = None
 
+    def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
+        """True if the store said a moment ago that the attempt goes on; else `check` asks it, or knows the reason."""
+        seen = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
+        return seen is not None and seen[1] is None and seen[0] > time.monotonic()
+
     async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
         """Let the attempt pass or raise.
 

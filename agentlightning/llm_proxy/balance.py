@@ -1,48 +1,52 @@
 """Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy; never a broken one.
 
-A rollout stays where its prompts are cached. An endpoint that fails several times in a row is left alone for a while
-that doubles (a circuit breaker: Nygard, Release It!, chapter 5), then one call tries it.
+A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
+doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile it is asked whether it is
+well again (`health.py`), so that calls are seldom what finds out.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from agentlightning.llm_proxy.health import HealthChecks
 from agentlightning.llm_proxy.models import Endpoint
 
-FAILURES = 3
-"""So many in a row open the circuit."""
-_REST_SECONDS = (2.0, 60.0)
-"""How long a broken endpoint is left alone: first and longest."""
+logger = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 
 
 @dataclass(slots=True)
 class _Circuit:
+    rest: float
+    """Seconds for which the endpoint is out the next time."""
     failures: int = 0
-    rest: float = _REST_SECONDS[0]
     until: float = 0.0
-    """Closed, if in the past; monotonic clock."""
-    trying: bool = False
+    """No call before; monotonic clock."""
+    said_well: bool = False
+    """It said so, and has not served since."""
 
 
 class Balancer:
     """What is known of the endpoints. Owned by the serving loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, checks: HealthChecks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._checks, self._clock = checks, clock
         self._homes: OrderedDict[tuple[str, str], Endpoint] = OrderedDict()
         self._circuits: dict[Endpoint, _Circuit] = {}
         self.in_flight: Counter[Endpoint] = Counter()
+        self.some_are_out = asyncio.Event()
 
     def order(self, rollout_id: str, model: str, endpoints: list[Endpoint]) -> list[Endpoint]:
         """Return the endpoints in the order in which a call is to try them; the first becomes the rollout's own.
 
-        Broken ones come last: if all are broken, trying is better than refusing.
+        Those that are out come last: if all are, trying is better than refusing.
         """
         if len(endpoints) == 1:
             return endpoints
@@ -51,6 +55,11 @@ class Balancer:
         serving = [endpoint for endpoint in endpoints if self._serves(endpoint)]
         ordered = sorted(serving, key=lambda endpoint: (endpoint != home, self.in_flight[endpoint]))
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
+        circuit = self._circuits.get(ordered[0])
+        if circuit is not None and self._is_out(circuit):
+            circuit.until = (
+                self._clock() + circuit.rest
+            )  # this one call finds out; if it tells nothing, a later one does
         self._homes[key] = ordered[0]
         self._homes.move_to_end(key)
         if len(self._homes) > _REMEMBERED:
@@ -68,31 +77,55 @@ class Balancer:
 
     def served(self, endpoint: Endpoint) -> None:
         """The endpoint answered; a 4xx is an answer, too."""
-        self._circuits.pop(endpoint, None)
+        if self._circuits.pop(endpoint, None) is not None:
+            self._look_around()
 
     def failed(self, endpoint: Endpoint) -> float | None:
-        """The endpoint could not be reached, or failed; returns for how long it is left alone, if it is."""
-        circuit = self._circuits.setdefault(endpoint, _Circuit())
+        """The endpoint could not be reached, or failed; returns for how long it is out, if it is."""
+        circuit = self._circuits.setdefault(endpoint, _Circuit(self._checks.rest_seconds))
         circuit.failures += 1
-        circuit.trying = False
-        if circuit.failures < FAILURES:
+        if not self._is_out(circuit):
             return None
-        rest, circuit.rest = circuit.rest, min(circuit.rest * 2, _REST_SECONDS[1])
+        rest, circuit.rest = circuit.rest, min(circuit.rest * 2, self._checks.longest_rest_seconds)
         circuit.until = self._clock() + rest
+        self._look_around()
         return rest
 
+    def is_well(self, endpoint: Endpoint) -> None:
+        """The endpoint says that it is well: calls go there again, and the next failure puts it out again.
+
+        One that fails all the same is not believed a second time, until it has served: its rest decides.
+        """
+        circuit = self._circuits.get(endpoint)
+        if circuit is not None and not circuit.said_well:
+            circuit.failures, circuit.until, circuit.said_well = self._checks.failures - 1, 0.0, True
+            logger.info("the model server %s says that it is well again", endpoint.label)
+            self._look_around()
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint serves nothing any more."""
+        self.served(endpoint)
+
+    def out(self) -> list[Endpoint]:
+        """Return the endpoints that are out."""
+        return [endpoint for endpoint, circuit in self._circuits.items() if self._is_out(circuit)]
+
     def state(self, endpoint: Endpoint) -> str:
-        """Return `serving`, `failing` (lately, not often enough) or `broken`."""
+        """Return `serving`, `failing` (lately, not often enough) or `out`."""
         circuit = self._circuits.get(endpoint)
         if circuit is None:
             return "serving"
-        return "broken" if circuit.failures >= FAILURES else "failing"
+        return "out" if self._is_out(circuit) else "failing"
 
     def _serves(self, endpoint: Endpoint) -> bool:
         circuit = self._circuits.get(endpoint)
-        if circuit is None or circuit.failures < FAILURES:
-            return True
-        if circuit.until > self._clock() or circuit.trying:
-            return False
-        circuit.trying = True  # the rest is over: this one call finds out
-        return True
+        return circuit is None or not self._is_out(circuit) or circuit.until <= self._clock()
+
+    def _is_out(self, circuit: _Circuit) -> bool:
+        return circuit.failures >= self._checks.failures
+
+    def _look_around(self) -> None:
+        if self.out():
+            self.some_are_out.set()
+        else:
+            self.some_are_out.clear()

@@ -9,9 +9,8 @@ from typing import Any, Final, cast
 from agentlightning.llm_proxy.calls import ModelCall
 from agentlightning.llm_proxy.models import Endpoint
 from agentlightning.llm_proxy.replies import refuse
+from agentlightning.semconv import BUDGET_EXHAUSTED
 
-BUDGET_CODE: Final = "budget_exhausted"
-"""In the refusal, so that whoever sees the agent's error knows its reason."""
 _REMEMBERED: Final = 100_000
 
 
@@ -47,9 +46,9 @@ class Budgets:
             if bound is not None and spent >= bound:
                 text = (
                     f"The budget of rollout {rollout_id} is used up: {spent:g} of {bound:g} ({what}). No further call "
-                    f"of it is made ({BUDGET_CODE}); GatewayLimits.{what}_per_rollout is the bound"
+                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{what}_per_rollout is the bound"
                 )
-                raise refuse(429, text, code=BUDGET_CODE)
+                raise refuse(429, text, code=BUDGET_EXHAUSTED)
 
     def add(self, call: ModelCall, endpoint: Endpoint | None) -> None:
         """Count what a call has used: by its token ids, else by what the model server says."""
@@ -67,7 +66,7 @@ class Budgets:
 
 def tokens_used(call: ModelCall) -> tuple[int, int]:
     """Return the tokens of prompt and completion; 0 for what nobody told."""
-    if call.tokens is not None:
+    if call.tokens is not None and call.tokens.prompt_token_ids:
         return len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
     usage = (call.reply or {}).get("usage")
     counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentlightning.llm_proxy.engines import Engine
 from agentlightning.llm_proxy.models import Endpoint
+from agentlightning.llm_proxy.policies import Policy
 from agentlightning.llm_proxy.replies import CallFailed, CallState
 from agentlightning.utils.id import generate_id
 
@@ -16,6 +18,7 @@ class CallTokens:
     """What the model server consumed and produced, in its own token ids."""
 
     prompt_token_ids: list[int]
+    """Empty where the server never gives them."""
     completion_token_ids: list[int]
     logprobs: list[float] | None
     """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
@@ -34,6 +37,10 @@ class ModelCall:
     began: float = field(default_factory=time.monotonic)
     dialect: str = "chat/completions"
     """Route of the dialect that the agent speaks."""
+    role: str | None = None
+    """Of the agent, where its URL names one."""
+    policy: Policy | None = None
+    """Whose call it is; None where the gateway has no policies, or the request could not be read."""
     streamed: bool = False
     """The agent asked for a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -51,11 +58,14 @@ class ModelCall:
     """Wall clock; when the first frame of a stream came."""
     endpoint: Endpoint | None = None
     """Where the reply came from."""
+    engine: Engine | None = None
+    """What serves there."""
     upstream_tries: int = 0
     state: CallState = "upstream_error"
     http_status: int = 500
     """What the agent got; 499 if it had left."""
     error: str | None = None
+    error_code: str | None = None
 
     def heard(self, reply: dict[str, Any] | None) -> None:
         """A stream broke off: keep what came of the reply, but for its tokens, since nobody knows the rest."""
@@ -67,16 +77,23 @@ class ModelCall:
     def answered(self, reply: dict[str, Any], tokens: CallTokens | None, *, generated: bool = True) -> None:
         """The model server answered; `generated` is False where a reply has no tokens by its nature."""
         self.reply, self.tokens = reply, tokens
-        self.state = ("ok" if tokens else "no_tokens") if generated else "no_generation"
+        whole = tokens is not None and bool(tokens.prompt_token_ids)
+        self.state = ("ok" if whole else "no_tokens") if generated else "no_generation"
         self.http_status = 200
 
     def failed(self, failure: CallFailed) -> None:
         """There is no answer, or the rest of it is missing."""
         self.state, self.http_status, self.error = failure.state, failure.status, failure.message
+        self.error_code = failure.code
 
     def left(self) -> None:
         """The agent closed its connection."""
         self.state, self.http_status, self.error = "client_left", 499, "the agent closed its connection"
+
+    @property
+    def is_for_training(self) -> bool:
+        """False where the call belongs to a policy that learns from none."""
+        return self.policy is None or self.policy.kind == "trained"
 
     @property
     def seconds(self) -> float:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentlightning.llm_proxy.addresses import COUNT_TOKENS, CallAddress, parse_address, spoken
+from agentlightning.llm_proxy.addresses import COUNT_TOKENS, MODELS, CallAddress, parse_address, spoken
 from agentlightning.llm_proxy.admission import AttemptBook, Slots
 from agentlightning.llm_proxy.budget import Budgets
 from agentlightning.llm_proxy.calls import ModelCall
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
+from agentlightning.llm_proxy.engines import OTHER
+from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.keys import check_key
 from agentlightning.llm_proxy.limits import GatewayLimits
+from agentlightning.llm_proxy.listing import model_listing
 from agentlightning.llm_proxy.models import ModelTable
+from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.privacy import Privacy
-from agentlightning.llm_proxy.recorder import ask_store, keep
+from agentlightning.llm_proxy.recorder import ask_store, is_final, keep
 from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, json_reply, refuse
 from agentlightning.llm_proxy.serving import Outlet, Server, Tail
 from agentlightning.llm_proxy.tape import Tape
@@ -42,17 +46,19 @@ class Gateway:
         *,
         store: Callable[[], LightningStore],
         models: Callable[[], ModelTable],
+        policies: PolicyTable,
         token: str | None,
         limits: GatewayLimits,
         gate: WeightGate,
         upstream: Upstream,
         privacy: Privacy,
         tape: Tape | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        self._store, self._models = store, models
+        self._store, self._models, self._policies = store, models, policies
         self._token, self._limits = token, limits
-        self._server = Server(models, gate, upstream, limits.call_seconds, tape)
-        self._privacy = privacy
+        self._server = Server(models, policies, gate, upstream, limits.call_seconds, tape)
+        self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
         self._slots = Slots(limits.calls, limits.calls_per_attempt)
@@ -81,21 +87,34 @@ class Gateway:
         address = parse_address(scope["raw_path"], scope["method"])
         check_key(scope, address, self._token)
         store, seconds = self._store(), self._limits.store_seconds
-        await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
-        if address.route == "models":
-            return self._list_models()
+        if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):
+            await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
+        if address.role is not None and address.route in (MODELS, COUNT_TOKENS):  # of a call its record tells
+            self._policies.role_in_url(address.role)
+        if address.route == MODELS:
+            return json_reply(model_listing(self._models(), address.model))
         if address.route == COUNT_TOKENS:
             return await self._count_tokens(address, receive)
         dialect = DIALECTS[address.route]
         call = await self._arrival(store, address, scope)
+        if self._journal is not None:
+            self._journal.begun(call)
         reply = await self._outcome(store, call, dialect, receive, outlet)
         return await self._conclude(store, call, dialect, outlet, reply)
 
-    def _list_models(self) -> Reply:
-        entries = [
-            {"id": n, "object": "model", "created": 0, "owned_by": "agentlightning"} for n in self._models().names
-        ]
-        return json_reply({"object": "list", "data": entries})
+    async def record_cut_short(self, calls: Sequence[ModelCall]) -> None:
+        """Record calls that an earlier process had in hand when it ended: their agents got no answer from it."""
+        assert self._journal is not None
+        store, seconds = self._store(), self._limits.store_seconds
+        for call in calls:
+            call.failed(refuse(503, "The gateway's process ended during the call", state="upstream_error"))
+            lost = await keep(store, call, self._privacy, seconds)
+            if lost is None or is_final(lost):
+                self._journal.ended(call)
+            if lost is not None:
+                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, lost)
+        if calls:
+            logger.warning("%d calls were in hand when an earlier gateway process ended", len(calls))
 
     async def _count_tokens(self, address: CallAddress, receive: Receive) -> Reply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
@@ -116,7 +135,14 @@ class Gateway:
         wanted = DIALECTS[address.route].forwarded
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         sent = {name: value for name, value in headers if name in wanted} if wanted else {}
-        return ModelCall(address.rollout_id, address.attempt_id, sequence_id, dialect=address.route, agent_headers=sent)
+        return ModelCall(
+            address.rollout_id,
+            address.attempt_id,
+            sequence_id,
+            dialect=address.route,
+            agent_headers=sent,
+            role=address.role,
+        )
 
     async def _outcome(
         self, store: LightningStore, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
@@ -180,6 +206,8 @@ class Gateway:
         """Keep the spans, then let the reply go; without the spans there is no reply, and no end of a stream."""
         self._budgets.add(call, call.endpoint)
         lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds)
+        if self._journal is not None:
+            self._journal.ended(call)
         if lost is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
@@ -187,7 +215,7 @@ class Gateway:
             message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
             return _failed_reply(dialect, refuse(503, message, code="record_lost", retry_after=1.0), outlet)
         self.ended[call.state] += 1
-        if call.state == "no_tokens":
+        if call.state == "no_tokens" and call.is_for_training:
             self._warn_about_tokens(call)
         return reply
 
@@ -195,11 +223,13 @@ class Gateway:
         model = str((call.request or {}).get("model"))
         if model not in self._warned:
             self._warned.add(model)
+            engine = call.engine or OTHER
             logger.warning(
-                "The model server of %r gives no token ids: its calls are recorded as no_tokens and cannot be trained. "
-                "vLLM gives them from 0.10.2 on when asked with 'return_token_ids', which the gateway does; "
-                "serve the model with such an engine",
+                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and cannot "
+                "be trained. How to get them: %s",
                 model,
+                engine.name,
+                engine.advice,
             )
 
 

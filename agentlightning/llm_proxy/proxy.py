@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has_no_effect
+from agentlightning.llm_proxy.calls import ModelCall
 from agentlightning.llm_proxy.gateway import Gateway
+from agentlightning.llm_proxy.health import HealthChecks
+from agentlightning.llm_proxy.journal import Journal
 from agentlightning.llm_proxy.limits import GatewayLimits
 from agentlightning.llm_proxy.models import ModelConfig, ModelTable
+from agentlightning.llm_proxy.policies import PolicyTable
+from agentlightning.llm_proxy.policy_config import PolicyConfig, read_policies
 from agentlightning.llm_proxy.privacy import Kept, Privacy, Redact
+from agentlightning.llm_proxy.resources import llm_at, model_for
 from agentlightning.llm_proxy.tape import Match, Tape
 from agentlightning.llm_proxy.upstream import Upstream
+from agentlightning.llm_proxy.weight_changes import WeightChanges
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
-from agentlightning.types import LLM, ProxyLLM
-from agentlightning.types.attempt_key import attempt_key
+from agentlightning.tracer.mirror import close_mirror, open_mirror
+from agentlightning.types import LLM, NamedResources
 from agentlightning.utils.auth import Receive, Scope, Send, check_bind, server_token
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
-class LLMProxy:
+class LLMProxy(WeightChanges):
     """An OpenAI-compatible server between agents and model servers, which records each call with its tokens.
 
     Owned by one process; `start` serves from a thread of its own (`launch_mode="thread"`) or from the running loop
@@ -50,6 +56,9 @@ class LLMProxy:
         replay: a file made by `record`, from which calls are answered without a model server. With the same file for
             both, what is not on file is asked and added.
         replay_match: `strict` plays the same request only, `nearest` the most similar one.
+        journal: a file of the calls in hand, by which the next gateway with it records those that `kill -9` cut short.
+        policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.
+        health: when one of several endpoints of a model is out, and how it comes back.
 
     Raises:
         ValueError: an argument has no effect here, or contradicts another; names it.
@@ -75,6 +84,9 @@ class LLMProxy:
         record: str | Path | None = None,
         replay: str | Path | None = None,
         replay_match: Match = "strict",
+        journal: str | Path | None = None,
+        policies: Mapping[str, PolicyConfig] | None = None,
+        health: HealthChecks | None = None,
     ) -> None:
         refuse_what_has_no_effect(litellm_config, middlewares, callbacks, num_workers)
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
@@ -83,20 +95,26 @@ class LLMProxy:
             raise ValueError(f"num_retries must be 0 or more; got {num_retries}")
         self.store = store
         self.limits = limits or GatewayLimits()
+        self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
         self._tape = None if record is None and replay is None else Tape(record, replay, replay_match)
+        self._journal = None if journal is None else Journal(journal)
+        self._cut_short: list[ModelCall] = []
+        self._mirrors = False
         self.server_launcher_args = launcher_args or PythonServerLauncherArgs(
             port=port, host=host, launch_mode=launch_mode, healthcheck_url="/health"
         )
         self.server_launcher = PythonServerLauncher(self._serve, self.server_launcher_args, self._on_serving_loop)
         self._model_list: list[ModelConfig] = []
         self._table = ModelTable([])
-        self._gate = WeightGate(self.limits.waiting_calls)
+        self._policies = PolicyTable(read_policies(policies))
+        super().__init__(WeightGate(self.limits.waiting_calls))
         self._num_retries = num_retries
         self._gateway: Gateway | None = None
         self._upstream: Upstream | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.update_model_list(model_list or [])
+        if model_list:
+            self._policies.missing_models(self._table.names)
 
     # --- what it serves, and for whom ------------------------------------------------------------------------------
 
@@ -134,32 +152,40 @@ class LLMProxy:
         attempt_id: str | None = None,
         model: str | None = None,
         sampling_parameters: dict[str, Any] | None = None,
+        *,
+        role: str | None = None,
     ) -> LLM:
         """Return the LLM of one attempt, or without ids a `ProxyLLM` that each attempt makes its own.
 
         May be called before `start`: the port is bound then. With `AGL_TOKEN` set, the LLM of an attempt has its key.
+        Calls through the LLM of a `role` belong to the policy that names it.
 
         Raises:
-            ValueError: only one of the ids is given, or the model is not and there is not exactly one name.
+            ValueError: only one of the ids is given, the model is not and there is not exactly one name, no policy
+                names the role, or its policy is served by other models.
         """
-        if (rollout_id is None) != (attempt_id is None):
-            raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
-        model = model or self._only_model()
-        endpoint, sampling = self.server_launcher.access_endpoint, dict(sampling_parameters or {})
-        if rollout_id is None or attempt_id is None:
-            return ProxyLLM(endpoint=endpoint, model=model, sampling_parameters=sampling)
-        url = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
-        token = server_token()
-        key = attempt_key(rollout_id, attempt_id, token) if token else None
-        return LLM(endpoint=url, model=model, api_key=key, sampling_parameters=sampling)
+        policy = None if role is None else self._policies.of_role(role)
+        chosen = model_for(self._table.names, policy, model)
+        gateway = self.server_launcher.access_endpoint
+        return llm_at(gateway, chosen, sampling_parameters, role, rollout_id, attempt_id)
 
-    def _only_model(self) -> str:
-        names = self._table.names
-        if not names:
-            raise ValueError("No models found in model_list. Please specify the model.")
-        if len(names) > 1:
-            raise ValueError(f"Multiple models found in model_list: {', '.join(names)}. Please specify the model.")
-        return names[0]
+    @property
+    def roles(self) -> list[str]:
+        """The roles that policies name."""
+        return list(self._policies.roles)
+
+    def as_resources(self, sampling_parameters: dict[str, Any] | None = None) -> NamedResources:
+        """Return one `ProxyLLM` per role, under the role's name: what an agent of several roles is given.
+
+        Raises:
+            ValueError: no policy names a role, or a role has not exactly one model.
+        """
+        if not self._policies.roles:
+            raise ValueError("No policy names a role: LLMProxy(policies={'main': {'kind': 'trained', 'roles': [...]}})")
+        return cast(
+            NamedResources,
+            {role: self.as_resource(None, None, None, sampling_parameters, role=role) for role in self.roles},
+        )
 
     # --- life ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +193,8 @@ class LLMProxy:
         """Serve; returns when calls are accepted.
 
         Raises:
-            ValueError: there is no store.
+            ValueError: there is no store, or a policy names a model that is not served.
+            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` cannot be followed.
             RuntimeError: already running, the store cannot be called from the serving loop, the port is taken, or the
                 address is not loopback and there is no token.
         """
@@ -178,18 +205,31 @@ class LLMProxy:
         check_bind(self.server_launcher.host, token)
         if self.is_running():
             raise RuntimeError(f"The gateway at {self.server_launcher.endpoint} is already running; stop it first")
-        upstream = Upstream(num_retries=self._num_retries, body_bytes=self.limits.body_bytes, calls=self.limits.calls)
+        plays = self._tape is not None and self._tape.plays
+        if not plays and (missing := self._policies.missing_models(self._table.names)):
+            logger.warning("%s. Calls for it are refused until update_model_list adds it", missing)
+        upstream = Upstream(
+            num_retries=self._num_retries,
+            body_bytes=self.limits.body_bytes,
+            calls=self.limits.calls,
+            health=self._health,
+        )
         self._upstream = upstream
         self._gateway = Gateway(
             store=self._bound_store,
             models=lambda: self._table,
+            policies=self._policies,
             token=token,
             limits=self.limits,
             gate=self._gate,
             upstream=upstream,
             privacy=self._privacy,
             tape=self._tape,
+            journal=self._journal,
         )
+        if self._journal is not None:
+            self._cut_short = self._journal.open()
+        self._mirrors = self._mirrors or open_mirror()
         await self.server_launcher.start()
 
     async def stop(self) -> None:
@@ -199,6 +239,11 @@ class LLMProxy:
         await self.server_launcher.stop()
         if self._tape is not None:
             self._tape.close()
+        if self._journal is not None:
+            self._journal.close()
+        mirrors, self._mirrors = self._mirrors, False
+        if mirrors:
+            await asyncio.to_thread(close_mirror)
 
     async def restart(self) -> None:
         """Stop if running, then start again on the same port."""
@@ -210,50 +255,10 @@ class LLMProxy:
         """True while calls are served; a server that died is not running."""
         return self.server_launcher.is_running()
 
-    # --- weight changes --------------------------------------------------------------------------------------------
-
-    @property
-    def weight_version(self) -> int:
-        """The version with which calls are stamped; 0 before the first change."""
-        return self._gate.version
-
-    async def pause(self) -> None:
-        """Hold back calls that arrive from here on, in a bounded queue; those in progress go on."""
-        await self._there(self._gate.pause)
-
-    async def drain(self, timeout: float = 60.0) -> None:
-        """Wait until no model server has a call in hand.
-
-        Raises:
-            TimeoutError: calls still run after `timeout` seconds; says how many.
-        """
-        await self._there(lambda: self._gate.drain(timeout))
-
-    async def resume(self) -> None:
-        """Let the waiting calls pass."""
-        await self._there(self._gate.resume)
-
-    @asynccontextmanager
-    async def weight_change(self, version: int, *, drain_timeout: float = 60.0) -> AsyncGenerator[None, None]:
-        """Run the block while no model server has a call in hand; calls after it are stamped with `version`.
-
-        If the block or the draining fails, the version stays and the calls go on.
-
-        Raises:
-            TimeoutError: calls still ran after `drain_timeout` seconds; the block was not run.
-        """
-        await self.pause()
-        changed: int | None = None
-        try:
-            await self.drain(drain_timeout)
-            yield
-            changed = version
-        finally:
-            await self._there(lambda: self._gate.resume(changed))
-
     def stats(self) -> dict[str, Any]:
         """Return counters since the last start: `calls` by state, calls `lost` and `rejected` (without spans), calls
-        `in_flight` at model servers, `waiting` for a weight change and `in_hand` in all, and the `weight_version`."""
+        `in_flight` at model servers, `waiting` for a weight change and `in_hand` in all, the `weight_version`, and of
+        each of the `endpoints` whether it is `serving`, `failing` or `out`."""
         ended = dict(self._gateway.ended) if self._gateway else {}
         return {
             "lost": ended.pop("lost", 0),
@@ -263,6 +268,7 @@ class LLMProxy:
             "waiting": self._gate.waiting,
             "in_hand": self._gateway.in_hand if self._gateway else 0,
             "weight_version": self._gate.version,
+            "endpoints": self._upstream.states(self._table.all_endpoints) if self._upstream else {},
         }
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -274,19 +280,15 @@ class LLMProxy:
     @asynccontextmanager
     async def _on_serving_loop(self) -> AsyncGenerator[None, None]:
         assert self._upstream is not None
-        async with self._upstream.opened():
+        async with self._upstream.opened(lambda: self._table.all_endpoints):
             self._loop = asyncio.get_running_loop()
             try:
+                if self._gateway is not None and self._cut_short:
+                    await self._gateway.record_cut_short(self._cut_short)
+                    self._cut_short = []
                 yield
             finally:
                 self._loop = None
-
-    async def _there(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` on the loop that owns the gate; right here while nothing serves."""
-        loop = self._loop
-        if loop is None or loop is asyncio.get_running_loop():
-            return await work()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
 
     def _bound_store(self) -> LightningStore:
         assert self.store is not None

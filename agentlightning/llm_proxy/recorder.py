@@ -15,6 +15,7 @@ from agentlightning.llm_proxy.privacy import Privacy
 from agentlightning.llm_proxy.replies import CallFailed, refuse
 from agentlightning.llm_proxy.spans import spans_of
 from agentlightning.store.base import LightningStore
+from agentlightning.tracer.mirror import mirror_spans
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,7 +39,7 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
 
 
 async def keep(store: LightningStore, call: ModelCall, privacy: Privacy, seconds: float) -> Exception | None:
-    """Store the two spans of a call in one step; return None, or why they are lost.
+    """Store the two spans of a call in one step, and offer them to the mirror; return None, or why they are lost.
 
     Tried again while `seconds` last, unless the store says that they are wrong. Safe to repeat: the store knows the
     spans by their ids.
@@ -51,15 +52,17 @@ async def keep(store: LightningStore, call: ModelCall, privacy: Privacy, seconds
     while True:
         try:
             await asyncio.wait_for(store.add_many_spans(spans), max(0.01, deadline - time.monotonic()))
+            mirror_spans(spans)
             return None
         except Exception as error:  # boundary: see `ask_store`
-            if _is_final(error) or time.monotonic() + pause >= deadline:
+            if is_final(error) or time.monotonic() + pause >= deadline:
                 return error
         await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         pause *= 2
 
 
-def _is_final(error: Exception) -> bool:
+def is_final(error: Exception) -> bool:
+    """True if the store would say the same to the same spans again."""
     if isinstance(error, AgentLightningError):
         return error.http_status < 500 and not isinstance(error, BusyError)
     return isinstance(error, (TypeError, ValueError, NotImplementedError))

@@ -23,6 +23,7 @@ from agentlightning.llm_proxy.dialects import (
 from agentlightning.llm_proxy.dialects.base import read_json
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.models import Endpoint, ModelTable
+from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.replies import CallFailed, Reply, json_reply, refuse
 from agentlightning.llm_proxy.sse import Frames, data_of
 from agentlightning.llm_proxy.tape import Tape
@@ -93,12 +94,13 @@ class Server:
     def __init__(
         self,
         models: Callable[[], ModelTable],
+        policies: PolicyTable,
         gate: WeightGate,
         upstream: Upstream,
         call_seconds: float,
         tape: Tape | None = None,
     ) -> None:
-        self._models, self._gate, self._upstream = models, gate, upstream
+        self._models, self._policies, self._gate, self._upstream = models, policies, gate, upstream
         self._call_seconds = call_seconds
         self._tape = tape
 
@@ -111,6 +113,7 @@ class Server:
         asked = dialect.read_request(raw)
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, dialect.prompt_of(asked)
+        call.policy = self._policies.of_call(call.role, asked["model"], dialect.route)
         way = self._way(dialect, asked, call.rollout_id)
         call.request, call.prompt = way.request, way.wire.prompt_of(way.request)
         if self._tape is not None and (played := self._tape.play(way.wire.route, way.request)) is not None:
@@ -145,7 +148,7 @@ class Server:
         return await self._counted(endpoints[-1], wire, shown)
 
     async def _counted(self, endpoint: Endpoint, wire: WireDialect, request: Json) -> Reply:
-        body = wire.upstream_request(request, endpoint.model, frozenset(wire.extras))
+        body = wire.upstream_request(request, endpoint.model, {})
         if wire is MESSAGES.native:
             answer = await self._upstream.count(endpoint, f"{endpoint.api_base}/messages/count_tokens", wire, body)
             return Reply(200, answer.body)
@@ -187,7 +190,7 @@ class Server:
     def _whole(self, call: ModelCall, way: _Way, reply: Json, body: bytes, outlet: Outlet) -> Reply | Tail:
         """Answer with a reply that came in one piece; `body` is what it was read from."""
         wire, translated = way.wire, way.translated
-        call.answered(wire.record_of(reply), wire.tokens_of(reply), generated=wire.generates)
+        call.answered(wire.record_of(reply), wire.tokens_of(reply, way.request), generated=wire.generates)
         shown = wire.visible_reply(reply, way.request)
         if call.streamed:
             stream = wire.stream_of(reply, way.request)
@@ -225,7 +228,7 @@ class Server:
             heard = reader.reply()
             call.heard(None if heard is None else wire.record_of(heard))
             raise
-        call.answered(wire.record_of(reply), wire.tokens_of(reply), generated=wire.generates)
+        call.answered(wire.record_of(reply), wire.tokens_of(reply, way.request), generated=wire.generates)
         self._keep(way, reply)
         return Tail(outlet, last)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.calls import CallTokens, ModelCall
 from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.semconv import LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
+from agentlightning.utils.id import derive_id
 
 REQUEST_SPAN = "litellm_request"
 RAW_SPAN = "raw_gen_ai_request"
@@ -31,12 +31,8 @@ _Pairs = Iterator[tuple[str, AttributeValue]]
 
 def spans_of(call: ModelCall) -> list[Span]:
     """Return the two spans of a call that has ended, parent first; both have the call's number."""
-    trace_id, parent_id, child_id, ended = (
-        secrets.token_hex(16),
-        secrets.token_hex(8),
-        secrets.token_hex(8),
-        time.time(),
-    )
+    trace_id, ended = derive_id(call.call_id, 0, 32), time.time()
+    parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
     keep = _Budget(KEPT_BYTES)
     request_attributes: Attributes = dict(_request_attributes(call, keep))
     raw_attributes: Attributes = dict(_raw_attributes(call, keep))
@@ -100,6 +96,9 @@ class _Budget:
 
     def __call__(self, value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if text.isascii() and len(text) <= self._left:
+            self._left -= len(text)
+            return text
         raw = text.encode("utf-8", "replace")  # JSON can hold half a surrogate pair, which no store can
         if len(raw) <= self._left:
             self._left -= len(raw)
@@ -109,7 +108,7 @@ class _Budget:
 
 def _request_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     request, reply = call.request or {}, call.reply or {}
-    yield "gen_ai.system", "hosted_vllm"
+    yield "gen_ai.system", _system(call)
     yield "llm.request.type", DIALECTS[call.dialect].kind
     yield "llm.is_streaming", str(call.streamed)
     for name in _PARAMETERS:
@@ -130,6 +129,12 @@ def _request_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     if call.error:
         yield "error.type", call.state
         yield "error.message", keep(call.error)
+
+
+def _system(call: ModelCall) -> str:
+    """Return what served the call, as far as it came; vLLM's name where nobody knows."""
+    known = None if call.engine is None else call.engine.system
+    return known or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
 
 
 def _message(key: str, message: Any, keep: _Budget) -> _Pairs:
@@ -178,31 +183,42 @@ def _raw_attributes(call: ModelCall, keep: _Budget) -> _Pairs:
     yield keys.LATENCY_SECONDS.value, call.seconds
     yield keys.DIALECT.value, call.dialect
     yield keys.STREAMED.value, call.streamed
+    if call.role is not None:
+        yield keys.ROLE.value, call.role
+    if call.policy is not None:
+        yield keys.POLICY.value, call.policy.name
+        yield keys.POLICY_KIND.value, call.policy.kind
     if call.reply is not None and len(call.reply["choices"]) > 1:
         yield keys.CHOICES.value, len(call.reply["choices"])
+    if call.error_code is not None:
+        yield keys.ERROR_CODE.value, call.error_code
     if call.first_frame_at is not None:
         yield keys.FIRST_FRAME_SECONDS.value, max(0.0, call.first_frame_at - call.arrived_at)
     if call.weight_version is not None:
         yield keys.WEIGHT_VERSION.value, call.weight_version
     if call.reply is not None:
-        yield from _reply_text(call.reply, keep)
+        yield from _reply_text(call.reply, call.tokens, keep)
     if call.tokens is not None:
-        yield keys.PROMPT_TOKEN_IDS.value, call.tokens.prompt_token_ids
+        if call.tokens.prompt_token_ids:
+            yield keys.PROMPT_TOKEN_IDS.value, call.tokens.prompt_token_ids
         yield keys.COMPLETION_TOKEN_IDS.value, call.tokens.completion_token_ids
         if call.tokens.logprobs is not None:
             yield keys.COMPLETION_LOGPROBS.value, call.tokens.logprobs
 
 
-def _reply_text(reply: dict[str, Any], keep: _Budget) -> _Pairs:
-    """The text form: Python literals of all choices, without what the parent says already."""
+def _reply_text(reply: dict[str, Any], tokens: CallTokens | None, keep: _Budget) -> _Pairs:
+    """The text form: Python literals of all choices, without what the parent says already, in vLLM's spelling."""
     for name in ("id", "model"):
         if isinstance(value := reply.get(name), str):
             yield f"llm.hosted_vllm.{name}", keep(value)
-    if reply.get("prompt_token_ids"):
-        yield "llm.hosted_vllm.prompt_token_ids", keep(repr(reply["prompt_token_ids"]))
+    prompt_ids = reply.get("prompt_token_ids") or (tokens.prompt_token_ids if tokens is not None else None)
+    if prompt_ids:
+        yield "llm.hosted_vllm.prompt_token_ids", keep(repr(prompt_ids))
     shown = ("index", "token_ids", "finish_reason")
     choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
     if choices:
+        if tokens is not None and not choices[0].get("token_ids"):
+            choices[0]["token_ids"] = tokens.completion_token_ids
         yield "llm.hosted_vllm.choices", keep(repr(choices))
         if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
             yield LightningCallAttributes.FINISH_REASON.value, keep(reason)

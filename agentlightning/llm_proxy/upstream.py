@@ -9,24 +9,27 @@ jittered, honour `Retry-After`, and never outlast the call.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import io
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import aiohttp
 
+from agentlightning.llm_proxy.answers import Answer, Opened, OpenedResponse, retry_after_seconds, without_secret
 from agentlightning.llm_proxy.balance import Balancer
 from agentlightning.llm_proxy.calls import ModelCall
-from agentlightning.llm_proxy.dialects.base import WireDialect, read_json
+from agentlightning.llm_proxy.dialects.base import Json, WireDialect, read_json
+from agentlightning.llm_proxy.dialects.chat import ChatCompletions
+from agentlightning.llm_proxy.engines import LITELLM_ENGINE
+from agentlightning.llm_proxy.health import HealthChecks
+from agentlightning.llm_proxy.health_watch import HealthWatch
+from agentlightning.llm_proxy.litellm_upstream import ask_litellm, close_litellm
 from agentlightning.llm_proxy.models import Endpoint
+from agentlightning.llm_proxy.probe import EngineProbe
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.llm_proxy.sse import Frames, FrameTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -39,78 +42,44 @@ _SHOWN_BYTES = 2000
 _LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one try gave."""
-
-    status: int = 0
-    """0 if there is no reply."""
-    body: bytes = b""
-    retry_after: float | None = None
-    """Seconds."""
-    trouble: Literal["", "unreachable", "cut", "garbage"] = ""
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return 200 <= self.status < 300 and not self.trouble
-
-
-class Opened:
-    """A stream that a model server has begun. `frames` reads it once; whoever opened it closes it."""
-
-    def __init__(self, response: aiohttp.ClientResponse, endpoint: Endpoint, limit: int) -> None:
-        self.response = response
-        self._endpoint = endpoint
-        self._limit = limit
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Give the frames as they come.
-
-        Raises:
-            CallFailed: the connection broke, or the stream is beyond its bound.
-        """
-        frames, size = Frames(self._limit), 0
-        try:
-            async for chunk in self.response.content.iter_any():
-                size += len(chunk)
-                if size > self._limit:
-                    raise FrameTooLarge(f"a stream above {self._limit} bytes")
-                for frame in frames.feed(chunk):
-                    yield _without_secret(frame, self._endpoint.api_key)
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, FrameTooLarge) as error:
-            raise self._broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
-        if frames.rest().strip():
-            yield _without_secret(frames.rest(), self._endpoint.api_key)
-
-    def _broken(self, detail: str) -> CallFailed:
-        logger.warning("the model server %s broke off its stream: %s", self._endpoint.label, detail)
-        return CallFailed(
-            502, f"The model server broke off its stream: {detail}", code="upstream_unusable", state="upstream_error"
-        )
-
-
 class Upstream:
     """The connections to the model servers. Owned by the serving loop, between entering and leaving `opened`."""
 
-    def __init__(self, *, num_retries: int, body_bytes: int, calls: int) -> None:
+    def __init__(self, *, num_retries: int, body_bytes: int, calls: int, health: HealthChecks) -> None:
         self._num_retries = num_retries
         self._body_bytes = body_bytes
         self._calls = calls
         self._session: aiohttp.ClientSession | None = None
-        self._unsupported: dict[Endpoint, frozenset[str]] = {}
-        self.balancer = Balancer()
+        self._probe: EngineProbe | None = None
+        self._unsupported: dict[Endpoint, set[str]] = {}
+        self._used_litellm = False
+        self._health = health
+        self.balancer = Balancer(health)
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None, None]:
-        """Hold the session open; it ignores proxy variables of the environment and keeps no cookies."""
+    async def opened(self, endpoints: Callable[[], list[Endpoint]]) -> AsyncGenerator[None, None]:
+        """Hold the session open; it ignores proxy variables of the environment and keeps no cookies.
+
+        The engines of `endpoints` are asked what they are; those of others before their first call.
+        """
         connector = aiohttp.TCPConnector(limit=self._calls, keepalive_timeout=_IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as self._session:
-            yield
-        self._session = None
+            self._probe = EngineProbe(self._session)
+            self._probe.begin(endpoints())
+            watch = HealthWatch(self._session, self.balancer, self._probe, self._health, endpoints)
+            watching = asyncio.ensure_future(watch.run())
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                await self._probe.close()
+                if self._used_litellm:
+                    await close_litellm()
+        self._session = self._probe = None
 
     @asynccontextmanager
     async def ask(
@@ -137,7 +106,7 @@ class Upstream:
                     try:
                         yield answer
                     finally:
-                        answer.response.close()  # a stream that was not read to its end ends the generation there
+                        await answer.close()  # a stream that was not read to its end ends the generation there
                     return
                 if answer.ok:
                     yield answer
@@ -153,12 +122,18 @@ class Upstream:
             logger.debug("%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, _said(answer), pause)
             await asyncio.sleep(pause)
 
+    def states(self, endpoints: list[Endpoint]) -> dict[str, str]:
+        """Return what is known of each endpoint: `serving`, `failing` or `out`."""
+        return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
+
     def _judge(self, endpoint: Endpoint, answer: Answer | Opened) -> None:
         """Remember whether the endpoint serves; 429 is a server that is busy, not one that is broken."""
         if isinstance(answer, Opened) or (not answer.trouble and (answer.status < 500)):
             self.balancer.served(endpoint)
         elif rest := self.balancer.failed(endpoint):
-            logger.warning("the model server %s fails (%s); left alone for %.0f s", endpoint.label, _said(answer), rest)
+            logger.warning(
+                "the model server %s fails (%s); out for %.0f s at most", endpoint.label, _said(answer), rest
+            )
 
     async def count(self, endpoint: Endpoint, url: str, wire: WireDialect, body: bytes) -> Answer:
         """Ask a server once to count tokens.
@@ -167,6 +142,9 @@ class Upstream:
             CallFailed: 501, it does not count; 502, it cannot be reached or gave no usable reply; its own refusal.
         """
         assert self._session is not None
+        if endpoint.engine == LITELLM_ENGINE:
+            text = f"The provider of {endpoint.model!r} is reached through LiteLLM, which counts no tokens here"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
         headers = {**_HEADERS, **wire.key_headers(endpoint.api_key)}
         try:
             reply = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
@@ -202,25 +180,31 @@ class Upstream:
     async def _ask(self, call: ModelCall, wire: WireDialect, endpoint: Endpoint) -> Answer | Opened:
         """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
         assert call.request is not None
-        unsupported = self._unsupported.get(endpoint, frozenset())
-        answer = await self._post(call, wire, endpoint, unsupported)
-        while isinstance(answer, Answer) and (
-            culprit := _refused_extra(answer, list(wire.added(call.request, unsupported)))
-        ):
-            unsupported |= {culprit}
-            answer = await self._post(call, wire, endpoint, unsupported)
+        assert self._probe is not None
+        call.engine = engine = await self._probe.engine_of(endpoint)
+        wanted = dict(engine.asks.get(wire.route, {}))
+        for name in self._unsupported.get(endpoint, ()):
+            wanted.pop(name, None)
+        request = call.request
+        if call.streamed and wire.route == ChatCompletions.route and not engine.streams_chat_tokens:
+            request, wanted = (_not_streamed(request), wanted) if call.is_for_training else (request, {})
+        refused: set[str] = set()
+        answer = await self._post(call, wire, endpoint, wire.upstream_request(request, endpoint.model, wanted))
+        while isinstance(answer, Answer) and (culprit := _refused_extra(answer, wire.added(request, wanted))):
+            del wanted[culprit]
+            refused.add(culprit)
+            answer = await self._post(call, wire, endpoint, wire.upstream_request(request, endpoint.model, wanted))
             if isinstance(answer, Opened) or answer.ok:
-                self._unsupported[endpoint] = unsupported
+                self._unsupported.setdefault(endpoint, set()).update(refused)
                 logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, culprit)
         return answer
 
-    async def _post(
-        self, call: ModelCall, wire: WireDialect, endpoint: Endpoint, unsupported: frozenset[str]
-    ) -> Answer | Opened:
+    async def _post(self, call: ModelCall, wire: WireDialect, endpoint: Endpoint, body: bytes) -> Answer | Opened:
         assert self._session is not None
-        assert call.request is not None
         call.upstream_tries += 1
-        body = wire.upstream_request(call.request, endpoint.model, unsupported)
+        if endpoint.engine == LITELLM_ENGINE:
+            self._used_litellm = True
+            return await ask_litellm(endpoint, body, self._body_bytes)
         forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
         headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
         try:
@@ -237,7 +221,7 @@ class Upstream:
         except aiohttp.ClientError as error:
             return Answer(trouble="garbage", detail=type(error).__name__)
         if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
-            return Opened(reply, endpoint, self._body_bytes)
+            return OpenedResponse(reply, endpoint, self._body_bytes)
         async with reply:
             return await self._read(reply, endpoint)
 
@@ -251,22 +235,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
             return Answer(reply.status, trouble="garbage", detail=detail)
-        text = _without_secret(bytes(body), endpoint.api_key)
+        text = without_secret(bytes(body), endpoint.api_key)
         return Answer(reply.status, text, retry_after_seconds(reply.headers.get("Retry-After")))
-
-
-def retry_after_seconds(value: str | None) -> float | None:
-    """Read a `Retry-After` header, in seconds or as a date; None if there is none that can be read."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
 
 
 def _pause(answer: Answer, tries: int) -> float:
@@ -274,15 +244,15 @@ def _pause(answer: Answer, tries: int) -> float:
     return max(backoff, answer.retry_after or 0.0)
 
 
-def _refused_extra(answer: Answer, added: list[str]) -> str | None:
+def _not_streamed(request: Json) -> Json:
+    """Return the request for a reply in one piece, of which the agent gets a stream all the same."""
+    return {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
+
+
+def _refused_extra(answer: Answer, added: Iterable[str]) -> str | None:
     if answer.status not in (400, 422):
         return None
-    return next((name for name in added if name.encode() in answer.body), None)
-
-
-def _without_secret(body: bytes, api_key: str | None) -> bytes:
-    """A server that repeats its key must not hand it to the agent."""
-    return body.replace(api_key.encode(), b"[redacted]") if api_key else body
+    return next((name for name in sorted(added, key=len, reverse=True) if name.encode() in answer.body), None)
 
 
 def _said(answer: Answer) -> str:

@@ -64,13 +64,19 @@ def test_a_program_is_recorded_without_a_trainer_and_played_without_a_model(tmp_
     _end(process)
 
 
-def test_a_file_names_models_and_limits(tmp_path: Path) -> None:
+def test_a_file_names_models_limits_and_policies(tmp_path: Path) -> None:
     with ModelServer() as model:
         entry = {"model_name": "tiny", "litellm_params": {"model": "tiny", "api_base": model.base_url}}
-        config = {"model_list": [entry], "limits": {"tokens_per_rollout": 1}, "keep": "tokens"}
+        config = {
+            "model_list": [entry],
+            "limits": {"tokens_per_rollout": 1},
+            "keep": "tokens",
+            "health": {"interval_seconds": 1.0},
+            "policies": {"main": {"kind": "trained", "roles": ["solver"]}, "rest": {"kind": "external"}},
+        }
         (tmp_path / "gateway.json").write_text(json.dumps(config))
         process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
-        _ask(urls["OPENAI_BASE_URL"], "hello")
+        _ask(urls["the role solver: OPENAI_BASE_URL"], "hello")
         with pytest.raises(urllib.error.HTTPError, match="429"):
             _ask(urls["OPENAI_BASE_URL"], "hello")
         assert _end(process)["calls"] == {"ok": 1, "refused": 1}
@@ -102,6 +108,12 @@ def test_wrong_use_is_one_line_and_exit_code_2(
         ("[1]", "must hold a mapping"),
         ("modles: []", "unknown modles"),
         ("limits: {speed: 3}", "limits: "),
+        ("health: {speed: 3}", "health: "),
+        (
+            "{model_list: [{model_name: m, litellm_params: {model: m, api_base: 'http://127.0.0.1:1/v1'}}], "
+            "policies: {main: {kind: learning}}}",
+            "must be one of trained, frozen, external",
+        ),
         ("a: [", "neither"),
     ],
 )

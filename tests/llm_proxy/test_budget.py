@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import openai
 import pytest
 
+import agentlightning as agl
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.algorithm.record import read_rollout
 from agentlightning.llm_proxy import GatewayLimits
+from agentlightning.runner import LitAgentRunner
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.desk import Desk
 from tests.stubs.model_server import ModelServer
 
@@ -69,3 +78,72 @@ def test_a_price_must_be_a_number() -> None:
     entry = ModelServer().entry("policy", input_cost_per_token="cheap")
     with pytest.raises(ValueError, match="input_cost_per_token must be a number"):
         LLMProxy(model_list=[entry])
+
+
+# --- what becomes of the attempt -------------------------------------------------------------------------------------
+
+
+def openai_agent(raise_as: type[Exception] | None = None) -> Any:
+    """Return an agent that asks three times; `raise_as` hides its library's error behind one of its own."""
+
+    async def ask(task: str, llm: agl.LLM) -> float:
+        async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "any", max_retries=0) as client:
+            try:
+                for _ in range(3):
+                    await client.chat.completions.create(
+                        model=llm.model, messages=[{"role": "user", "content": "one two three four five"}]
+                    )
+            except openai.OpenAIError:
+                if raise_as is None:
+                    raise
+            if raise_as is not None:
+                raise raise_as("the model does not answer")
+        return 1.0
+
+    return agl.rollout(ask)
+
+
+async def played(desk: Desk, agent: Any) -> AttemptedRollout:
+    resources = await desk.store.add_resources({"llm": desk.proxy.as_resource()})
+    made = await desk.store.enqueue_rollout(input="x", mode="train", resources_id=resources.resources_id)
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1)
+    with runner.run_context(agent=agent, store=desk.store):
+        await runner.iter()
+    rollout = await desk.store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(rollout, AttemptedRollout)
+    return rollout
+
+
+@pytest.mark.parametrize("raise_as", [None, RuntimeError])
+async def test_an_attempt_that_ends_because_of_its_budget_says_so(raise_as: type[Exception] | None) -> None:
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=10)) as desk:
+        rollout = await played(desk, openai_agent(raise_as))
+        assert (rollout.attempt.outcome, rollout.attempt.outcome_reason) == ("infrastructure_fault", "budget")
+        spans = await desk.spans(rollout)
+        record = read_rollout(rollout, [rollout.attempt], spans)
+        assert list(record.exclusions.values()) == ["budget", "budget"]
+        assert "allow more tokens" in str(record.explain())
+
+
+async def test_an_attempt_that_fails_within_its_budget_does_not_blame_it() -> None:
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=1000)) as desk:
+        rollout = await played(desk, openai_agent(RuntimeError))
+        assert rollout.attempt.outcome_reason == "exception"
+
+
+async def test_a_refused_call_of_an_attempt_that_went_on_without_it_is_excluded_for_the_budget() -> None:
+    async def resigned(task: str, llm: agl.LLM) -> float:
+        async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key="any", max_retries=0) as client:
+            for _ in range(2):
+                with contextlib.suppress(openai.RateLimitError):
+                    await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "hi"}])
+        return 1.0
+
+    async with Desk(limits=GatewayLimits(tokens_per_rollout=1)) as desk:
+        rollout = await played(desk, agl.rollout(resigned))
+        assert rollout.attempt.outcome == "scored"
+        spans = await desk.spans(rollout)
+        record = read_rollout(rollout, [rollout.attempt], spans)
+        assert len(record.samples) == 1
+        assert list(record.exclusions.values()) == ["budget"]
+        assert TracerTraceToTriplet().explain(spans).counts() == {"budget": 1}

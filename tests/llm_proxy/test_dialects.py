@@ -413,7 +413,7 @@ def test_a_name_that_a_server_repeats_in_each_piece_is_told_once() -> None:
         reader.feed(frame_of(json.dumps(chunk).encode()))
     (call,) = (reader.reply() or {})["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
-    assert _stream(MESSAGES, chunks).count(b'"name": "add"') == 1
+    assert _stream(MESSAGES, chunks).count(b'"name":"add"') == 1
 
 
 def test_words_after_a_tool_call_are_a_block_of_their_own() -> None:

@@ -226,6 +226,7 @@ async def test_stats_count_calls_by_state(desk: Desk) -> None:
         "waiting": 0,
         "in_hand": 0,
         "weight_version": 0,
+        "endpoints": {f"policy at 127.0.0.1:{desk.model.port}": "serving"},
     }
 
 

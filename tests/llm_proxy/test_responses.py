@@ -266,6 +266,15 @@ async def test_each_setting_has_its_place_in_the_chat_request(agent: Agent, fiel
     assert agent.asked == {**own, **expected}
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str) -> None:
+    other = {**TOOL, "name": "other"}
+    allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "other"}]}
+    await agent.ask(tools=[TOOL, other], tool_choice=allowed)
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["other"]
+    assert agent.asked["tool_choice"] == mode
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -279,7 +288,14 @@ async def test_each_setting_has_its_place_in_the_chat_request(agent: Agent, fiel
         ({"extra_body": {"input": 3}}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]}},
+            "tool_choice",
+        ),
+        ({"tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

@@ -82,11 +82,14 @@ class ModelServer:
         self.tokens, self.refused_fields, self.delay = tokens, refused_fields, delay
         self.counts = True
         """False has no route that counts tokens."""
+        self.get_status, self.gets = 200, 0
+        """What `GET /v1/models` is answered, and how often it was asked."""
         self.calls: list[Exchange] = []
         self.faults: list[Fault] = []
         self.port = 0
         self._loop = BackgroundLoop("stub-model-server")
         self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._held_from: int | None = None
@@ -152,14 +155,25 @@ class ModelServer:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
+        for _ in range(5):  # turns of the loop, so that a connection that was just accepted has its handler
+            await asyncio.sleep(0)
+        open_ones = list(self._connections)
+        for connection in open_ones:
+            connection.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        await asyncio.sleep(0)  # each closes its transport in the next turn
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
         try:
             while await self._one_request(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
+            self._connections.discard(connection)
             writer.close()
 
     async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -168,7 +182,8 @@ class ModelServer:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if head[0].startswith("GET"):
-            return await _send(writer, 200, b'{"object": "list", "data": []}', {})
+            self.gets += 1
+            return await _send(writer, self.get_status, b'{"object": "list", "data": []}', {})
         exchange = Exchange(json.loads(body), headers, path=head[0].split()[1])
         with self._news:
             self.calls.append(exchange)

@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 import agentlightning.algorithm.grpo.needed  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.drift import Decode
@@ -29,7 +31,7 @@ from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
 from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,8 +50,28 @@ class GRPO(Algorithm):
         BadRequestError: a value out of its range.
     """
 
+    resumable = False  # the weights begin anew, and no rollout of other weights stands for one of these
+
     def __init__(self, model: str | Path, **settings: Any) -> None:
         self.settings: GRPOSettings = make_settings(model, settings)
+
+    @property
+    @override
+    def shows_progress(self) -> bool:
+        return self.settings.progress != "none"
+
+    @override
+    def unused_parts(self) -> frozenset[str]:
+        return frozenset(("initial_resources",))
+
+    @override
+    def check_rollout_config(self, config: RolloutConfig) -> None:
+        own = self.settings.rollout_timeout_seconds
+        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
+            raise BadRequestError(
+                f"rollout_timeout_seconds={own} of GRPO and rollout_config timeout_seconds={config.timeout_seconds} of "
+                "the Trainer are one limit and differ; leave one of them out"
+            )
 
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -90,6 +112,7 @@ class GRPO(Algorithm):
                 tasks=tasks,
                 held_out=held_out,
                 watch=RunWatch(self.settings.max_drift, _decoder(policy.tokenizer)),
+                rollout_config=self.get_rollout_config(),
             )
             result = await run.train()
         result.late_calls = await run.late_calls()

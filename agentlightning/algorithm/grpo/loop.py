@@ -23,12 +23,13 @@ from agentlightning.algorithm.grpo.engine import InferenceEngine
 from agentlightning.algorithm.grpo.evaluation import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.health import gives_probabilities
 from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.published import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.ledger import Ledger
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
 from agentlightning.algorithm.run_folder import RunFolder
-from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.algorithm.utils import batch_iter_over_dataset, with_timeout
 from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import NonFiniteLossError
 from agentlightning.llm_proxy import LLMProxy
@@ -82,6 +83,8 @@ class GRPORun:
     tasks: list[Any]
     held_out: list[Any]
     watch: RunWatch = field(default_factory=RunWatch)
+    rollout_config: RolloutConfig | None = None
+    """What the Trainer says of attempts, time limits and retries."""
     _skipped: int = 0
     _late: LateCalls = field(default_factory=LateCalls)
 
@@ -116,8 +119,8 @@ class GRPORun:
     async def _publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
         parameters = {"temperature": temperature, "max_tokens": self.settings.max_new_tokens}
-        llm = self.proxy.as_resource(model=self.engine.model_name, sampling_parameters=parameters)
-        update = await self.store.add_resources({self.settings.resource_name: llm})
+        resources = resources_to_publish(self.proxy, self.settings.resource_name, self.engine.model_name, parameters)
+        update = await self.store.add_resources(resources)
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
         return update.resources_id
 
@@ -149,6 +152,7 @@ class GRPORun:
             requests,
             timeout_seconds=settings.step_timeout_seconds,
             on_done=lambda done: self.progress.rollouts(done, len(requests), what),
+            late=settings.late_rollouts,
         )
         ledger = Ledger(step=step)
         rows = await self._rows(rollouts, ledger)
@@ -175,7 +179,8 @@ class GRPORun:
 
     def _limits(self) -> RolloutConfig:
         settings = self.settings
-        return RolloutConfig(timeout_seconds=settings.rollout_timeout_seconds or settings.step_timeout_seconds)
+        seconds = settings.rollout_timeout_seconds or settings.step_timeout_seconds
+        return with_timeout(self.rollout_config, seconds)
 
     async def _rows(self, rollouts: Sequence[Rollout], ledger: Ledger) -> StepRows:
         """Read the evidence of every rollout and choose the rows to train on."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError
 
@@ -21,6 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scale": get_args(Scale),
     "aggregation": get_args(Aggregation),
     "progress": get_args(Style),
+    "late_rollouts": get_args(LatePolicy),
 }
 
 
@@ -64,7 +66,10 @@ class GRPOSettings:
     output_dir: str | Path | None = None
     """Where model and metrics go; None makes `runs/<time>`."""
     step_timeout_seconds: float = 1800.0
-    """A rollout that is not at its end by then is cancelled and excluded; the step goes on without it."""
+    """A rollout that is not at its end by then is late; see `late_rollouts`."""
+    late_rollouts: LatePolicy = "drop"
+    """`drop`: it is cancelled and excluded, and the step goes on without it. `wait`: the time begins anew with each
+    rollout that ends. `resubmit`: it is cancelled, and its task played once more."""
     rollout_timeout_seconds: float | None = None
     """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
     engine_batch: int = 64

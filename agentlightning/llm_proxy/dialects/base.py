@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import Any, cast
 
+from pydantic_core import from_json, to_json
 from typing_extensions import override
 
 from agentlightning.llm_proxy.calls import CallTokens
@@ -91,8 +92,6 @@ class StreamReader(ABC):
 class WireDialect(Dialect):
     """A dialect that model servers speak."""
 
-    extras: tuple[str, ...] = ()
-    """Request fields that the gateway adds, each a field of which a server may say that it does not know it."""
     reply_form = "JSON with a list of choices"
     """What a usable reply is, for errors."""
     generates = True
@@ -106,20 +105,20 @@ class WireDialect(Dialect):
     def has_form_of(self, error: bytes) -> bool:
         return read_json(error) is not None
 
-    def added(self, request: Json, unsupported: Set[str]) -> Json:
-        """Return the fields that the gateway adds to this request."""
+    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+        """Return which of the fields that ask for tokens the gateway adds to this request."""
         return {}
 
-    def upstream_request(self, request: Json, model: str, unsupported: Set[str]) -> bytes:
+    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, Any]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
-        return json.dumps({**request, "model": model, **self.added(request, unsupported)}).encode()
+        return json.dumps({**request, "model": model, **self.added(request, wanted)}).encode()
 
     @abstractmethod
     def read_reply(self, raw: bytes) -> Json | None:
         """Return the server's reply; None if it is none of this dialect."""
 
-    def tokens_of(self, reply: Json) -> CallTokens | None:
-        """Return the tokens of the first choice; None unless both the prompt's and the completion's are there."""
+    def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
+        """Return the tokens of the first choice; None if there are none that can be used."""
         return None
 
     def visible_reply(self, reply: Json, request: Json) -> Json:
@@ -185,7 +184,7 @@ def read_json_object(raw: bytes) -> Json:
         CallFailed: 400, it is no JSON object.
     """
     try:
-        request = json.loads(raw)
+        request = _decoded(raw)
     except (ValueError, RecursionError) as error:
         raise refuse(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(request, dict):
@@ -208,17 +207,29 @@ def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: 
 def read_json(raw: bytes | str) -> Json | None:
     """Return a JSON object of a server; None if it is none."""
     try:
-        value = json.loads(raw)
+        value = _decoded(raw)
     except (ValueError, RecursionError):
         return None
     return cast(Json, value) if isinstance(value, dict) else None
 
 
+def _decoded(raw: bytes | str) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError, RecursionError: it is none, in the words of the standard library.
+    """
+    try:
+        return from_json(raw, cache_strings="keys")  # two to three times as fast as the standard library
+    except ValueError:  # not JSON, or what only that reads: half of a surrogate pair, deep nesting, UTF-16
+        return json.loads(raw)
+
+
 def json_bytes(value: Any) -> bytes:
     """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape."""
     try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        return to_json(value)  # several times as fast as the standard library
+    except ValueError:
         return json.dumps(value).encode()
 
 

@@ -1,14 +1,13 @@
 """OpenAI chat completions, as far as the gateway must read them: what it asks for, what it finds, what it takes out.
 
-Never tokenises: token ids and log-probabilities are the model server's own (vLLM's spelling: `prompt_token_ids` beside
-the choices, `token_ids` in each choice; in a stream the former in the first chunk, the latter in each).
+Never tokenises: token ids and log-probabilities are the model server's own, in the spelling of its engine
+(`token_fields`). In a stream vLLM gives the ids of the prompt in the first chunk, those of the completion in each.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import Any, cast
 
 from typing_extensions import override
@@ -25,11 +24,17 @@ from agentlightning.llm_proxy.dialects.base import (
     read_json,
     read_json_object,
 )
+from agentlightning.llm_proxy.dialects.token_fields import IDS, tokens_in
 from agentlightning.llm_proxy.replies import refuse
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 DONE = b"[DONE]"
-_IDS = ("prompt_token_ids", "token_ids")
+_IN_CHOICES = {
+    "token_ids": "return_token_ids",
+    "prompt_token_ids": "return_prompt_token_ids",
+    "meta_info": "return_meta_info",
+}
+"""What stands in a choice only because it was asked for, and by which field."""
 _STOPPED_BY = ("stop_reason", "matched_stop")
 """What ended the reply, in the spelling of vLLM and of SGLang; beside the finish reason."""
 
@@ -39,7 +44,6 @@ class ChatCompletions(WireDialect):
 
     route = "chat/completions"
     kind = "chat"
-    extras = ("return_token_ids", "logprobs")
 
     @override
     def read_request(self, raw: bytes) -> Json:
@@ -53,8 +57,10 @@ class ChatCompletions(WireDialect):
         return request["messages"]
 
     @override
-    def added(self, request: Json, unsupported: Set[str]) -> Json:
-        return {name: True for name in self.extras if not request.get(name) and name not in unsupported}
+    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+        if request.get("logprobs"):  # how many of them is the agent's choice
+            wanted = {name: value for name, value in wanted.items() if name != "top_logprobs"}
+        return {name: value for name, value in wanted.items() if not request.get(name)}
 
     @override
     def read_reply(self, raw: bytes) -> Json | None:
@@ -62,12 +68,9 @@ class ChatCompletions(WireDialect):
         return reply if reply is not None and has_choices(reply) else None
 
     @override
-    def tokens_of(self, reply: Json) -> CallTokens | None:
+    def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         choice = cast(Json, reply["choices"][0])
-        prompt, completion = token_ids(reply.get("prompt_token_ids")), token_ids(choice.get("token_ids"))
-        if not prompt or completion is None:
-            return None
-        return CallTokens(prompt, completion, _logprobs(choice.get("logprobs"), len(completion)))
+        return tokens_in(choice, reply.get("prompt_token_ids") or choice.get("prompt_token_ids"))
 
     @override
     def visible_reply(self, reply: Json, request: Json) -> Json:
@@ -94,7 +97,7 @@ class ChatStream(StreamReader):
     @override
     def complete(self) -> bool:
         finished = [choice["finish_reason"] is not None for choice in self._choices.values()]
-        return bool(finished) and all(finished)
+        return len(finished) >= choices_asked(self._request) and all(finished)
 
     @override
     def feed(self, frame: bytes) -> bytes:
@@ -202,6 +205,12 @@ def _frames_of(reply: Json, request: Json) -> list[bytes]:
     return [*frames, frame_of(DONE)]
 
 
+def choices_asked(request: Json) -> int:
+    """Return how many choices a request asks for, at least one."""
+    asked = request.get("n")
+    return max(1, asked) if isinstance(asked, int) else 1
+
+
 def has_choices(reply: Json) -> bool:
     """True for a reply with at least one choice, all of them objects."""
     choices = cast("list[Any]", found) if isinstance(found := reply.get("choices"), list) else []
@@ -211,13 +220,14 @@ def has_choices(reply: Json) -> bool:
 def visible(reply: Json, request: Json) -> Json:
     """Return a reply, or a chunk of one, as it would have been without the extras that the agent did not ask for."""
     keeps_ids, keeps_logprobs = bool(request.get("return_token_ids")), bool(request.get("logprobs"))
-    if keeps_ids and keeps_logprobs:
+    hidden = () if keeps_ids else IDS
+    in_choices = tuple(name for name, wish in _IN_CHOICES.items() if not request.get(wish))
+    if not hidden and not in_choices and keeps_logprobs:
         return reply
-    hidden = () if keeps_ids else _IDS
     shown = {name: value for name, value in reply.items() if name not in hidden}
     if isinstance(choices := reply.get("choices"), list):
         shown["choices"] = [
-            _visible_choice(cast(Json, choice), hidden, keeps_logprobs) if isinstance(choice, dict) else choice
+            _visible_choice(cast(Json, choice), in_choices, keeps_logprobs) if isinstance(choice, dict) else choice
             for choice in cast("list[Any]", choices)
         ]
     return shown
@@ -228,26 +238,3 @@ def _visible_choice(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool)
     if not keeps_logprobs and "logprobs" in shown:
         shown["logprobs"] = None
     return shown
-
-
-def token_ids(value: Any) -> list[int] | None:
-    """Return a list of token ids; None if it is none."""
-    if not isinstance(value, list):
-        return None
-    ids = cast("list[Any]", value)
-    return ids if all(type(token) is int and token >= 0 for token in ids) else None
-
-
-def _logprobs(value: Any, length: int) -> list[float] | None:
-    content = cast(Json, value).get("content") if isinstance(value, dict) else None
-    entries = objects(content)
-    if len(entries) != length or not isinstance(content, list):
-        return None
-    return finite([entry.get("logprob") for entry in entries])
-
-
-def finite(values: list[Any]) -> list[float] | None:
-    """Return the numbers as floats; None if one of them is none or not finite."""
-    if all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
-        return [float(value) for value in values]
-    return None

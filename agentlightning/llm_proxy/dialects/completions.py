@@ -1,12 +1,12 @@
 """OpenAI's text completions: passed on, with the tokens asked for and taken out again.
 
-vLLM's spelling: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
+vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import Any, cast
 
 from typing_extensions import override
@@ -23,11 +23,11 @@ from agentlightning.llm_proxy.dialects.base import (
     read_json,
     read_json_object,
 )
-from agentlightning.llm_proxy.dialects.chat import DONE, finite, has_choices, token_ids
+from agentlightning.llm_proxy.dialects.chat import DONE, choices_asked, has_choices
+from agentlightning.llm_proxy.dialects.token_fields import IDS, token_ids, tokens_in
 from agentlightning.llm_proxy.replies import refuse
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
-_IDS = ("prompt_token_ids", "token_ids")
 _LAST_WORD = ("finish_reason", "stop_reason", "prompt_token_ids")
 """Fields of a choice of which a stream says the value, not a part of it."""
 
@@ -37,7 +37,6 @@ class Completions(WireDialect):
 
     route = "completions"
     kind = "completion"
-    extras = ("return_token_ids", "logprobs")
 
     @override
     def read_request(self, raw: bytes) -> Json:
@@ -51,13 +50,11 @@ class Completions(WireDialect):
         return prompts(request["prompt"])
 
     @override
-    def added(self, request: Json, unsupported: Set[str]) -> Json:
-        wanted: Json = {}
-        if not request.get("return_token_ids"):
-            wanted["return_token_ids"] = True
-        if request.get("logprobs") is None:  # 0 is a wish too: the token's own, and no others
-            wanted["logprobs"] = 1
-        return {name: value for name, value in wanted.items() if name not in unsupported}
+    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+        asked = {name for name in wanted if request.get(name)}
+        if request.get("logprobs") is not None:  # 0 is a wish too: the token's own, and no others
+            asked.add("logprobs")
+        return {name: value for name, value in wanted.items() if name not in asked}
 
     @override
     def read_reply(self, raw: bytes) -> Json | None:
@@ -65,15 +62,10 @@ class Completions(WireDialect):
         return reply if reply is not None and has_choices(reply) else None
 
     @override
-    def tokens_of(self, reply: Json) -> CallTokens | None:
+    def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         choice = cast(Json, reply["choices"][0])
-        prompt = token_ids(choice.get("prompt_token_ids")) or token_ids(reply.get("prompt_token_ids"))
-        completion = token_ids(choice.get("token_ids"))
-        if not prompt or completion is None:
-            return None
-        values: Any = object_in(choice, "logprobs").get("token_logprobs")
-        usable = isinstance(values, list) and len(cast("list[Any]", values)) == len(completion)
-        return CallTokens(prompt, completion, finite(cast("list[Any]", values)) if usable else None)
+        prompt = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
+        return tokens_in(choice, _ids_sent(request, reply) if prompt is None else prompt)
 
     @override
     def visible_reply(self, reply: Json, request: Json) -> Json:
@@ -94,6 +86,12 @@ class Completions(WireDialect):
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
         return frame_of(json_bytes(_visible(reply, request))) + frame_of(DONE)
+
+
+def _ids_sent(request: Json, reply: Json) -> list[int] | None:
+    """Return the prompt's ids where the agent sent the prompt as ids and the engine counts as many."""
+    sent = token_ids(request.get("prompt"))
+    return sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None
 
 
 def prompts(given: Any) -> list[Any]:
@@ -118,7 +116,8 @@ class _CompletionStream(StreamReader):
     @override
     def complete(self) -> bool:
         finished = [choice.get("finish_reason") is not None for choice in self._choices.values()]
-        return bool(finished) and all(finished)
+        asked = choices_asked(self._request) * max(1, len(prompts(self._request.get("prompt"))))
+        return len(finished) >= asked and all(finished)
 
     @override
     def feed(self, frame: bytes) -> bytes:
@@ -157,7 +156,7 @@ def _collect(choice: Json, piece: Json) -> None:
 
 
 def _visible(reply: Json, request: Json) -> Json:
-    hidden = () if request.get("return_token_ids") else _IDS
+    hidden = () if request.get("return_token_ids") else IDS
     keeps_logprobs = request.get("logprobs") is not None
     shown = {name: value for name, value in reply.items() if name not in hidden}
     if isinstance(reply.get("choices"), list):

@@ -11,6 +11,7 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
   is a wish for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
+- Of `allowed_tools` the model sees no others: most servers do not know that choice.
 - A tool's result may hold images, which not every model server takes in that place; it says so itself.
 """
 
@@ -83,7 +84,7 @@ def chat_request(request: Json) -> Json:
     else:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
-        chat["tool_choice"] = _tool_choice(request["tool_choice"])
+        chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
     if request.get("text") is not None:
         chat.update(_text_config(as_object(request["text"], "text")))
     if request.get("reasoning") is not None:
@@ -210,6 +211,9 @@ def _part(part: Json, place: str) -> Json:
 
 
 def _tool(tool: Json, place: str) -> Json:
+    if tool.get("type") == "custom":
+        why = "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its parameters"
+        raise untranslatable(f"{place}.type", why)
     if tool.get("type") != "function":
         raise untranslatable(f"{place}.type", f"the tool {tool.get('type')!r} has no counterpart there")
     refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
@@ -218,14 +222,32 @@ def _tool(tool: Json, place: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Any) -> Any:
+def _tool_choice(choice: Any, tools: list[Json]) -> Json:
+    """Return the fields that say which tools may be called; `tools` are those of the chat."""
     if isinstance(choice, str):
-        return choice
+        return {"tool_choice": choice}
     named = as_object(choice, "tool_choice")
+    if named.get("type") == "allowed_tools":
+        return _allowed_tools(named, tools)
     if named.get("type") != "function":
         raise untranslatable("tool_choice.type", f"{named.get('type')!r} has no counterpart there")
     refuse_unknown(named, ("type", "name"), "tool_choice.")
-    return {"type": "function", "function": {"name": as_text(named.get("name"), "tool_choice.name")}}
+    name = as_text(named.get("name"), "tool_choice.name")
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+
+def _allowed_tools(choice: Json, tools: list[Json]) -> Json:
+    refuse_unknown(choice, ("type", "mode", "tools"), "tool_choice.")
+    if choice.get("mode") not in ("auto", "required"):
+        raise refuse(
+            400, "'tool_choice.mode' must be 'auto' or 'required'", param="tool_choice.mode", code="invalid_value"
+        )
+    given = {tool["function"]["name"]: tool for tool in tools}
+    names = [entry.get("name") for entry, _ in as_objects(choice.get("tools"), "tool_choice.tools")]
+    if not names or not all(name in given for name in names):
+        text = f"'tool_choice' allows the tools {names}; it must name some of the request's: {list(given)}"
+        raise refuse(400, text, param="tool_choice", code="invalid_value")
+    return {"tools": [given[name] for name in names], "tool_choice": choice["mode"]}
 
 
 def _text_config(text: Json) -> Json:

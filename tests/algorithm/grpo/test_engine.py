@@ -70,7 +70,7 @@ def test_a_call_for_a_stream_is_answered_with_frames_that_hold_the_same(engine: 
     assert reader.ended
     streamed = reader.reply()
     assert streamed is not None
-    assert CHAT.tokens_of(streamed) == CHAT.tokens_of(whole)
+    assert CHAT.tokens_of(streamed, {}) == CHAT.tokens_of(whole, {})
     assert streamed["choices"][0]["message"]["content"] == whole["choices"][0]["message"]["content"]
 
 

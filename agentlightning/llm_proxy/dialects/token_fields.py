@@ -1,0 +1,80 @@
+"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that give them.
+
+- vLLM, and SGLang's completions: `token_ids` in the choice, the prompt's beside the choices or in each.
+- SGLang's chat: `token_ids`, else `meta_info.output_token_logprobs` with [log-probability, id, text] per token.
+- llama.cpp: `logprobs.content` with an `id` in each entry; nothing of the prompt.
+
+Log-probabilities stand in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from agentlightning.llm_proxy.calls import CallTokens
+from agentlightning.llm_proxy.dialects.base import Json, object_in, objects
+
+IDS = ("prompt_token_ids", "token_ids")
+
+
+def tokens_in(choice: Json, prompt_ids: Any) -> CallTokens | None:
+    """Return the tokens of a call; None unless the prompt's and the completion's are there.
+
+    Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
+    """
+    prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
+    triples = _meta_triples(choice)
+    if completion is None and triples is not None:
+        completion = token_ids([triple[1] for triple in triples])
+    if completion is not None:
+        return CallTokens(prompt, completion, _logprobs(choice, triples, len(completion))) if prompt else None
+    completion = _ids_of_entries(choice)
+    if completion is None:
+        return None
+    return CallTokens(prompt or [], completion, _logprobs(choice, None, len(completion)))
+
+
+def token_ids(value: Any) -> list[int] | None:
+    """Return a list of token ids; None if it is none."""
+    if not isinstance(value, list):
+        return None
+    ids = cast("list[Any]", value)
+    return ids if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 else None
+
+
+def _meta_triples(choice: Json) -> list[list[Any]] | None:
+    triples = object_in(choice, "meta_info").get("output_token_logprobs")
+    if not isinstance(triples, list):
+        return None
+    listed = cast("list[Any]", triples)
+    usable = all(isinstance(triple, list) and len(cast("list[Any]", triple)) >= 2 for triple in listed)
+    return listed if usable else None
+
+
+def _ids_of_entries(choice: Json) -> list[int] | None:
+    entries = objects(object_in(choice, "logprobs").get("content"))
+    return token_ids([entry.get("id") for entry in entries]) if entries else None
+
+
+def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> list[float] | None:
+    fields = object_in(choice, "logprobs")
+    content, values = fields.get("content"), fields.get("token_logprobs")
+    entries = objects(content)
+    if isinstance(content, list) and len(entries) == len(cast("list[Any]", content)):
+        values = [entry.get("logprob") for entry in entries]
+    found = cast("list[Any]", values) if isinstance(values, list) else []
+    if len(found) != length and triples is not None:
+        found = [triple[0] for triple in triples]
+    return _finite(found) if len(found) == length else None
+
+
+def _finite(values: list[Any]) -> list[float] | None:
+    """Return the numbers as floats; None if one of them is none or not finite."""
+    if not set(map(type, values)) <= {int, float}:
+        return None
+    try:
+        numbers = list(map(float, values))
+    except OverflowError:  # an integer beyond every float
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None

@@ -1,0 +1,135 @@
+"""Model servers that only LiteLLM speaks to: a chat completion through its library, in the forms of our own calls.
+
+The library is loaded when the first such call is made; nothing else of the gateway needs it. It is told to try once:
+retries, limits and the record are the gateway's. Its settings (where to, with which key) stand side by side with the
+fields of a request in its calls, so only fields that are known to be a request's are taken from the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.llm_proxy.answers import Answer, Opened, retry_after_seconds, without_secret
+from agentlightning.llm_proxy.dialects.base import json_bytes, read_json
+from agentlightning.llm_proxy.dialects.chat import DONE
+from agentlightning.llm_proxy.models import Endpoint
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.sse import frame_of
+
+logger = logging.getLogger(__name__)
+
+_REQUEST = (
+    *("model", "messages", "stream", "stream_options", "n", "stop", "user", "seed", "max_tokens"),
+    *("max_completion_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
+    *("function_call", "modalities", "audio", "prediction", "reasoning_effort", "thinking", "verbosity"),
+)
+_SECRET = ("key", "secret", "token", "password", "credential")
+"""In the names of LiteLLM's settings whose values are not for the agent."""
+
+
+async def ask_litellm(endpoint: Endpoint, body: bytes, limit: int) -> Answer | Opened:
+    """Make one chat completion; `body` is that of a call to a server, and `limit` bounds the reply in bytes."""
+    request = read_json(body) or {}
+    for name in request:
+        if name not in _REQUEST:
+            text = f"{name!r} cannot be served: it is no field that is passed on to the provider of this model"
+            said = {"message": text, "type": "invalid_request_error", "param": name, "code": "unsupported_value"}
+            return Answer(400, json_bytes({"error": said}))
+    litellm: Any = await asyncio.to_thread(_library)
+    options: dict[str, Any] = json.loads(endpoint.options)
+    settings = {"api_base": endpoint.api_base or None, "api_key": endpoint.api_key, **options}
+    try:
+        reply = await litellm.acompletion(**{**request, **settings, "model": endpoint.model, "max_retries": 0})
+    except Exception as error:  # boundary: whatever the library raises is what the provider said, or did not
+        return _failed(error, endpoint)
+    if request.get("stream"):
+        return LiteLLMStream(reply, endpoint, limit)
+    return Answer(200, _without_secrets(json_bytes(reply.model_dump(mode="json", exclude_none=True)), endpoint))
+
+
+class LiteLLMStream(Opened):
+    """A stream of the library's chunks."""
+
+    def __init__(self, chunks: AsyncIterator[Any], endpoint: Endpoint, limit: int) -> None:
+        super().__init__(endpoint, limit)
+        self._chunks = chunks
+
+    @override
+    async def close(self) -> None:
+        close = getattr(self._chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+    @override
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        size = 0
+        try:
+            async for chunk in self._chunks:
+                frame = frame_of(json_bytes(chunk.model_dump(mode="json", exclude_none=True)))
+                size += len(frame)
+                if size > self._limit:
+                    raise self.broken(f"a stream above {self._limit} bytes")
+                yield _without_secrets(frame, self._endpoint)
+        except CallFailed:
+            raise
+        except Exception as error:  # boundary: see `ask_litellm`
+            raise self.broken(f"{type(error).__name__} after {size} bytes of the stream") from error
+        yield frame_of(DONE)
+
+
+async def close_litellm() -> None:
+    """Close the library's connections, which belong to the loop that they were made on."""
+    litellm: Any = sys.modules.get("litellm")
+    if litellm is not None:
+        await litellm.close_litellm_async_clients()
+        litellm.in_memory_llm_clients_cache.flush_cache()
+
+
+def _library() -> Any:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches a list of prices when imported
+    litellm: Any = importlib.import_module("litellm")
+    litellm.suppress_debug_info = True
+    litellm.telemetry = False
+    return litellm
+
+
+def _failed(error: Exception, endpoint: Endpoint) -> Answer:
+    """Return what the library raised as an answer with the provider's status; without one it could not be reached."""
+    status: Any = getattr(error, "status_code", None)
+    name = type(error).__name__
+    if not _answered(error) or not isinstance(status, int) or not 400 <= status < 600:
+        logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
+        return Answer(trouble="unreachable", detail=name)
+    said = {
+        "error": {"message": str(getattr(error, "message", error)), "type": name, "param": None, "code": str(status)}
+    }
+    headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
+    after = retry_after_seconds(headers.get("retry-after"))
+    return Answer(status, _without_secrets(json_bytes(said), endpoint), after)
+
+
+def _without_secrets(body: bytes, endpoint: Endpoint) -> bytes:
+    options: dict[str, Any] = json.loads(endpoint.options)
+    for name, value in {"api_key": endpoint.api_key, **options}.items():
+        if isinstance(value, str) and any(word in name for word in _SECRET):
+            body = without_secret(body, value)
+    return body
+
+
+def _answered(error: BaseException | None) -> bool:
+    """False if what led to the library's error is that nobody was there."""
+    while error is not None:
+        if type(error).__name__ in ("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError"):
+            return False
+        error = error.__cause__ or error.__context__
+    return True

@@ -1,0 +1,117 @@
+"""Calls through the gateway against calls to the engine itself: added time, calls per second, memory, streams."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench.gateway_engine import Engine
+from bench.gateway_process import PATH, Callers, GatewayPart
+from bench.store_children import Child
+from bench.store_figures import Figure, percentile
+
+RATE = 200.0
+IN_FLIGHT = 32
+OPEN_STREAMS = 500
+
+
+@dataclass
+class _Set:
+    """The three processes of one measurement."""
+
+    engine: Child
+    gateway: Child
+    callers: Child
+
+    @property
+    def direct(self) -> tuple[int, str]:
+        """Port and path of the engine itself."""
+        return self.engine.opened, PATH
+
+    @property
+    def through(self) -> tuple[int, str]:
+        """Port and path of the gateway."""
+        return self.gateway.opened
+
+
+@contextmanager
+def _set_up(kind: str) -> Generator[_Set]:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Child(Engine))
+        gateway = stack.enter_context(Child(GatewayPart, kind, engine.opened))
+        yield _Set(engine, gateway, stack.enter_context(Child(Callers)))
+
+
+def measure_added_time(quick: bool) -> list[Figure]:
+    """Time that the gateway adds to a call at 200 calls a second, in turns with the engine alone."""
+    seconds, rounds = (1.0, 3) if quick else (3.0, 5)
+    added: dict[float, list[float]] = {0.5: [], 0.99: []}
+    alone: list[float] = []
+    with _set_up("memory") as bench:
+        for way in (bench.direct, bench.through):
+            bench.callers.call("at_rate", *way, RATE, 0.5)
+        used = bench.gateway.cpu_seconds()
+        for _ in range(rounds):
+            direct = bench.callers.call("at_rate", *bench.direct, RATE, seconds)
+            through = bench.callers.call("at_rate", *bench.through, RATE, seconds)
+            alone.append(1e3 * percentile(direct, 0.5))
+            for part, values in added.items():
+                values.append(1e3 * (percentile(through, part) - percentile(direct, part)))
+        used = 1e3 * (bench.gateway.cpu_seconds() - used) / (rounds * seconds * RATE)
+        assert set(bench.gateway.call("states")) == {"ok"}
+    note = f"the engine alone {statistics.median(alone):.2f}; of the added, {used:.2f} is the gateway's processor time"
+    spread = ", ".join(f"{value:.1f}" for value in sorted(added[0.99]))
+    return [
+        Figure("added to a call at 200/s, median, ms", statistics.median(added[0.5]), 2, True, 34.8, note),
+        Figure("added to a call at 200/s, 99%, ms", statistics.median(added[0.99]), 10, True, 45.9, f"rounds {spread}"),
+    ]
+
+
+def measure_rate(quick: bool) -> list[Figure]:
+    """Calls per second with the store in memory and in a file, and the memory of the process after them."""
+    seconds, rounds = (1.0, 2) if quick else (3.0, 3)
+    figures: list[Figure] = []
+    for kind in ("memory", "sqlite"):
+        with _set_up(kind) as bench:
+            bench.callers.call("closed_loop", *bench.through, IN_FLIGHT, 0.5)
+            fresh, used, calls = bench.gateway.call("mebibytes"), bench.gateway.cpu_seconds(), 0.0
+            rates: list[float] = []
+            for _ in range(rounds):
+                rates.append(bench.callers.call("closed_loop", *bench.through, IN_FLIGHT, seconds))
+                calls += rates[-1] * seconds
+            each = 1e6 * (bench.gateway.cpu_seconds() - used) / calls
+            grown = bench.gateway.call("mebibytes")
+        note = f"{each:.0f} us of CPU a call: {1e6 / each:.0f} on a core of its own"
+        target, older = (1000.0, 28.2) if kind == "memory" else (None, None)
+        figures.append(Figure(f"calls per second, store: {kind}", statistics.median(rates), target, False, older, note))
+        if kind == "sqlite":
+            figures.append(Figure("memory of the gateway's process, MiB", grown, 150, True, 677, f"{fresh:.0f} before"))
+        else:
+            stored = f"{fresh:.0f} before; it holds {calls:.0f} calls"
+            figures.append(Figure("memory with a store in memory, MiB", grown, note=stored))
+    return figures
+
+
+def measure_streams(quick: bool) -> list[Figure]:
+    """The first byte of a stream, and the memory of many open ones."""
+    times, rounds = (50, 3) if quick else (200, 5)
+    delays: list[float] = []
+    with _set_up("memory") as bench:
+        for _ in range(rounds):
+            direct, through = (bench.callers.call("first_bytes", *way, times) for way in (bench.direct, bench.through))
+            delays.append(1e3 * (statistics.median(through) - statistics.median(direct)))
+    with _set_up("sqlite") as bench:
+        before = bench.gateway.call("mebibytes")
+        bench.callers.call("hold_streams", *bench.through, OPEN_STREAMS)
+        during = bench.gateway.call("mebibytes")
+        bench.engine.call("release")
+        assert bench.callers.call("end_streams") == OPEN_STREAMS
+        assert bench.gateway.call("states") == {"ok": OPEN_STREAMS}
+    note = f"{before:.0f} before"
+    return [
+        Figure("added to the first byte of a stream, median, ms", statistics.median(delays), 2, True),
+        Figure(f"memory of the process with {OPEN_STREAMS} open streams, MiB", during, 200, True, note=note),
+    ]

@@ -1,0 +1,370 @@
+"""The table of faults: what an engine can do wrong, and what becomes of the call. `python -m tests.llm_proxy.faults`.
+
+Each fault meets a real gateway, asked by the real libraries of OpenAI and Anthropic, plain and streamed. A row says in
+which state the call is recorded, and what the library raises in the agent. All calls are made at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import openai
+
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agentlightning.llm_proxy import GatewayLimits
+from agentlightning.types import Span, Triplet
+from tests.llm_proxy.desk import Desk
+from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
+
+SILENT_SECONDS = 1.5
+"""Time of a call in the rows in which the engine falls silent."""
+_LIMITS = GatewayLimits(call_seconds=60.0, body_bytes=64 * 1024)
+_SHORT_LIMITS = GatewayLimits(call_seconds=SILENT_SECONDS)
+_NOWHERE = "http://127.0.0.1:9"
+_ENDLESS = b"data: " + b"x" * 4096 + b"\n\n"
+
+
+# --- what an engine can do ----------------------------------------------------------------------------------------
+
+
+def answers(status: int, body: bytes | None = None) -> Way:
+    """Return a way that gives this answer; without a body OpenAI's error object."""
+    said = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
+
+    async def way(request: Request) -> None:
+        await request.send(whole(status, said))
+
+    return way
+
+
+async def busy_once(request: Request) -> None:
+    await request.send(request.good() if request.repeated else whole(503, b'{"error": {"message": "busy"}}'))
+
+
+async def closes_without_a_byte(request: Request) -> None:
+    pass
+
+
+async def resets_without_a_byte(request: Request) -> None:
+    request.reset()
+
+
+async def speaks_no_http(request: Request) -> None:
+    await request.send(b"220 mail.example.org ready\r\n")
+
+
+async def half_a_reply(request: Request) -> None:
+    good = whole(200, json.dumps(request.reply()).encode())
+    await request.send(good[: -len(good) // 3])
+
+
+async def a_reply_without_end(request: Request) -> None:
+    await request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+    while True:
+        await request.send(_ENDLESS)
+
+
+async def late(request: Request) -> None:
+    await asyncio.sleep(0.3)
+    await request.send(request.good())
+
+
+async def silent(request: Request) -> None:
+    await request.until_left()
+
+
+async def without_token_ids(request: Request) -> None:
+    await request.send(request.good(tokens=False))
+
+
+async def a_stream_without_frames(request: Request) -> None:
+    await request.send(CHUNKED + chunked([]))
+
+
+async def half_a_stream(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
+
+
+async def half_a_stream_then_closes(request: Request) -> None:
+    await request.send(CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")])
+
+
+async def half_a_stream_then_resets(request: Request) -> None:
+    await request.send(CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")])
+    await asyncio.sleep(0.1)  # what was sent before RST may be lost with it: let it arrive
+    request.reset()
+
+
+async def half_a_frame(request: Request) -> None:
+    sent = b"".join(request.frames()[:3])
+    await request.send(UNTIL_CLOSED + sent[:-20])
+
+
+async def garbage_in_the_stream(request: Request) -> None:
+    await request.send(CHUNKED + chunked([*request.frames()[:3], b"data: 0101\n\n", *request.frames()[3:]]))
+
+
+async def an_error_in_the_stream(request: Request) -> None:
+    error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    await request.send(CHUNKED + chunked([*request.frames()[:3], error]))
+
+
+async def half_a_stream_then_silence(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
+    await request.until_left()
+
+
+async def only_comments(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
+    while True:
+        await request.send(b": still here\n\n")
+        await asyncio.sleep(0.05)
+
+
+async def a_stream_without_end(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + request.frames()[0])
+    await asyncio.sleep(0.1)  # the first frame goes through by itself
+    frame = request.frames()[1]
+    while True:
+        await request.send(frame * 64)
+
+
+async def a_frame_without_end(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + request.frames()[0] + b"data: ")
+    await asyncio.sleep(0.1)  # the first frame goes through by itself
+    while True:
+        await request.send(b"x" * 4096)
+
+
+async def no_word_of_its_end(request: Request) -> None:
+    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:-1]))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row: a way to fail, and which calls it is tried with."""
+
+    name: str
+    way: Way | None
+    """None is a server that does not listen."""
+    plain: bool = True
+    short: bool = False
+    """Tried with little time for a call."""
+
+
+FAULTS = (
+    Fault("answers 500", answers(500)),
+    Fault("answers 400", answers(400)),
+    Fault("answers 429 each time", answers(429)),
+    Fault("answers 503 each time", answers(503)),
+    Fault("answers 503 once", busy_once),
+    Fault("does not listen", None),
+    Fault("closes without a byte", closes_without_a_byte),
+    Fault("resets without a byte", resets_without_a_byte),
+    Fault("speaks no HTTP", speaks_no_http),
+    Fault("answers with a web page", answers(200, b"<html>It works!</html>")),
+    Fault("answers with other JSON", answers(200, b'{"hello": ["world"]}')),
+    Fault("answers with nothing", answers(200, b"")),
+    Fault("half a reply", half_a_reply),
+    Fault("a reply without end", a_reply_without_end),
+    Fault("a whole reply, late", late),
+    Fault("a whole reply, no token ids", without_token_ids),
+    Fault("says nothing at all", silent, short=True),
+    Fault("a stream without frames", a_stream_without_frames, plain=False),
+    Fault("half a stream, properly closed", half_a_stream, plain=False),
+    Fault("half a stream, then closes", half_a_stream_then_closes, plain=False),
+    Fault("half a stream, then resets", half_a_stream_then_resets, plain=False),
+    Fault("half a frame", half_a_frame, plain=False),
+    Fault("garbage in the stream", garbage_in_the_stream, plain=False),
+    Fault("an error in the stream", an_error_in_the_stream, plain=False),
+    Fault("half a stream, then silence", half_a_stream_then_silence, plain=False, short=True),
+    Fault("half a stream, then comments only", only_comments, plain=False, short=True),
+    Fault("a stream without end", a_stream_without_end, plain=False),
+    Fault("a frame without end", a_frame_without_end, plain=False),
+    Fault("a whole stream without its `[DONE]`", no_word_of_its_end, plain=False),
+)
+
+
+# --- how agents call ----------------------------------------------------------------------------------------------
+
+Caller = Callable[["Client", str, str], Awaitable[str]]
+"""Asks a model with these words and returns the whole text."""
+
+
+class Client:
+    """The libraries as their users hold them. What `at` returns shares their connections."""
+
+    def __init__(self, openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic) -> None:
+        self.openai, self.anthropic = openai_client, anthropic_client
+
+    def at(self, url: str) -> Client:
+        """Return the same, pointed at an attempt's URL."""
+        return Client(self.openai.with_options(base_url=f"{url}/v1"), self.anthropic.with_options(base_url=url))
+
+
+async def ask_chat(client: Client, model: str, words: str) -> str:
+    reply = await client.openai.chat.completions.create(model=model, messages=[{"role": "user", "content": words}])
+    return reply.choices[0].message.content or ""
+
+
+async def stream_chat(client: Client, model: str, words: str) -> str:
+    text = ""
+    said: Any = [{"role": "user", "content": words}]
+    stream = await client.openai.chat.completions.create(model=model, messages=said, stream=True)
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+    return text
+
+
+async def ask_responses(client: Client, model: str, words: str) -> str:
+    return (await client.openai.responses.create(model=model, input=words)).output_text
+
+
+async def stream_responses(client: Client, model: str, words: str) -> str:
+    async with client.openai.responses.stream(model=model, input=words) as stream:
+        return (await stream.get_final_response()).output_text
+
+
+async def ask_messages(client: Client, model: str, words: str) -> str:
+    said: Any = [{"role": "user", "content": words}]
+    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=said)
+    return "".join(block.text for block in reply.content if block.type == "text")
+
+
+async def stream_messages(client: Client, model: str, words: str) -> str:
+    said: Any = [{"role": "user", "content": words}]
+    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=said) as stream:
+        return await stream.get_final_text()
+
+
+CALLERS: dict[str, tuple[Caller, Caller]] = {
+    "openai chat": (ask_chat, stream_chat),
+    "openai responses": (ask_responses, stream_responses),
+    "anthropic messages": (ask_messages, stream_messages),
+}
+"""By name: plain and streamed."""
+
+
+# --- what became of a call ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One call of the table."""
+
+    fault: str
+    caller: str
+    streamed: bool
+    states: tuple[str, ...]
+    """Of all calls recorded for the attempt."""
+    raised: BaseException | None
+    text: str
+    """What the agent got, if it got all of it."""
+    seconds: float
+    spans: tuple[Span, ...]
+
+    @property
+    def heard(self) -> str:
+        """What the agent saw: the library's error, or `the reply`."""
+        return "the reply" if self.raised is None else type(self.raised).__name__
+
+    def triplets(self) -> list[list[Triplet]]:
+        """Return what each adapter would have trained on."""
+        return [adapter.read(self.spans).triplets for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet())]
+
+
+async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
+    """Make every call of the table."""
+    ways = {fault.name: fault.way for fault in faults if fault.way is not None}
+    with FaultyEngine(ways) as engine, _ClosedPort() as nobody:
+        entries = [*engine.entries, *(_entry(fault.name, nobody) for fault in faults if fault.way is None)]
+        async with (
+            Desk(model_list=entries, limits=_LIMITS) as desk,
+            Desk(model_list=entries, limits=_SHORT_LIMITS) as short_desk,
+            openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0) as openai_client,
+            anthropic.AsyncAnthropic(base_url=_NOWHERE, api_key="none", max_retries=0) as anthropic_client,
+        ):
+            client = Client(openai_client, anthropic_client)
+            calls = [
+                _outcome(short_desk if fault.short else desk, client, fault, caller, streamed)
+                for fault in faults
+                for caller in CALLERS
+                for streamed in ((False, True) if fault.plain else (True,))
+            ]
+            return list(await asyncio.gather(*calls))
+
+
+async def _outcome(desk: Desk, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:
+    attempt, raised, text = await desk.attempt(), None, ""
+    call, there, began = CALLERS[caller][streamed], client.at(desk.url(attempt, "")), time.monotonic()
+    try:
+        text = await asyncio.wait_for(call(there, fault.name, attempt.rollout_id), 60.0)
+    except Exception as error:  # the point of the table: which one it is
+        raised = error
+    seconds, spans = time.monotonic() - began, await desk.spans(attempt)
+    states = tuple(await desk.states(attempt))
+    return Outcome(fault.name, caller, streamed, states, raised, text, seconds, tuple(spans))
+
+
+class _ClosedPort:
+    """A port that is bound and not listened at, so that nobody else takes it."""
+
+    def __enter__(self) -> int:
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        return self._socket.getsockname()[1]
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def _entry(name: str, port: int) -> Any:
+    return {"model_name": name, "litellm_params": {"model": name, "api_base": f"http://127.0.0.1:{port}/v1"}}
+
+
+# --- as a page shows it -------------------------------------------------------------------------------------------
+
+
+def table(found: list[Outcome]) -> str:
+    """Return the outcomes as a table in Markdown: one line per fault, two where plain and streamed calls differ."""
+    lines = [
+        "| the engine | call | recorded as | `openai` raises | `anthropic` raises |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for fault in dict.fromkeys(outcome.fault for outcome in found):
+        cells = {
+            streamed: _cells([o for o in found if (o.fault, o.streamed) == (fault, streamed)])
+            for streamed in (False, True)
+        }
+        if cells[False] == cells[True]:
+            lines.append(f"| {fault} | both | {cells[True]} |")
+        else:
+            lines += [
+                f"| {fault} | {'streamed' if streamed else 'plain'} | {cells[streamed]} |"
+                for streamed in (False, True)
+                if cells[streamed]
+            ]
+    return "\n".join(lines)
+
+
+def _cells(found: list[Outcome]) -> str:
+    if not found:
+        return ""
+    states = {state for outcome in found for state in outcome.states}
+    heard = [{o.heard for o in found if o.caller.startswith(library)} for library in ("openai", "anthropic")]
+    return " | ".join(", ".join(_marked(name) for name in sorted(names)) for names in (states, *heard))
+
+
+def _marked(name: str) -> str:
+    return name if name == "the reply" else f"`{name}`"
+
+
+if __name__ == "__main__":
+    print(table(asyncio.run(outcomes())))

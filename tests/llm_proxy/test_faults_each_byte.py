@@ -1,0 +1,219 @@
+"""A stream of the engine that is cut after 0, 1, 2, ... bytes, head and framing included: every single one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.faults import Caller, Client, stream_messages, stream_responses
+from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked
+from tests.stubs.model_replies import encode, logprobs_of
+
+TEXT = "one two"
+_AT_ONCE = 24
+
+
+def wire_form(request: Request, framing: str) -> bytes:
+    """Return all bytes of a good answer."""
+    frames = request.frames(TEXT)
+    return CHUNKED + chunked(frames) if framing == "chunked" else UNTIL_CLOSED + b"".join(frames)
+
+
+def cutting(framing: str, made: list[bytes]) -> Way:
+    """Return a way that sends as many bytes as the agent's words say, and then closes the connection."""
+
+    async def cut(request: Request) -> None:
+        made.append(wire_form(request, framing))
+        await request.send(made[-1][: int(request.asked["messages"][0]["content"])])
+
+    return cut
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an agent got: read as strictly as the specification of server-sent events allows."""
+
+    status: int
+    body: bytes
+    text: str
+    error: bool
+
+    @property
+    def alike(self) -> bytes:
+        """The same for answers that differ in numbers only."""
+        return b"%d " % self.status + re.sub(rb"\d+", b"0", self.body)
+
+
+def seen(status: int, body: bytes) -> Seen:
+    if status != 200:
+        return Seen(status, body, "", bool(json.loads(body)["error"]["message"]))
+    *frames, rest = body.split(b"\n\n")
+    assert rest == b"", "the last frame is not ended"
+    text, error, done, finished = "", False, False, set[int]()
+    for frame in frames:
+        assert not done, "a frame after the end"
+        assert not error, "a frame after the error"
+        data = b"\n".join(line.removeprefix(b"data: ") for line in frame.split(b"\n") if line.startswith(b"data: "))
+        done = data == b"[DONE]"
+        chunk: Any = {} if done else json.loads(data)
+        error = "error" in chunk
+        for choice in chunk.get("choices", []):
+            text += choice["delta"].get("content") or ""
+            finished |= {choice["index"]} if choice["finish_reason"] else set()
+    assert error or done or finished, "nothing says that the stream is at its end"
+    return Seen(status, body, text, error)
+
+
+def places(whole: bytes, which: str) -> set[int]:
+    """Return where to cut: after every byte, or around the ends of the head and of each frame."""
+    if which == "every byte":
+        return set(range(len(whole) + 20))  # the agent's words, so the length, differ by a bit
+    ends = [found.end() for found in re.finditer(rb"\n\n|\r\n\r\n", whole)]
+    return {0, 1} | {end + apart for end in ends for apart in range(-4, 5)}
+
+
+async def cut_at(desk: Desk, url: str, made: list[bytes], which: str) -> dict[int, Seen]:
+    """Return what the agent saw for each number of bytes that the engine sent."""
+    answers: dict[int, Seen] = {}
+
+    async def ask(cut: int) -> None:
+        async with turns:
+            words = [{"role": "user", "content": str(cut)}]
+            async with desk.session.post(url, json={"model": "cut", "messages": words, "stream": True}) as reply:
+                answers[cut] = seen(reply.status, await reply.read())
+
+    turns = asyncio.Semaphore(_AT_ONCE)
+    await ask(10**6)
+    await asyncio.gather(*(ask(cut) for cut in places(made[0], which)))
+    return answers
+
+
+@pytest.mark.parametrize("which", [pytest.param("every byte", marks=pytest.mark.heavy), "ends of frames"])
+@pytest.mark.parametrize("framing", ["chunked", "until closed"])
+async def test_a_stream_that_is_cut_after_any_byte_is_whole_or_an_error_for_agent_and_record_alike(
+    framing: str, which: str
+) -> None:
+    made: list[bytes] = []
+    with FaultyEngine({"cut": cutting(framing, made)}) as engine:
+        async with Desk(model_list=engine.entries) as desk:
+            attempt = await desk.attempt()
+            answers = await cut_at(desk, desk.url(attempt), made, which)
+            spans = await desk.spans(attempt)
+        states = {
+            int(str(parent.attributes["gen_ai.prompt.0.content"])): str(raw.attributes["agentlightning.call.state"])
+            for parent in spans
+            for raw in spans
+            if raw.parent_id == parent.span_id
+        }
+        assert set(states) == set(answers)
+        assert len(spans) == 2 * len(answers)
+        for cut, answer in answers.items():
+            assert states[cut] == ("upstream_error" if answer.error else "ok"), cut
+            assert TEXT.startswith(answer.text.rstrip()) if answer.error else answer.text == TEXT, cut
+        assert answers[0].error
+        assert not answers[10**6].error
+        whole = [cut for cut in answers if not answers[cut].error]
+        assert min(whole) > min(map(len, made)) - 60, "nothing but the last word of the stream may be missing"
+
+        for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+            triplets = adapter.read(spans).triplets
+            assert len(triplets) == len(whole)
+            for triplet in triplets:
+                assert triplet.response["token_ids"] == encode(TEXT)
+                assert triplet.response["token_logprobs"] == logprobs_of(encode(TEXT))
+
+        await the_library_says_so(engine, {answer.alike: answer for answer in answers.values()})
+
+
+async def the_library_says_so(engine: FaultyEngine, answers: dict[bytes, Seen]) -> None:
+    """Give each distinct answer to the library of OpenAI: it reads the text, or raises its usual error."""
+    kinds = list(answers.values())
+
+    async def repeat(request: Request) -> None:
+        answer = kinds[int(request.asked["messages"][0]["content"])]
+        kind = "text/event-stream" if answer.status == 200 else "application/json"
+        head = f"HTTP/1.1 {answer.status} Stub\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n"
+        await request.send(head.encode() + answer.body)
+
+    async def read(index: int) -> str:
+        words: Any = [{"role": "user", "content": str(index)}]
+        stream = await client.chat.completions.create(model="repeat", messages=words, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    engine.ways["repeat"] = repeat
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{engine.port}/v1", api_key="none", max_retries=0
+    ) as client:
+        for index, answer in enumerate(kinds):
+            if answer.error:
+                with pytest.raises(openai.APIError):
+                    await read(index)
+            else:
+                assert await read(index) == TEXT
+
+
+async def stream_text(client: Client, model: str, words: str) -> str:
+    stream = await client.openai.completions.create(model=model, prompt=words, stream=True)
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+@pytest.mark.parametrize(
+    ("route", "call", "state"),
+    [
+        ("completions", stream_text, "ok"),
+        ("messages", stream_messages, "no_tokens"),
+        ("responses", stream_responses, "no_tokens"),
+    ],
+)
+async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an_error_of_the_library(
+    route: str, call: Caller, state: str
+) -> None:
+    made: list[bytes] = []
+
+    async def cut(request: Request) -> None:
+        asked = request.asked.get("prompt") or request.asked.get("input") or request.asked["messages"][0]["content"]
+        made.append(wire_form(request, "until closed"))
+        await request.send(made[-1][: int(asked)])
+
+    with FaultyEngine({"cut": cut}) as engine:
+        async with (
+            Desk(model_list=[engine.entry("cut", dialects=[route])]) as desk,
+            openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_openai,
+            anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_anthropic,
+        ):
+            libraries = Client(by_openai, by_anthropic)
+            whole = await desk.attempt()
+            assert await call(libraries.at(desk.url(whole, "")), "cut", str(10**6)) == TEXT
+            assert await desk.states(whole) == [state]
+            ends = [found.end() for found in re.finditer(rb"\n\n", made[0])]
+            for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
+                attempt = await desk.attempt()
+                try:
+                    text = await call(libraries.at(desk.url(attempt, "")), "cut", str(place))
+                except (openai.APIError, anthropic.APIError):
+                    assert await desk.states(attempt) == ["upstream_error"], place
+                else:
+                    assert (text, await desk.states(attempt)) == (TEXT, [state]), place
+
+
+async def test_a_stream_of_two_choices_that_ends_before_the_second_began_is_not_whole() -> None:
+    async def first_only(request: Request) -> None:
+        frames = [frame for frame in request.frames(TEXT) if b'"index": 1' not in frame and b"DONE" not in frame]
+        await request.send(UNTIL_CLOSED + b"".join(frames))
+
+    with FaultyEngine({"cut": first_only}) as engine:
+        async with Desk(model_list=engine.entries) as desk:
+            attempt = await desk.attempt()
+            body = {"model": "cut", "messages": [{"role": "user", "content": "go"}], "stream": True, "n": 2}
+            async with desk.session.post(desk.url(attempt), json=body) as reply:
+                assert seen(reply.status, await reply.read()).error
+            assert await desk.states(attempt) == ["upstream_error"]

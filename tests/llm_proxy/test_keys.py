@@ -1,0 +1,168 @@
+"""Every route in every dialect with every key: who may call, how a refusal reads, and that no key leaks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from agentlightning.types import AttemptedRollout
+from agentlightning.types.attempt_key import attempt_key
+from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.stub_engines import StubEngine
+from tests.stubs.model_server import Fault, ModelServer
+
+Json = dict[str, Any]
+TOKEN = "server-token-planted-0123456789"
+PROVIDER_KEY = "sk-provider-planted-0123456789"
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT: Json = {"messages": MESSAGES}
+SAID: Json = {"messages": MESSAGES, "max_tokens": 9}
+
+ROUTES: dict[str, tuple[str, Json | None]] = {
+    "chat": ("chat/completions", CHAT),
+    "chat, streamed": ("chat/completions", {**CHAT, "stream": True}),
+    "completions": ("completions", {"prompt": "hi"}),
+    "responses": ("responses", {"input": "hi"}),
+    "responses, streamed": ("responses", {"input": "hi", "stream": True}),
+    "messages": ("messages", SAID),
+    "messages, streamed": ("messages", {**SAID, "stream": True}),
+    "count_tokens": ("messages/count_tokens", CHAT),
+    "embeddings": ("embeddings", {"input": "hi"}),
+    "models": ("models", None),
+    "one model": ("models/policy", None),
+}
+PREFIXES = {"": "", "/v1": "", "/role/solver": "/role/solver"}
+"""After the attempt, and before it."""
+
+
+def presented(own: str, other: str) -> dict[str, tuple[str | None, int, int]]:
+    """Key, status without a token on the server, status with one."""
+    forged = own[:-1] + ("0" if own[-1] != "0" else "1")
+    return {
+        "own key": (own, 200, 200),
+        "key of another attempt": (other, 403, 403),
+        "forged signature": (forged, 403, 403),
+        "no key": (None, 200, 401),
+        "a placeholder": ("dummy", 200, 401),
+        "a provider's key": ("sk-123", 200, 401),
+        "the server's token": (TOKEN, 200, 200),
+    }
+
+
+HEADERS = {"bearer": lambda key: {"Authorization": f"Bearer {key}"}, "x-api-key": lambda key: {"x-api-key": key}}
+
+
+async def call(desk: Desk, url: str, body: Json | None, headers: dict[str, str]) -> tuple[int, str]:
+    method = "GET" if body is None else "POST"
+    shown = None if body is None else {"model": "policy", **body}
+    async with desk.session.request(method, url, json=shown, headers=headers) as reply:
+        return reply.status, await reply.text()
+
+
+def has_form_of(route: str, status: int, text: str) -> bool:
+    """True if a refusal is in the form of the dialect that the route belongs to."""
+    body = json.loads(text)
+    if not route.startswith("messages"):
+        return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    kind = {401: "authentication_error", 403: "permission_error"}[status]
+    return body["type"] == "error" and body["error"]["type"] == kind and bool(body["error"]["message"])
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_the_whole_matrix_of_routes_dialects_and_keys(
+    monkeypatch: pytest.MonkeyPatch, token: str | None, native: bool
+) -> None:
+    if token:
+        monkeypatch.setenv("AGL_TOKEN", token)
+    policies: Any = {"main": {"kind": "trained", "roles": ["solver"]}, "rest": {"kind": "frozen"}}
+    every = ["chat/completions", "completions", "embeddings", "responses", "messages"]
+    with ModelServer() as model:
+        entry = model.entry("policy", api_key=PROVIDER_KEY, **({"dialects": every} if native else {}))
+        async with Desk(model_list=[entry], policies=policies) as desk:
+            mine, theirs = await desk.attempt(), await desk.attempt()
+            own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
+            base = desk.url(mine, "")
+            wrong: list[str] = []
+            for what, (route, body) in ROUTES.items():
+                for tail, before in PREFIXES.items():
+                    url = base.replace("/rollout/", f"{before}/rollout/") + ("" if before else tail) + f"/{route}"
+                    for name, (key, without, with_token) in presented(own, other).items():
+                        for header, headers in HEADERS.items():
+                            asked = len(model.calls)
+                            status, text = await call(desk, url, body, {} if key is None else headers(key))
+                            expected = with_token if token else without
+                            refused = expected != 200
+                            good = status == expected and (not refused or has_form_of(route, status, text))
+                            if not good or (refused and len(model.calls) != asked) or _leaks(text, own, other):
+                                wrong.append(
+                                    f"{what} below {before or tail or '/'}, {name} as {header}: {status} {text}"
+                                )
+            assert wrong == []
+            if native:
+                assert {call.path for call in model.calls} >= {"/v1/messages", "/v1/responses"}
+            spans = "".join(span.model_dump_json() for span in await desk.spans(mine))
+            assert not _leaks(spans, own, other)
+            assert await desk.spans(theirs) == []
+            assert not [call for call in model.calls if own in str(call.headers) or TOKEN in str(call.headers)]
+
+
+def _leaks(text: str, *keys: str) -> bool:
+    return any(key in text for key in (*keys, PROVIDER_KEY, TOKEN))
+
+
+# --- planted provider keys -------------------------------------------------------------------------------------------
+
+NATIVE = {
+    "messages": ("/messages", SAID, "x-api-key"),
+    "messages, streamed": ("/messages", {**SAID, "stream": True}, "x-api-key"),
+    "count_tokens": ("/messages/count_tokens", CHAT, "x-api-key"),
+    "responses": ("/responses", {"input": "hi"}, "authorization"),
+    "responses, streamed": ("/responses", {"input": "hi", "stream": True}, "authorization"),
+    "embeddings": ("/embeddings", {"input": "hi"}, "authorization"),
+    "completions": ("/completions", {"prompt": "hi"}, "authorization"),
+}
+
+
+@pytest.mark.parametrize("case", NATIVE)
+async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
+    case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail, body, header = NATIVE[case]
+    caplog.set_level(logging.DEBUG)
+    leaky = {"type": "error", "error": {"type": "x", "message": f"wrong key {PROVIDER_KEY}", "code": PROVIDER_KEY}}
+    every = ["completions", "embeddings", "responses", "messages"]
+    with ModelServer(answer=lambda request: f"my key is {PROVIDER_KEY} indeed") as model:
+        async with Desk(model_list=[model.entry("policy", api_key=PROVIDER_KEY, dialects=every)]) as desk:
+            attempt = await desk.attempt()
+            faults = [
+                Fault(401, json.dumps(leaky).encode()),
+                Fault(400, PROVIDER_KEY.encode()),
+                Fault(500, json.dumps(leaky).encode()),
+                Fault(200, PROVIDER_KEY.encode()),
+                Fault(302, headers={"Location": f"http://127.0.0.1:9/{PROVIDER_KEY}"}),
+                Fault(cut="middle"),
+                Fault(),
+            ]
+            shown: list[str] = []
+            for fault in faults:
+                model.faults = [fault]
+                shown.append((await call(desk, desk.url(attempt, tail), body, {}))[1])
+            assert PROVIDER_KEY in model.calls[0].headers[header]
+            shown += [span.model_dump_json() for span in await desk.spans(attempt)]
+            shown += [caplog.text, repr(desk.proxy.stats()), repr(desk.proxy.model_list[0]["model_name"])]
+            assert not [text for text in shown if PROVIDER_KEY in text]
+
+
+async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with StubEngine("vllm").serving() as stub:
+        stub.owner = PROVIDER_KEY
+        async with Desk(model_list=[stub.entry(api_key=PROVIDER_KEY)]) as desk:
+            attempt: AttemptedRollout = await desk.attempt()
+            assert (await call(desk, desk.url(attempt), CHAT, {}))[0] == 200
+            spans = "".join(span.model_dump_json() for span in await desk.spans(attempt))
+    assert PROVIDER_KEY not in spans + caplog.text
