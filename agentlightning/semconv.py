@@ -14,6 +14,9 @@ AGL_OPERATION = "agentlightning.operation"
 AGL_REWARD = "agentlightning.reward"
 AGL_VIRTUAL = "agentlightning.virtual"
 
+CONTROL_PREFIX = "agl-control:"
+"""Ids of rows among the workers that no worker is behind: notes of runs. Lists leave them out unless asked for it."""
+
 
 class LightningResourceAttributes(Enum):
     """Keys on the resource of a span; they route a span to its rollout and attempt."""

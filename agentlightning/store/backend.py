@@ -166,6 +166,8 @@ class Notes:
     """Rollouts that came to an end, or were deleted."""
     ended: list[Rollout] = field(default_factory=list[Rollout])
     """Rollouts that came to an end, as they then were."""
+    attempts_ended: list[Attempt] = field(default_factory=list[Attempt])
+    """Attempts that came to an end, as they then were."""
     changed: bool = False
     """A rollout changed."""
 

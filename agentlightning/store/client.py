@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
 import random
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -103,6 +104,7 @@ class LightningStoreClient(LightningStore):
         self._connection_timeout = connection_timeout
         self._token = token or server_token()
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
 
     @override
@@ -273,9 +275,13 @@ class LightningStoreClient(LightningStore):
             for other in [other for other in self._sessions if other.is_closed()]:
                 if (dead := self._sessions.pop(other, None)) is not None:
                     _let_go(dead)
+                self._guards.pop(other, None)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
             session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
             self._sessions[loop] = session
+            self._guards[loop] = guard = _closed_with_its_loop(session)
+            with contextlib.suppress(StopIteration):  # run it to its yield, at which the loop knows of it
+                guard.__anext__().send(None)
         return session
 
     def _meet(self, version: str | None) -> None:
@@ -289,6 +295,14 @@ class LightningStoreClient(LightningStore):
                 f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is {version}; "
                 "install the same version on both sides"
             )
+
+
+async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
+    """Close a session where its loop ends: `asyncio.run` and ours then end every generator that was begun."""
+    try:
+        yield
+    finally:
+        await session.close()
 
 
 def _let_go(session: aiohttp.ClientSession) -> None:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
+from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store import scripts
 from agentlightning.store.backend import Backend, ResourcesRow, WorkerRow
 from agentlightning.store.base import (
@@ -95,7 +96,8 @@ class EngineStore(LightningStore):
         if tracker is not None:
             from agentlightning.store.observed import observe_operations
 
-            self._runtime.on_end = observe_operations(self, tracker)
+            meter = observe_operations(self, tracker)
+            self._runtime.on_end, self._runtime.on_attempt_end = meter.rollout_ended, meter.attempt_ended
 
     @property
     @override
@@ -117,7 +119,7 @@ class EngineStore(LightningStore):
     @override
     async def statistics(self) -> LightningStoreStatistics:
         counts, resources, workers = await self._runtime.read(
-            lambda tx: (tx.counts(), tx.count_rows("resources"), tx.count_rows("worker"))
+            lambda tx: (tx.counts(), tx.count_rows("resources"), tx.scan("worker"))
         )
         return {
             "name": type(self).__name__,
@@ -126,7 +128,7 @@ class EngineStore(LightningStore):
             "total_spans": counts.spans,
             "total_span_bytes": counts.span_bytes,
             "total_resources": resources,
-            "total_workers": workers,
+            "total_workers": sum(not worker_id.startswith(CONTROL_PREFIX) for worker_id, _ in workers),
             "uptime": time.monotonic() - self._runtime.started,
         }
 
@@ -488,7 +490,11 @@ class EngineStore(LightningStore):
         combine([], filter_logic)
         await self._runtime.scan()
 
+        notes = worker_id_contains is not None and worker_id_contains.startswith(CONTROL_PREFIX)
+
         def keep(worker: Worker) -> bool:
+            if worker.worker_id.startswith(CONTROL_PREFIX) != notes:
+                return False
             results = text_filter(None, worker_id_contains, worker.worker_id)
             if status_in is not None:
                 results.append(worker.status in status_in)

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.observed import SECONDS_BUCKETS
+from agentlightning.types import RolloutStatus, WorkerStatus
 from agentlightning.utils.auth import ASGIApp, Message, Receive, Scope, Send
 from agentlightning.utils.metrics import MetricsBackend, get_prometheus_registry
 
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 REQUESTS, REQUEST_SECONDS = "agl.http.total", "agl.http.latency"
 REQUEST_LABELS = ("path", "method", "status")
 PROMETHEUS_PATH = "/v1/prometheus"
+OPEN_ROLLOUTS, WORKERS = "agl_rollouts_open", "agl_workers"
+OPEN_STATUSES: tuple[RolloutStatus, ...] = ("queuing", "requeuing", "preparing", "running")
+WORKER_STATUSES: tuple[WorkerStatus, ...] = ("idle", "busy", "unknown")
 OTHER = "other"
 """The label of every path that is not served under a known template, and of every unusual method."""
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
@@ -118,20 +122,33 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
     from prometheus_client.exposition import choose_encoder
 
     sizes: Mapping[str, Any] = {}
+    numbers: dict[tuple[str, str], int] = {}
     try:
         sizes = await store.statistics()
+        numbers = await _by_status(store)
     except Exception:  # the boundary: who watches the store must see that it is down, and the rest
         logger.exception("the store could not tell its sizes")
     encode, content_type = choose_encoder(accept)
-    return Response(encode(_Page(sizes)), headers={"content-type": content_type})
+    return Response(encode(_Page(sizes, numbers)), headers={"content-type": content_type})
+
+
+async def _by_status(store: LightningStore) -> dict[tuple[str, str], int]:
+    """Return how many open rollouts and workers have each status, by (gauge, status); only counted, not fetched."""
+    found: dict[tuple[str, str], int] = {}
+    for status in OPEN_STATUSES:
+        found[OPEN_ROLLOUTS, status] = (await store.query_rollouts(status_in=[status], limit=1)).total
+    for status in WORKER_STATUSES:
+        found[WORKERS, status] = (await store.query_workers(status_in=[status], limit=1)).total
+    return found
 
 
 class _Page:
     """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
 
-    def __init__(self, sizes: Mapping[str, Any]) -> None:
+    def __init__(self, sizes: Mapping[str, Any], numbers: Mapping[tuple[str, str], int]) -> None:
         self._registry = get_prometheus_registry()
         self._sizes = sizes
+        self._numbers = numbers
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -142,3 +159,9 @@ class _Page:
             if isinstance(value, (int, float)):
                 name = "uptime_seconds" if key == "uptime" else key.removeprefix("total_")
                 yield GaugeMetricFamily(f"agl_store_{name}", f"{key} of the store's statistics", value=float(value))
+        for gauge, text in ((OPEN_ROLLOUTS, "rollouts that have not ended"), (WORKERS, "workers that were heard of")):
+            family = GaugeMetricFamily(gauge, text, labels=["status"])
+            for (name, status), number in self._numbers.items():
+                if name == gauge:
+                    family.add_metric([status], number)
+            yield family

@@ -1,4 +1,5 @@
-"""Metrics of one store: how often each operation is called, how long it takes, how it ends, and how rollouts end.
+"""Metrics of one store: how often each operation is called, how long it takes, how it ends. What passes through them is
+counted in `meter.py`.
 
 A store without a tracker pays nothing: the operations of an instance are replaced only when it has one.
 """
@@ -13,15 +14,13 @@ from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forward import FORWARDED
-from agentlightning.types import Rollout
+from agentlightning.store.meter import StoreMeter
 from agentlightning.utils.metrics import MetricsBackend
 
 CALLS, CALL_SECONDS = "agl.store.total", "agl.store.latency"
 CALL_LABELS = ("method", "store_pubmeth", "status")
 """The operation, the operation that the caller called (another one where one calls the other), `OK` or the class of the
 exception."""
-ENDS, END_SECONDS = "agl.rollouts.total", "agl.rollouts.duration"
-END_LABELS = ("status", "mode")
 SECONDS_BUCKETS = (
     *(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4),
     *(0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -33,22 +32,21 @@ _called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", d
 """The operation that a caller of the store is in."""
 
 
-def observe_operations(store: LightningStore, tracker: MetricsBackend) -> Callable[[Rollout], None]:
-    """Have every operation of this store counted and timed; return what to call with each rollout that ends.
+def observe_operations(store: LightningStore, tracker: MetricsBackend) -> StoreMeter:
+    """Have every operation of this store counted and timed; return what is to be told of each end.
 
     The time of an operation includes what it waits for (a long poll, a queue of writers).
     """
     tracker.register_counter(CALLS, CALL_LABELS)
     tracker.register_histogram(CALL_SECONDS, CALL_LABELS, SECONDS_BUCKETS)
-    tracker.register_counter(ENDS, END_LABELS)
-    tracker.register_histogram(END_SECONDS, END_LABELS, SECONDS_BUCKETS)
+    meter = StoreMeter(tracker, SECONDS_BUCKETS)
     for name in FORWARDED:
-        setattr(store, name, _observed(name, getattr(store, name), tracker))
-    return functools.partial(_count_end, tracker)
+        setattr(store, name, _observed(name, getattr(store, name), tracker, meter))
+    return meter
 
 
 def _observed(
-    name: str, operation: Callable[..., Awaitable[Any]], tracker: MetricsBackend
+    name: str, operation: Callable[..., Awaitable[Any]], tracker: MetricsBackend, meter: StoreMeter
 ) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(operation)
     async def observed(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +54,10 @@ def _observed(
         entered = _called.set(name) if outer is None else None
         status, start = "OK", time.perf_counter()
         try:
-            return await operation(*args, **kwargs)
+            answer = await operation(*args, **kwargs)
+            if outer is None:
+                meter.answered(name, answer)
+            return answer
         except BaseException as error:
             status = type(error).__name__
             raise
@@ -68,10 +69,3 @@ def _observed(
                 _called.reset(entered)
 
     return observed
-
-
-def _count_end(tracker: MetricsBackend, rollout: Rollout) -> None:
-    labels = {"status": rollout.status, "mode": rollout.mode or "unknown"}
-    tracker.count(ENDS, 1.0, labels)
-    if rollout.end_time is not None:
-        tracker.observe(END_SECONDS, max(0.0, rollout.end_time - rollout.start_time), labels)

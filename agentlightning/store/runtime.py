@@ -19,7 +19,7 @@ from agentlightning.store.follower import Follower
 from agentlightning.store.kept_waits import KeptWait, KeptWaits
 from agentlightning.store.reaper import forget, watch
 from agentlightning.store.waiters import Key, Waiters
-from agentlightning.types import AttemptStatus, RetentionPolicy, Rollout
+from agentlightning.types import Attempt, AttemptStatus, RetentionPolicy, Rollout
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -52,6 +52,8 @@ class StoreRuntime:
         self.started = time.monotonic()
         self.on_end: Callable[[Rollout], None] | None = None
         """Told of every rollout that a script of this process brings to its end."""
+        self.on_attempt_end: Callable[[Attempt], None] | None = None
+        """Told of every attempt that a script of this process brings to its end."""
         self._waiters = Waiters()
         self._kept = KeptWaits()
         self._follower = Follower(backend, self._waiters) if backend.shared else None
@@ -112,6 +114,9 @@ class StoreRuntime:
         if self.on_end is not None:
             for rollout in notes.ended:
                 self.on_end(rollout)
+        if self.on_attempt_end is not None:
+            for attempt in notes.attempts_ended:
+                self.on_attempt_end(attempt)
         if notes.changed and self._waiters.parked:
             self._waiters.wake(notes)
 

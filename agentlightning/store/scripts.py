@@ -310,6 +310,8 @@ def update_attempt(
     new = evolve(attempt, **changes)
     latest = attempt is record.latest
     record.put_attempt(new)
+    if changed and to in lifecycle.ENDED:
+        tx.notes.attempts_ended.append(new)
     if latest:
         _follow(record, new, now, moved=changed)
     note_change(tx, record, before, now)
@@ -338,6 +340,7 @@ def expire(
     before = record.rollout.status
     new = evolve(attempt, **{**_end_of_attempt(attempt, to, now), **changes, "status": to})
     record.put_attempt(new)
+    tx.notes.attempts_ended.append(new)
     _follow(record, new, now, moved=True)
     note_change(tx, record, before, now)
     _sync_worker(tx, new, now, record.rollout.run_id)

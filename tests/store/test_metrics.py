@@ -175,6 +175,56 @@ async def test_an_end_that_nobody_called_for_counts_too(make: Make) -> None:
     await store.close()
 
 
+# --- attempts, claims and model calls ----------------------------------------------------------------------------
+
+
+async def test_an_attempt_counts_once_with_how_it_ended(make: Make) -> None:
+    tally = Tally()
+    store = make(tally)
+    scored = await store.start_rollout(input={})
+    for _ in range(2):
+        await store.update_attempt(scored.rollout_id, "latest", status="succeeded", outcome="scored")
+    failed = await store.start_rollout(input={})
+    await store.fail_rollout(failed.rollout_id, reason="out of luck")
+    await store.start_rollout(input={}, config=RolloutConfig(timeout_seconds=0.001))
+    while ("timeout", "infrastructure_fault", "timeout") not in tally.of("agl.attempts.total"):
+        await asyncio.to_thread(tally.ended.wait, 30.0)
+        tally.ended.clear()
+    assert tally.of("agl.attempts.total") == {
+        ("succeeded", "scored", ""): 1,
+        ("failed", "infrastructure_fault", "out of luck"): 1,
+        ("timeout", "infrastructure_fault", "timeout"): 1,
+    }
+    await store.close()
+
+
+async def test_the_way_from_the_queue_to_a_runner_is_timed_for_first_claims(make: Make) -> None:
+    tally = Tally()
+    store = make(tally)
+    await store.enqueue_rollout(
+        input={}, mode="train", config=RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    )
+    for _ in range(2):
+        claimed = await store.dequeue_rollout()
+        assert claimed is not None
+        await store.fail_rollout(claimed.rollout_id)
+    [delay] = tally.values["agl.rollouts.claim_delay", "train"]
+    assert 0 <= delay < 60
+    await store.close()
+
+
+async def test_words_of_programs_make_no_series_without_end() -> None:
+    tally = Tally()
+    store = InMemoryLightningStore(tracker=tally)
+    for number in range(100):
+        rollout = await store.start_rollout(input={})
+        await store.fail_rollout(rollout.rollout_id, reason=f"reason {number}")
+    counts = tally.of("agl.attempts.total")
+    assert len(counts) == 33
+    assert counts["failed", "infrastructure_fault", "other"] == 68
+    await store.close()
+
+
 # --- requests ----------------------------------------------------------------------------------------------------
 
 

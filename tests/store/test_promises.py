@@ -289,7 +289,6 @@ def served(store: LightningStore) -> Iterator[LightningStoreServer]:
         loop.close()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_client_lets_go_of_the_connections_of_loops_that_are_gone() -> None:
     with served(InMemoryLightningStore()) as server:
         client = LightningStoreClient(server.endpoint, deadline=5.0)
