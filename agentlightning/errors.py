@@ -7,6 +7,9 @@ travels by name (`error_type`) and the client raises the class that the store ra
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 
 class AgentLightningError(Exception):
     """Root of every error that this package defines."""
@@ -82,6 +85,9 @@ class PolicyFault(AgentLightningError):
     def __init__(self, message: str, *, reward: float) -> None:
         super().__init__(message)
         self.reward = reward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), reward=self.reward), self.args
 
 
 class MissingExtraError(AgentLightningError, ImportError):

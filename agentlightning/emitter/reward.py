@@ -21,7 +21,7 @@ from agentlightning.emitter.annotation import emit_annotation
 from agentlightning.emitter.target import Target, target_attributes
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
 from agentlightning.types import SpanCoreFields, SpanLike
-from agentlightning.utils.otel import filter_and_unflatten_attributes
+from agentlightning.utils.otel import filter_and_unflatten_attributes, flatten_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,15 @@ def emit_reward(
 def reward_attributes(value: float) -> dict[str, Any]:
     """Return the attributes of a reward of one dimension."""
     return {f"{REWARD}.0.name": PRIMARY, f"{REWARD}.0.value": value}
+
+
+def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str, Any]:
+    """Return the attributes of a reward of several dimensions.
+
+    Raises:
+        ValueError: a dimension is no number, NaN or infinite; or there is no `primary_key` among them.
+    """
+    return flatten_attributes({REWARD: _dimensions(values, primary_key, None)})
 
 
 def as_number(value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import socket
@@ -13,15 +14,18 @@ from typing_extensions import override
 
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
+from agentlightning.runner.agent_process import pickled_parts
 from agentlightning.runner.attempt import AttemptPlayer
 from agentlightning.runner.base import Runner, StopEvent
 from agentlightning.runner.claims import Claims
 from agentlightning.runner.heartbeat import Heartbeat, HeartbeatMode, check_mode
 from agentlightning.runner.hooks import Hooks
+from agentlightning.runner.isolation import Here, Isolation, Processes, Stage, check_isolation
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
 from agentlightning.runner.resources import ResourceShelf
 from agentlightning.runner.results import RewardFn
-from agentlightning.runner.stopping import Stopping
+from agentlightning.runner.signs import SignsOfLife
+from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore
 from agentlightning.store.complete import complete
 from agentlightning.tracer.base import Tracer
@@ -45,6 +49,8 @@ class LitAgentRunner(Runner[T]):
         concurrency: rollouts at once.
         reward_fn: gives the reward for results that are neither a number, None nor spans; see `results.py`.
         policy_faults: exception classes that are the policy's fault, and what each earns.
+        isolation: `thread` plays the agent in this process; `process` in processes of its own, as many as run at once,
+            so that one that ignores its time limit, holds the interpreter, or crashes can be killed.
         store_unreachable_timeout: give up after the store was away for this many seconds.
     """
 
@@ -61,6 +67,7 @@ class LitAgentRunner(Runner[T]):
         concurrency: int = 1,
         reward_fn: RewardFn | None = None,
         policy_faults: PolicyFaults | None = None,
+        isolation: str = "thread",
         store_unreachable_timeout: float = 60.0,
     ) -> None:
         super().__init__()
@@ -79,11 +86,15 @@ class LitAgentRunner(Runner[T]):
         self._concurrency = concurrency
         self._reward_fn = reward_fn
         self._policy_faults = check_policy_faults(policy_faults)
-        self._store_unreachable_timeout = store_unreachable_timeout
+        self._isolation: Isolation = check_isolation(isolation)
+        self.store_unreachable_timeout = store_unreachable_timeout
         self._agent: LitAgent[T] | None = None
         self._hooks = Hooks(None)
         self._store: LightningStore | None = None
         self._player: AttemptPlayer | None = None
+        self._stage: Stage | None = None
+        self._signs: SignsOfLife | None = None
+        self._parts = b""
         self._begun = self._finished = 0
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -94,6 +105,8 @@ class LitAgentRunner(Runner[T]):
         self._hooks = Hooks(hooks)
         self._agent = as_agent(agent)
         self._agent.set_runner(self)
+        if self._isolation == "process":
+            self._parts = pickled_parts(self._agent, LitAgentRunner[T](_without_store(self._tracer)))
         self._tracer.init()
 
     @override
@@ -103,13 +116,18 @@ class LitAgentRunner(Runner[T]):
         self._store = store
         whole = complete(store)
         self._tracer.init_worker(worker_id, whole)
+        processes = self._isolation == "process"
+        self._stage = Processes(self._parts, whole, worker_id) if processes else Here(self.get_agent())
+        self._signs = SignsOfLife(whole, self.get_worker_id(), self._heartbeat_mode)
         self._player = AttemptPlayer(
             runner=self,
             agent=self.get_agent(),
             store=whole,
             tracer=self._tracer,
             hooks=self._hooks,
+            stage=self._stage,
             shelf=ResourceShelf(whole),
+            signs=self._signs,
             log_prefix=self._log_prefix,
             policy_faults=self._policy_faults,
             reward_fn=self._reward_fn,
@@ -117,9 +135,17 @@ class LitAgentRunner(Runner[T]):
 
     @override
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        stage, self._stage = self._stage, None
+        signs, self._signs = self._signs, None
         self.worker_id = None
         self._player = None
-        self._tracer.teardown_worker(worker_id)
+        try:
+            if stage is not None:
+                stage.close()
+            if signs is not None:
+                signs.close()
+        finally:
+            self._tracer.teardown_worker(worker_id)
 
     @override
     def teardown(self, *args: Any, **kwargs: Any) -> None:
@@ -181,10 +207,11 @@ class LitAgentRunner(Runner[T]):
 
         Raises:
             StoreUnreachableError: the store was away for longer than `store_unreachable_timeout`.
+            AgentProcessDied: with `isolation="process"`, no process can load the agent.
         """
         store, label = self.get_store(), self.get_worker_id()
         self._begun = self._finished = 0
-        claims = Claims(store, label, self._poll_interval, self._store_unreachable_timeout)
+        claims = Claims(complete(store), label, self._poll_interval, self.store_unreachable_timeout)
         logger.info("%s serves the queue as %s", self._log_prefix(), label)
         heartbeat = Heartbeat(
             store,
@@ -199,9 +226,10 @@ class LitAgentRunner(Runner[T]):
         stopping = Stopping(event)
         lanes = [asyncio.create_task(self._lane(claims, stopping, exit_when_idle)) for _ in range(self._concurrency)]
         try:
-            await _all_or_first_failure(lanes)
+            await all_or_first_failure(lanes)
         finally:
             await stopping.close()
+            await claims.close()
             await heartbeat.stop()
             logger.info("%s finished after %d rollouts", self._log_prefix(), self._finished)
 
@@ -241,15 +269,20 @@ class LitAgentRunner(Runner[T]):
             await asyncio.wait({playing, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
             return playing.result().cause if playing.done() else None
         finally:
-            await _cancel_all([playing])
+            await cancel_all([playing])
             await stopping.close()
 
     async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
         """Claim and play, one rollout at a time."""
+        stage = self._stage
+        assert stage is not None
         while not stopping.is_set() and (self._max_rollouts is None or self._begun < self._max_rollouts):
             self._begun += 1
+            if stage.prepares and not await stopping.until_set(stage.prepare()):
+                return
             rollout = await claims.next(stopping, exit_when_idle)
             if rollout is None:
+                stage.spare()
                 self._begun -= 1
                 return
             await self._execute_rollout(rollout)
@@ -264,21 +297,11 @@ class LitAgentRunner(Runner[T]):
         return f"[{known or 'Default Worker'}]"
 
 
-async def _all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all; when one fails, or the waiter is cancelled, cancel the others and wait for their ends."""
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        await _cancel_all(tasks)
-
-
-async def _cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _without_store(tracer: Tracer) -> Tracer:
+    """Return a copy of a tracer, which may have had a worker before, without that worker's store."""
+    twin = copy.copy(tracer)
+    twin._store = None
+    return twin
 
 
 def _check_at_least(name: str, value: Any, least: int) -> None:

@@ -6,7 +6,6 @@ end of the attempt. Where the second does not follow, the lease runs out and ano
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import time
@@ -16,13 +15,17 @@ from typing import Any
 
 from agentlightning.emitter.reward import find_final_reward
 from agentlightning.litagent.litagent import LitAgent
+from agentlightning.logging import log_context
 from agentlightning.runner.base import Runner
+from agentlightning.runner.budget import with_budget_reason
 from agentlightning.runner.hooks import Hooks
+from agentlightning.runner.isolation import Stage
 from agentlightning.runner.outcome import SCORED, UNSCORED, AttemptFault, Ending, PolicyFaults, ending_of
 from agentlightning.runner.play import play
 from agentlightning.runner.report import log_failure, report
 from agentlightning.runner.resources import ResourceShelf
 from agentlightning.runner.results import RewardFn, bind_reward_fn, is_result, reward_of, reward_span, spans_of
+from agentlightning.runner.signs import SignsOfLife
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
@@ -42,7 +45,9 @@ class AttemptPlayer:
     store: LightningStore
     tracer: Tracer
     hooks: Hooks
+    stage: Stage
     shelf: ResourceShelf
+    signs: SignsOfLife
     log_prefix: Callable[[str | None], str]
     policy_faults: PolicyFaults = field(default_factory=dict[type[Exception], float])
     reward_fn: RewardFn | None = None
@@ -54,6 +59,11 @@ class AttemptPlayer:
         Raises:
             asyncio.CancelledError, KeyboardInterrupt: after the attempt was reported as cancelled.
         """
+        about = {"run_id": rollout.run_id, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        with log_context(**about):
+            return await self._play(rollout)
+
+    async def _play(self, rollout: AttemptedRollout) -> Ending:
         began = time.monotonic()
         about = {"agent": self.agent, "runner": self.runner, "rollout": rollout}
         spans: list[Span] = []
@@ -64,6 +74,7 @@ class AttemptPlayer:
             ending = await self._traced(rollout, resources, spans)
         except BaseException as error:  # the boundary: whatever ends an attempt becomes its outcome
             ending = ending_of(error, self.policy_faults)
+        ending = await with_budget_reason(ending, self.store, rollout)
         if ending.cause is not None:
             await self.hooks.call("on_rollout_error", **about, error=ending.cause)
         await self.hooks.call("on_rollout_end", **about, spans=spans)
@@ -116,14 +127,8 @@ class AttemptPlayer:
         return ending
 
     async def _call_agent(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        method = self.agent.method_for(rollout.mode)
-        async with _SignsOfLife(self.store, rollout):
-            return await play(
-                lambda: method(rollout.input, resources=resources, rollout=rollout),
-                in_thread=not inspect.iscoroutinefunction(method),
-                limit=rollout.config.timeout_seconds,
-                label=rollout.rollout_id,
-            )
+        async with self.signs.during(rollout):
+            return await self.stage.call(rollout, resources)
 
     async def _judge(self, output: Any, rollout: AttemptedRollout) -> tuple[Ending, list[Span]]:
         """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
@@ -142,12 +147,11 @@ class AttemptPlayer:
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
         return find_final_reward(spans.items) is not None
 
-    async def _reward_of(self, reward_fn: RewardFn, output: Any, rollout: AttemptedRollout) -> float | None:
+    async def _reward_of(self, reward_fn: RewardFn, output: Any, rollout: AttemptedRollout) -> Any:
         call = bind_reward_fn(reward_fn, output, rollout, self._trace())
         asynchronous = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(type(reward_fn).__call__)
-        value = await play(
-            call, in_thread=not asynchronous, limit=rollout.config.timeout_seconds, label=rollout.rollout_id
-        )
+        threads = None if asynchronous else self.stage.threads
+        value = await play(call, threads=threads, limit=rollout.config.timeout_seconds, label=rollout.rollout_id)
         return reward_of(value, reward_fn)
 
     def _keep(self, results: list[Span]) -> list[Span]:
@@ -166,32 +170,3 @@ class AttemptPlayer:
             return self.tracer.get_last_trace()
         except NotImplementedError:
             return []
-
-
-class _SignsOfLife:
-    """Renews an attempt's heartbeat while its agent runs, where the rollout limits the silence of an attempt."""
-
-    def __init__(self, store: LightningStore, rollout: AttemptedRollout) -> None:
-        self._store = store
-        self._rollout = rollout
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        silence = self._rollout.config.unresponsive_seconds
-        if silence is not None:
-            self._task = asyncio.create_task(self._renew(max(silence / 3, 0.05)))
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-
-    async def _renew(self, interval: float) -> None:
-        while True:
-            await asyncio.sleep(interval)
-            try:
-                await self._store.update_attempt(
-                    self._rollout.rollout_id, self._rollout.attempt.attempt_id, last_heartbeat_time=time.time()
-                )
-            except Exception as error:  # the next one may get through
-                logger.debug("[Rollout %s] heartbeat of the attempt failed: %s", self._rollout.rollout_id, error)

@@ -12,14 +12,28 @@ from agentlightning.types import Hook
 logger = logging.getLogger(__name__)
 
 
+_ATTEMPT = frozenset(("agent", "runner", "rollout"))
+OFFERED: dict[str, frozenset[str]] = {
+    "on_rollout_start": _ATTEMPT,
+    "on_trace_start": _ATTEMPT | {"tracer"},
+    "on_trace_end": _ATTEMPT | {"tracer"},
+    "on_rollout_error": _ATTEMPT | {"error"},
+    "on_rollout_end": _ATTEMPT | {"spans"},
+}
+"""What each callback is told."""
+
+
 class Hooks:
-    """The hooks of one runner. A callback is given those keywords that it takes, and may be sync or async."""
+    """The hooks of one runner. A callback is given those keywords that it takes, and may be sync or async.
+
+    Raises:
+        TypeError: one is no hook, or asks for something that it is not told; names it.
+    """
 
     def __init__(self, hooks: Sequence[Hook] | None) -> None:
         self._hooks = tuple(hooks or ())
         for hook in self._hooks:
-            if not isinstance(hook, Hook):
-                raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")
+            check_hook(hook)
         self._takes: dict[Any, frozenset[str] | None] = {}
 
     async def call(self, callback: str, **keywords: Any) -> None:
@@ -44,3 +58,23 @@ class Hooks:
             self._takes[function] = None if takes_all else frozenset(p.name for p in parameters)
         names = self._takes[function]
         return keywords if names is None else {key: value for key, value in keywords.items() if key in names}
+
+
+def check_hook(hook: Any) -> None:
+    """Check that every callback of a hook can be called.
+
+    Raises:
+        TypeError: it is no hook, or a callback asks for something that it is not told; names it.
+    """
+    if not isinstance(hook, Hook):
+        raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")
+    for callback, offered in OFFERED.items():
+        method = getattr(hook, callback, None)
+        parameters = () if method is None else inspect.signature(method).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        unknown = [p.name for p in needed if p.name not in offered or p.kind is p.POSITIONAL_ONLY]
+        if unknown:
+            raise TypeError(
+                f"{type(hook).__name__}.{callback} asks for {', '.join(unknown)}; it may take, by name, any of "
+                f"{', '.join(sorted(offered))}"
+            )

@@ -7,12 +7,13 @@
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
 | returned NaN or infinity                       | failed    | infrastructure_fault | invalid_reward    |
-| returned what is no reward                     | failed    | infrastructure_fault | invalid_result    |
+| returned what is no reward, a program too      | failed    | infrastructure_fault | invalid_result    |
 | asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
-| ran past `timeout_seconds`                     | timeout   | cancelled            | timeout           |
+| ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
 | finished, but its spans could not be stored    | failed    | infrastructure_fault | spans_lost        |
+| ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
 A policy fault earns exactly the reward that was said for it. Nothing that is not in the first three rows is trained.
 """
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentlightning.errors import AgentLightningError, PolicyFault
+from agentlightning.litagent.program import ProgramResultError, ProgramTimedOut
 from agentlightning.tracer.delivery import TraceDeliveryError
 from agentlightning.types import AttemptError, AttemptStatus, Outcome
 from agentlightning.utils.otel import full_qualified_name
@@ -102,15 +104,18 @@ UNSCORED = Ending("succeeded", "unscored", "no_reward")
 def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
     """Return how an attempt ends that was left by this exception. Never a success."""
     described = describe(error)
-    if isinstance(error, (TimeLimitExceeded, AgentCancelled)):
-        status: AttemptStatus = "timeout" if isinstance(error, TimeLimitExceeded) else "failed"
-        return Ending(status, "cancelled", error.reason, described, cause=error)
+    if isinstance(error, (TimeLimitExceeded, ProgramTimedOut)):
+        return Ending("timeout", "cancelled", "timeout", described, cause=error)
+    if isinstance(error, AgentCancelled):
+        return Ending("failed", "cancelled", error.reason, described, cause=error)
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
         return Ending("failed", "cancelled", "stopped", described, cause=error)
     if isinstance(error, AttemptFault):
         return Ending("failed", "infrastructure_fault", error.reason, described, cause=error)
     if isinstance(error, TraceDeliveryError):
         return Ending("failed", "infrastructure_fault", "spans_lost", described, cause=error)
+    if isinstance(error, ProgramResultError):
+        return Ending("failed", "infrastructure_fault", "invalid_result", described, cause=error)
     reward = _policy_reward(error, policy_faults)
     if reward is None:
         return Ending("failed", "infrastructure_fault", "exception", described, cause=error)

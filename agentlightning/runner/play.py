@@ -1,17 +1,15 @@
-"""Runs an agent's method: a coroutine as a task, a plain function in a thread of its own, both within a time limit."""
+"""Runs an agent's method: a coroutine as a task, a plain function in a thread, both within a time limit."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
+from agentlightning.runner.threads import Done, Threads
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +17,10 @@ UNWIND_SECONDS = 0.5
 """How long a cancelled coroutine may take to end before it is left behind."""
 
 
-@dataclass(slots=True)
-class Done:
-    """What a call gave: a value, or an exception of any class."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-async def play(call: Callable[[], Any], *, in_thread: bool, limit: float | None, label: str) -> Any:
+async def play(call: Callable[[], Any], *, threads: Threads | None, limit: float | None, label: str) -> Any:
     """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
 
-    With `in_thread` the call runs in a thread with a copy of the context. A thread cannot be ended from outside: one
+    With `threads` the call runs in one of them with a copy of the context. A thread cannot be ended from outside: one
     that outlives the limit (seconds) or a cancellation is left behind, with a warning.
 
     Raises:
@@ -38,7 +28,7 @@ async def play(call: Callable[[], Any], *, in_thread: bool, limit: float | None,
     """
     loop = asyncio.get_running_loop()
     end = None if limit is None else loop.time() + limit
-    value = await _settle(_in_thread(call, label), limit, end, label) if in_thread else call()
+    value = await _settle(threads.call(call, label), limit, end, label) if threads is not None else call()
     if not inspect.isawaitable(value):
         return value
     return await _settle(asyncio.create_task(_caught(value), name=label), limit, end, label)
@@ -55,7 +45,11 @@ async def _settle(future: asyncio.Future[Done], limit: float | None, end: float 
     if not future.done():
         await _end(future, label, f"ran past its limit of {limit} s")
         raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
-    done = future.result()
+    return outcome_of(future.result())
+
+
+def outcome_of(done: Done) -> Any:
+    """Return what a call gave, or raise what it raised."""
     if isinstance(done.error, asyncio.CancelledError):
         raise AgentCancelled("The agent raised CancelledError, but nobody had cancelled the attempt") from done.error
     if done.error is not None:
@@ -76,27 +70,5 @@ async def _caught(awaitable: Awaitable[Any]) -> Done:
     """Await; no exception leaves the task, so that `SystemExit` in an agent does not tear down the loop."""
     try:
         return Done(await awaitable)
-    except BaseException as error:  # handed to the waiter, who turns it into an outcome
+    except BaseException as error:  # as in `Threads`
         return Done(error=error)
-
-
-def _in_thread(call: Callable[[], Any], label: str) -> asyncio.Future[Done]:
-    """Start a daemon thread: an abandoned one must not keep the process alive, as a pool's would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Done] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(done: Done) -> None:
-        if not future.done():
-            future.set_result(done)
-
-    def run() -> None:
-        try:
-            done = Done(context.run(call))
-        except BaseException as error:  # as in _caught
-            done = Done(error=error)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, done)
-
-    threading.Thread(target=run, name=f"agent-{label}", daemon=True).start()
-    return future

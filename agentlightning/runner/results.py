@@ -1,4 +1,5 @@
-"""What an agent may return, turned into spans: a number, None, spans; with a `reward_fn`, anything."""
+"""What an agent may return, turned into spans: a number, rewards by name, None, spans, triplets; with a `reward_fn`,
+anything."""
 
 from __future__ import annotations
 
@@ -6,38 +7,43 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.emitter.reward import as_number, reward_attributes
+from agentlightning.emitter.reward import as_number, reward_attributes, rewards_attributes
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
+from agentlightning.runner.triplets import triplet_spans
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.tracer.scope import UNNUMBERED
-from agentlightning.types import AttemptedRollout, Span, SpanCoreFields
+from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, Triplet
 
 logger = logging.getLogger(__name__)
 
 RewardFn = Callable[..., Any]
 """Gives the reward for what an agent returned; sync or async."""
 _NAMES = ("output", "task", "expected", "rollout", "spans")
+_PRIMARY_KEYS = ("reward", "primary")
+_LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 
 
 def is_result(value: Any) -> bool:
-    """True for what needs no `reward_fn`: None, a number, a list of spans."""
+    """True for what needs no `reward_fn`: None, a number, a list of spans or triplets."""
     if value is None or as_number(value) is not None:
         return True
-    return isinstance(value, list) and all(
-        isinstance(item, (ReadableSpan, Span, SpanCoreFields)) for item in cast(list[Any], value)
-    )
+    return isinstance(value, list) and all(isinstance(item, _LISTED) for item in cast(list[Any], value))
 
 
 def reward_span(value: float, rollout: AttemptedRollout) -> Span:
     """Return a span that says what the attempt earned; it has no parent and is numbered by the store."""
+    return _annotation(reward_attributes(value), rollout)
+
+
+def _annotation(attributes: Attributes, rollout: AttemptedRollout) -> Span:
     now = time.time()
     return Span.from_attributes(
-        attributes=reward_attributes(value),
+        attributes=attributes,
         rollout_id=rollout.rollout_id,
         attempt_id=rollout.attempt.attempt_id,
         sequence_id=UNNUMBERED,
@@ -48,11 +54,14 @@ def reward_span(value: float, rollout: AttemptedRollout) -> Span:
 
 
 def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
-    """Return the spans that an agent's result stands for: none for None, a reward for a number.
+    """Return the spans that an agent's result stands for: none for None, a reward for a number or rewards by name.
+
+    Of rewards by name the one called `reward` or `primary` is learnt from, or the only one.
 
     Raises:
         InvalidReward: NaN or infinity.
-        InvalidResult: anything that is neither None, a number, nor a list of spans of one kind and of this attempt.
+        InvalidResult: anything that is neither None, a number, a dictionary of them, nor a list of triplets or of spans
+            of one kind and of this attempt; or a dictionary that does not say which reward is the primary one.
     """
     if result is None:
         return []
@@ -63,11 +72,33 @@ def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
         return [reward_span(number, rollout)]
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
+    if isinstance(result, Mapping) and _are_rewards(cast("Mapping[Any, Any]", result)):
+        return [_named_rewards(cast("Mapping[str, Any]", result), rollout)]
+    kind = type(cast(Any, result)).__name__
     raise InvalidResult(
-        f"Invalid raw result type: the agent returned a {type(result).__name__} ({_short(result)}). Return the reward "
-        "(a finite number), None after emit_reward(...), or a list of spans; to score anything else give the Trainer "
-        "a reward_fn."
+        f"Invalid raw result type: the agent returned a {kind} ({_short(result)}). Return the reward "
+        "(a finite number, or a dict of them), None after emit_reward(...), or a list of spans or triplets; to score "
+        "anything else give the Trainer a reward_fn."
     )
+
+
+def _are_rewards(values: Mapping[Any, Any]) -> bool:
+    return bool(values) and all(isinstance(key, str) and as_number(value) is not None for key, value in values.items())
+
+
+def _named_rewards(values: Mapping[str, Any], rollout: AttemptedRollout) -> Span:
+    primary = next((key for key in _PRIMARY_KEYS if key in values), None) or (
+        next(iter(values)) if len(values) == 1 else None
+    )
+    if primary is None:
+        raise InvalidResult(
+            f"The agent returned {len(values)} rewards ({', '.join(values)}) and none is called 'reward': call the one "
+            "to learn from so, or use emit_reward({...}, primary_key=...)"
+        )
+    try:
+        return _annotation(rewards_attributes(values, primary), rollout)
+    except ValueError as error:
+        raise InvalidReward(f"The agent returned rewards that cannot be used: {error}") from error
 
 
 def _listed(items: list[Any], rollout: AttemptedRollout) -> list[Span]:
@@ -76,10 +107,12 @@ def _listed(items: list[Any], rollout: AttemptedRollout) -> list[Span]:
     for kind in (ReadableSpan, Span, SpanCoreFields):
         if all(isinstance(item, kind) for item in items):
             return [_own(item, rollout) for item in items]
+    if all(isinstance(item, Triplet) for item in items):
+        return triplet_spans(items, rollout)
     names = ", ".join(type(item).__name__ for item in items[:10])
     raise InvalidResult(
-        f"Invalid raw result type: a list of {names}. A list must hold spans of one kind: ReadableSpan, agl.Span or "
-        "SpanCoreFields."
+        f"Invalid raw result type: a list of {names}. A list must hold triplets, or spans of one kind: ReadableSpan, "
+        "agl.Span or SpanCoreFields."
     )
 
 
@@ -121,12 +154,14 @@ def bind_reward_fn(
     return lambda: reward_fn(output, rollout.input)
 
 
-def reward_of(value: Any, reward_fn: RewardFn) -> float | None:
+def reward_of(value: Any, reward_fn: RewardFn) -> float | Mapping[str, Any] | None:
     """Return what a `reward_fn` gave, None for no reward.
 
     Raises:
-        InvalidReward: it is no finite number.
+        InvalidReward: it is neither a finite number nor a dictionary of numbers.
     """
+    if isinstance(value, Mapping) and _are_rewards(cast("Mapping[Any, Any]", value)):
+        return cast("Mapping[str, Any]", value)
     number = as_number(value)
     if value is not None and (number is None or not math.isfinite(number)):
         name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)

@@ -126,6 +126,11 @@ class Hook(ParallelWorkerBase):
     ) -> None:
         """The agent has returned, the trace context is still open."""
 
+    async def on_rollout_error(
+        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
+    ) -> None:
+        """The attempt ended by this exception, of the agent or of ours; before `on_rollout_end`."""
+
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
     ) -> None:

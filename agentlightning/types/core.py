@@ -6,6 +6,7 @@ The agent-side names (`Triplet`, `Dataset`, `Hook`, ...) live in `types/agent.py
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -190,3 +191,28 @@ class RetentionPolicy(BaseModel):
     """Seconds since their end."""
     max_bytes: int | None = Field(default=None, ge=0)
     """Bytes of spans, of all rollouts of the run; the oldest ended ones go first."""
+
+
+_OFFERED_HERE = (
+    "Dataset",
+    "FilterField",
+    "FilterOptions",
+    "GenericResponse",
+    "Hook",
+    "PaginatedResult",
+    "ParallelWorkerBase",
+    "RolloutLegacy",
+    "RolloutRawResult",
+    "RolloutRawResultLegacy",
+    "SortOptions",
+    "Task",
+    "TaskIfAny",
+    "Triplet",
+)
+"""Names of the neighbouring files, for programs that import them from here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OFFERED_HERE:
+        return getattr(importlib.import_module("agentlightning.types"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from agentlightning.litagent import rollout
+from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
@@ -100,20 +101,49 @@ async def test_an_agent_that_blocks_the_loop_keeps_its_lease() -> None:
     await store.close()
 
 
-async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent_runs() -> None:
+class HoldsTheInterpreter(LitAgent[float]):
+    """Lets no other thread of its process run for as many seconds as the task says."""
+
+    needs_resources = False
+
+    @override
+    def rollout(self, task: float, resources: Any, rollout: Any) -> float:
+        ctypes.PyDLL(None).usleep(int(task * 1e6))
+        return 1.0
+
+
+async def test_an_agent_that_holds_the_interpreter_in_its_process_keeps_its_lease() -> None:
+    store = Counting(lease_seconds=0.4, scan_debounce_seconds=0.05)
+    made = await store.enqueue_rollout(input=0.9)
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0, isolation="process"
+    )
+    with runner.run_context(agent=HoldsTheInterpreter(), store=store):
+        await runner.iter()
+    attempts = await store.query_attempts(made.rollout_id)
+    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    await store.close()
+
+
+@pytest.mark.parametrize(("mode", "blocks"), [("thread", True), ("asyncio", False)])
+async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent_runs(mode: str, blocks: bool) -> None:
     store = InMemoryLightningStore(scan_debounce_seconds=0.05)
 
     @rollout
     async def agent(task: str) -> float:
-        await asyncio.sleep(0.6)
+        if blocks:
+            time.sleep(0.6)  # noqa: ASYNC251 -- the mistake that the thread makes up for
+        else:
+            await asyncio.sleep(0.6)
         return 1.0
 
     made = await store.enqueue_rollout(input="x", config=RolloutConfig(unresponsive_seconds=0.3))
-    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1)
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_launch_mode=mode)
     with runner.run_context(agent=agent, store=store):
         await runner.iter()
     attempts = await store.query_attempts(made.rollout_id)
     assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.endswith("-attempts")]
     await store.close()
 
 

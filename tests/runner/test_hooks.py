@@ -90,8 +90,8 @@ async def test_a_failing_hook_is_logged_and_changes_nothing(serve: Any, caplog: 
         def on_trace_end(self, **_: Any) -> None:  # type: ignore[override] -- synchronous
             raise RuntimeError("end")
 
-        async def on_rollout_end(self, *, missing: Any) -> None:  # type: ignore[override] -- asks for too much
-            raise AssertionError
+        async def on_rollout_end(self, **_: Any) -> None:
+            raise RuntimeError("last")
 
     with caplog.at_level(logging.ERROR):
         (played,) = await serve(rollout(lambda task: 1.0), "x", hooks=[Failing(), Noting("b", notes)])
@@ -136,3 +136,16 @@ def test_what_is_no_hook_is_refused_by_name(store: InMemoryLightningStore) -> No
     runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer())
     with pytest.raises(TypeError, match=r"A hook is an object of a subclass of agl\.Hook; got 3"):
         runner.init(rollout(lambda task: 1.0), hooks=[3])  # type: ignore[list-item] -- the mistake under test
+
+
+def test_a_hook_that_asks_for_what_it_is_not_told_is_refused_at_once() -> None:
+    class Greedy(Hook):
+        async def on_rollout_end(self, rollout: Any, score: float) -> None:  # type: ignore[override] -- the mistake
+            raise AssertionError
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer())
+    with pytest.raises(
+        TypeError,
+        match=r"Greedy\.on_rollout_end asks for score; it may take, by name, any of agent, rollout, runner, spa",
+    ):
+        runner.init(rollout(lambda task: 1.0), hooks=[Greedy()])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from agentlightning.emitter import emit_message
+from agentlightning.emitter import emit_message, find_final_reward, get_message_value
 from agentlightning.errors import StoreUnreachableError
 from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner
@@ -23,7 +23,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.scoped import LightningStoreScoped
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import AttemptedRollout, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
 
 
 @rollout
@@ -143,6 +143,81 @@ async def test_concurrency_plays_that_many_at_once_and_traces_do_not_mix(
         assert spans[0].attributes["agentlightning.message.body"] == f"task {i}"
         assert spans[1].attributes["agentlightning.reward.0.value"] == float(i)
         assert len(spans) == 2
+
+
+async def test_two_hundred_rollouts_run_at_once_in_one_process_and_no_span_crosses(
+    store: InMemoryLightningStore,
+) -> None:
+    meeting, together = asyncio.Event(), 0
+
+    @rollout
+    async def agent(task: int) -> float:
+        nonlocal together
+        together += 1
+        if together == 200:
+            meeting.set()
+        await meeting.wait()
+        for step in range(3):
+            emit_message(f"task {task} step {step}")
+            await asyncio.sleep(0)
+        return float(task)
+
+    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(200)])
+    with runner_of(concurrency=200, max_rollouts=200).run_context(agent=agent, store=store) as runner:
+        await asyncio.wait_for(runner.iter(), 60)
+    for i, enqueued in enumerate(made):
+        spans = (await store.query_spans(enqueued.rollout_id)).items
+        assert [get_message_value(span) for span in spans[:3]] == [f"task {i} step {step}" for step in range(3)]
+        assert find_final_reward(spans[3:]) == float(i)
+        assert len(spans) == 4
+
+
+class Watched(InMemoryLightningStore):
+    """Notes how many rollouts were claimed with each question, and how many questions were open at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = self.most_open = self.most_claimed = 0
+
+    @override
+    async def dequeue_many_rollouts(self, *, limit: int = 1, **rest: Any) -> list[AttemptedRollout]:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            claims = await super().dequeue_many_rollouts(limit=limit, **rest)
+        finally:
+            self.open -= 1
+        self.most_claimed = max(self.most_claimed, len(claims))
+        return claims
+
+
+async def test_many_lanes_ask_with_one_voice_and_claim_no_more_than_they_can_play() -> None:
+    store, event, busy, go = Watched(), threading.Event(), asyncio.Event(), asyncio.Event()
+    running = 0
+
+    @rollout
+    async def agent(task: int) -> float:
+        nonlocal running
+        running += 1
+        if running == 5:
+            busy.set()
+        await go.wait()
+        return 1.0
+
+    with runner_of(concurrency=5).run_context(agent=agent, store=store) as runner:
+        serving = asyncio.create_task(runner.iter(event=event))
+        await asyncio.sleep(0.05)  # its lanes wait
+        assert store.open == 1
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(9)])
+        await asyncio.wait_for(busy.wait(), 10)
+        assert (await store.query_rollouts(status_in=["queuing"])).total == 4
+        event.set()
+        go.set()
+        await asyncio.wait_for(serving, 10)
+    assert (store.most_open, store.most_claimed) == (1, 5)
+    assert (await store.query_rollouts(status_in=["succeeded"])).total == 5
+    assert (await store.query_rollouts(status_in=["queuing"])).total == 4
+    await store.close()
 
 
 async def test_max_rollouts_counts_over_all_lanes(store: InMemoryLightningStore) -> None:

@@ -11,14 +11,15 @@ import numpy
 import pytest
 from opentelemetry import trace as trace_api
 
-from agentlightning.emitter import emit_reward, find_final_reward
+from agentlightning.adapter import TracerTraceToTriplet
+from agentlightning.emitter import emit_reward, find_final_reward, get_rewards_from_span
 from agentlightning.errors import PolicyFault
 from agentlightning.litagent import LitAgent, llm_rollout, rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.outcome import describe
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import LLM, AttemptedRollout, RolloutConfig, Span, SpanCoreFields, TraceStatus
+from agentlightning.types import LLM, AttemptedRollout, RolloutConfig, Span, SpanCoreFields, TraceStatus, Triplet
 
 
 async def rewards(store: InMemoryLightningStore, attempted: AttemptedRollout) -> list[float]:
@@ -49,6 +50,40 @@ async def test_a_number_is_the_reward(store: InMemoryLightningStore, serve: Any,
     assert said(played) == SCORED
     assert played.attempt.error is None
     assert await rewards(store, played) == [float(value)]
+
+
+@pytest.mark.parametrize("value", [{"style": 0.2, "reward": 0.5}, {"accuracy": 0.5}, {"primary": 0.5, "style": 1}])
+async def test_rewards_by_name_have_one_to_learn_from(
+    store: InMemoryLightningStore, serve: Any, value: dict[str, float]
+) -> None:
+    (played,) = await serve(rollout(lambda task: value), "x")
+    assert said(played) == SCORED
+    assert await rewards(store, played) == [0.5]
+    [span] = await store.query_spans(played.rollout_id)
+    assert {one.name: one.value for one in get_rewards_from_span(span)} == value
+
+
+async def test_returned_triplets_are_the_calls_that_are_trained(store: InMemoryLightningStore, serve: Any) -> None:
+    returned = [
+        Triplet(
+            prompt={"token_ids": [1, 2]},
+            response={"token_ids": [3], "token_logprobs": [-0.5]},
+            metadata={"finish_reason": "stop", "weight_version": 7},
+        ),
+        Triplet(prompt={"token_ids": [1, 2, 3, 4]}, response={"token_ids": [5, 6]}, reward=0.5),
+        Triplet(prompt="what is it", response="a bird", reward=1.0),
+    ]
+    (played,) = await serve(rollout(lambda task: returned), "x")
+    assert said(played) == SCORED
+    spans = list(await store.query_spans(played.rollout_id))
+    assert find_final_reward(spans) == 1.0
+    read = TracerTraceToTriplet().adapt(spans)
+    assert [one.reward for one in read] == [None, 0.5, 1.0]
+    assert [one.prompt["token_ids"] for one in read] == [[1, 2], [1, 2, 3, 4], []]
+    assert read[0].response["token_logprobs"] == [-0.5]
+    assert (read[0].metadata["finish_reason"], read[0].metadata["weight_version"]) == ("stop", 7)
+    assert read[2].prompt["raw_content"] == [{"role": "user", "content": "what is it"}]
+    assert read[2].response["raw_content"] == [{"role": "assistant", "content": "a bird"}]
 
 
 async def test_an_emitted_reward_and_none_is_scored(store: InMemoryLightningStore, serve: Any) -> None:
@@ -160,7 +195,12 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (float("-inf"), "invalid_reward", "finite"),
         (numpy.float64("nan"), "invalid_reward", "finite"),
         ("1.0", "invalid_result", "returned a str ('1.0')"),
-        ({"reward": 1}, "invalid_result", "reward_fn"),
+        ({"answer": "4"}, "invalid_result", "reward_fn"),
+        ({}, "invalid_result", "reward_fn"),
+        ({"right": 1.0, "style": 0.5}, "invalid_result", "2 rewards (right, style) and none is called 'reward'"),
+        ({"reward": 1.0, "style": float("nan")}, "invalid_reward", "must be finite"),
+        ([Triplet(prompt="p", response="r", reward=float("inf"))], "invalid_reward", "a triplet (number 0)"),
+        ([Triplet(prompt="p", response="r"), 1.0], "invalid_result", "a list of Triplet, float"),
         ([1.0, 2.0], "invalid_result", "a list of float, float"),
         ([Span.from_attributes(attributes={}), 1.0], "invalid_result", "a list of Span, float"),
         ([Span.from_attributes(attributes={}, rollout_id="another")], "invalid_result", "belongs to rollout 'another'"),

@@ -1,0 +1,278 @@
+"""One run of a program: started in a process group of its own, fed, read within bounds, and ended whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.errors import AgentLightningError
+from agentlightning.litagent.groups import ProcessGroup
+
+DRAIN_SECONDS = 0.5
+"""How long output is still read after the program has ended, in case it left others behind that hold its pipes."""
+CANCEL_SECONDS = 0.3
+"""How long the program may take to end when the attempt is cancelled; below what a runner waits for."""
+HIDDEN = "[key]"
+_GATE = 'read -r word && exec "$@"'
+_GATE_WITHOUT_INPUT = 'read -r word && exec "$@" </dev/null'
+"""Run by `sh`, which becomes the program once there is a guard over its group, and ends if this process is killed
+before that. It takes its line from standard input and leaves the rest to the program."""
+
+
+class ProgramFailed(AgentLightningError, RuntimeError):
+    """The program could not be started, or ended with an exit code that says it failed."""
+
+
+class ProgramTimedOut(AgentLightningError, TimeoutError):
+    """The program ran past the time limit of its `CommandAgent`."""
+
+
+class ProgramResultError(AgentLightningError, ValueError):
+    """The program ended well and did not say its reward in the form that was agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOutput:
+    """What a program left behind. Of each stream the last bytes are kept, at most as many as the agent allows."""
+
+    exit_code: int
+    """Minus the number of the signal that ended it, if one did."""
+    stdout: str
+    stderr: str
+    seconds: float
+    dropped_bytes: int = 0
+    """Bytes of both streams that were too many to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """Bounds of one run."""
+
+    timeout_seconds: float | None
+    stop_seconds: float
+    """Between SIGTERM and SIGKILL, when the time is up."""
+    output_bytes: int
+    """Kept of each stream."""
+
+
+class Pipe(asyncio.Protocol):
+    """Our end of one stream; `ended` when it is closed, by whomever."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+    def close(self) -> None:
+        """Close it, whatever is still on its way."""
+        if self._transport is None or self.ended.is_set():
+            return
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+
+class Tail(Pipe):
+    """The last bytes of a stream, and how many went before."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._kept = bytearray()
+        self.dropped = 0
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        surplus = len(self._kept) - self._most
+        if surplus > 0:
+            del self._kept[:surplus]
+            self.dropped += surplus
+
+    def text(self) -> str:
+        """Return what was kept; a character that was cut, or is none, is replaced."""
+        return self._kept.decode("utf-8", "replace")
+
+
+class Program:
+    """One run. `run` is called once; `output` may be asked for at any time, also after a failure."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        limits: ProgramLimits,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        self._command = list(command)
+        self._env = dict(env)
+        self._cwd = cwd
+        self._limits = limits
+        self._secrets = secrets
+        self._stdin = Pipe()
+        self._stdout, self._stderr = Tail(limits.output_bytes), Tail(limits.output_bytes)
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._exit_code: int | None = None
+
+    def output(self) -> ProgramOutput | None:
+        """Return what the program left behind; None while it runs, or if it was never started."""
+        if self._exit_code is None:
+            return None
+        stdout, stderr = self._shown(self._stdout), self._shown(self._stderr)
+        dropped = self._stdout.dropped + self._stderr.dropped
+        return ProgramOutput(self._exit_code, stdout, stderr, self._seconds, dropped)
+
+    def _shown(self, stream: Tail) -> str:
+        """Return what was kept of a stream, without the keys that the program was given."""
+        text = stream.text()
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    async def run(self, stdin: bytes | None) -> ProgramOutput:
+        """Start the program, write `stdin` and close it, and wait for its end. Cancelling kills the whole group.
+
+        Raises:
+            ProgramFailed: it cannot be started.
+            ProgramTimedOut: its time was up; the group has been ended.
+        """
+        process = self._start(_GATE if stdin is not None else _GATE_WITHOUT_INPUT)
+        group = _group_of(process)
+        exited = _exit_of(process)
+        grace = CANCEL_SECONDS
+        try:
+            await self._connect(process, b"go\n" + (stdin or b""))
+            in_time = await _within(self._limits.timeout_seconds, exited)
+            grace = self._limits.stop_seconds
+            if not in_time:
+                raise ProgramTimedOut(
+                    f"{self._command[0]} ran past timeout_seconds={self._limits.timeout_seconds:g} and was ended"
+                )
+        finally:
+            try:
+                await _end(group, exited, grace)
+                await _within(DRAIN_SECONDS, self._streams_end())
+            finally:
+                group.close()
+            self._exit_code = await exited
+            await _within(DRAIN_SECONDS, self._streams_end())  # one that is held from outside the group is given up
+            self._close(process)
+            self._seconds = round(time.monotonic() - self._began, 3)
+        output = self.output()
+        assert output is not None
+        return output
+
+    def _start(self, gate: str) -> subprocess.Popen[bytes]:
+        if self._cwd is not None and not os.path.isdir(self._cwd):
+            raise ProgramFailed(f"cwd={self._cwd!r} is no folder on this machine")
+        name, path = self._command[0], self._env.get("PATH", os.defpath)
+        place = os.path.join(self._cwd or os.curdir, name) if os.path.dirname(name) else name
+        if shutil.which(place, path=path) is None:
+            raise ProgramFailed(
+                f"The program {name!r} cannot be started: there is none that may be executed. It is looked for in "
+                f"PATH={path!r}; give its full path, or install it where the runner runs."
+            )
+        pipe = subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                ["/bin/sh", "-c", gate, "sh", *self._command],
+                bufsize=0,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=self._env,
+                cwd=self._cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProgramFailed(f"The program {name!r} cannot be started: {error.strerror or error}") from error
+
+    async def _connect(self, process: subprocess.Popen[bytes], stdin: bytes) -> None:
+        """Read both outputs and write the input, all at once."""
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: self._stdout, process.stdout)
+        await loop.connect_read_pipe(lambda: self._stderr, process.stderr)
+        writing, _ = await loop.connect_write_pipe(lambda: self._stdin, process.stdin)
+        writing.write(stdin)
+        writing.write_eof()  # closes when all is written; a program need not read its input
+
+    async def _streams_end(self) -> None:
+        await self._stdout.ended.wait()
+        await self._stderr.ended.wait()
+
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        for ours in (self._stdin, self._stdout, self._stderr):
+            ours.close()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _group_of(process: subprocess.Popen[bytes]) -> ProcessGroup:
+    try:
+        return ProcessGroup(process.pid)
+    except OSError:  # no guard, no program
+        process.kill()
+        process.wait()
+        raise
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """Return the exit code as it will come. A thread waits for it: what asyncio offers waits for the pipes as well,
+    which others may hold for ever."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int] = loop.create_future()
+
+    def tell(code: int) -> None:
+        if not exited.done():
+            exited.set_result(code)
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell, code)
+
+    threading.Thread(target=wait, name=f"program-{process.pid}", daemon=True).start()
+    return exited
+
+
+async def _within(seconds: float | None, awaited: Awaitable[Any]) -> bool:
+    """Wait, at most so long; True if it came. A future is left as it is, a coroutine is given up."""
+    waiting = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+        return waiting.done()
+    finally:
+        if waiting is not awaited:
+            waiting.cancel()
+
+
+async def _end(group: ProcessGroup, exited: asyncio.Future[int], grace: float) -> None:
+    """Ask the group to end, and kill it when the grace is over; nothing to do if the program has ended."""
+    if exited.done():
+        return
+    group.signal(signal.SIGTERM)
+    if not await _within(grace, exited):
+        group.signal(signal.SIGKILL)
+        await exited

@@ -1,0 +1,93 @@
+"""Threads for calls that block: started when needed, used again, and left behind when they do not come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+CLOSE_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Done:
+    """What a call gave: a value, or an exception of any class."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+_Job = Callable[[], None]
+_Desk = SimpleQueue[_Job | None]
+
+
+class Threads:
+    """As many daemon threads as calls run at the same time. A pool would not do: its threads keep the process alive,
+    and one that never returns would be missed by the others.
+
+    `call` belongs to an event loop; `close` ends the threads that have nothing to do, and may be called twice.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[_Desk, threading.Thread]] = []
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def call(self, call: Callable[[], Any], label: str) -> asyncio.Future[Done]:
+        """Call `call` in a thread with a copy of the context, and return what it will give."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Done] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def deliver(done: Done) -> None:
+            if not future.done():
+                future.set_result(done)
+
+        def job() -> None:
+            threading.current_thread().name = f"agent-{label}"
+            try:
+                done = Done(context.run(call))
+            except BaseException as error:  # handed to the waiter, who turns it into an outcome
+                done = Done(error=error)
+            self._rest(desk, thread)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, done)
+
+        with self._lock:
+            rested = self._idle.pop() if self._idle else None
+        desk, thread = rested or _start()
+        desk.put(job)
+        return future
+
+    def close(self) -> None:
+        """End the threads that have nothing to do; a busy one ends when its call returns."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for desk, _ in idle:
+            desk.put(None)
+        for _, thread in idle:
+            thread.join(CLOSE_SECONDS)
+
+    def _rest(self, desk: _Desk, thread: threading.Thread) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append((desk, thread))
+                return
+        desk.put(None)
+
+
+def _start() -> tuple[_Desk, threading.Thread]:
+    desk: _Desk = SimpleQueue()
+
+    def work() -> None:
+        while (job := desk.get()) is not None:
+            job()
+
+    thread = threading.Thread(target=work, name="agent", daemon=True)
+    thread.start()
+    return desk, thread
