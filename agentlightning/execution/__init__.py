@@ -10,10 +10,14 @@ if TYPE_CHECKING:
         AlgorithmDiedError,
         ExecutionStrategy,
         RunnerBundle,
+        StalledError,
         StrandedWorkError,
     )
     from agentlightning.execution.client_server import ClientServerExecutionStrategy
     from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
+    from agentlightning.execution.exit_codes import exit_code_of
+    from agentlightning.execution.ray import RayExecutionStrategy
+    from agentlightning.execution.run_state import stop_run
     from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
 
 _HOMES: dict[str, str] = {
@@ -23,10 +27,14 @@ _HOMES: dict[str, str] = {
     "ExecutionEvent": "agentlightning.execution.events",
     "ExecutionStrategy": "agentlightning.execution.base",
     "MultiprocessingEvent": "agentlightning.execution.events",
+    "RayExecutionStrategy": "agentlightning.execution.ray",
     "RunnerBundle": "agentlightning.execution.base",
     "SharedMemoryExecutionStrategy": "agentlightning.execution.shared_memory",
+    "StalledError": "agentlightning.execution.base",
     "StrandedWorkError": "agentlightning.execution.base",
     "ThreadingEvent": "agentlightning.execution.events",
+    "exit_code_of": "agentlightning.execution.exit_codes",
+    "stop_run": "agentlightning.execution.run_state",
 }
 
 __all__ = [
@@ -36,10 +44,14 @@ __all__ = [
     "ExecutionEvent",
     "ExecutionStrategy",
     "MultiprocessingEvent",
+    "RayExecutionStrategy",
     "RunnerBundle",
     "SharedMemoryExecutionStrategy",
+    "StalledError",
     "StrandedWorkError",
     "ThreadingEvent",
+    "exit_code_of",
+    "stop_run",
 ]
 
 

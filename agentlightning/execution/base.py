@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class AlgorithmBundle(Protocol):
     """The algorithm's side. What it returns is the result of the run.
 
-    It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts.
+    It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`; and
+    `llm_proxy`, the gateway of the run.
     """
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
@@ -26,7 +27,10 @@ class AlgorithmBundle(Protocol):
 
 
 class RunnerBundle(Protocol):
-    """One runner's side; called once per worker."""
+    """One runner's side; called once per worker.
+
+    It may also offer `run_id`, and `store_unreachable_timeout`: how long the store may be away, in seconds.
+    """
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:
         """Serve rollouts as worker `worker_id` until `event` is set or there is nothing left to do."""
@@ -55,6 +59,10 @@ class ExecutionStrategy:
 
 class StrandedWorkError(AgentLightningError, RuntimeError):
     """Every runner has ended, rollouts are still open, and nobody would ever run them."""
+
+
+class StalledError(AgentLightningError, RuntimeError):
+    """Nothing has moved for `stall_timeout`; says what each part waits for."""
 
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):

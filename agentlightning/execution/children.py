@@ -10,8 +10,10 @@ import asyncio
 import ctypes
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -24,12 +26,15 @@ from typing import Any, Protocol, cast
 
 from agentlightning.errors import StoreUnreachableError
 from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.exit_codes import exit_code_of
 from agentlightning.execution.interrupts import Interrupts
 from agentlightning.execution.loops import run
 
 logger = logging.getLogger(__name__)
 
 TRACEBACK_BYTES = 8192
+BEGUN = "begun"
+"""What a child says first."""
 _PR_SET_PDEATHSIG = 1
 
 ProcessContext = ForkContext | SpawnContext | ForkServerContext
@@ -65,6 +70,8 @@ class ChildExit:
     exitcode: int | None
     """As in `multiprocessing`: minus the signal number for a killed child. None if it could not be learnt."""
     report: ChildReport | None
+    begun: bool = True
+    """False if it ended before it came to its task: while it was starting."""
 
     def describe(self) -> str:
         """Return the name with the exit code, and the signal by its name."""
@@ -83,19 +90,29 @@ class ChildExit:
         return f"{self.describe()}: {self.report.cause}\n{self.report.traceback}"
 
 
-def child_main(task: ChildTask, index: int, event: ExecutionEvent, reports: Connection, parent_pid: int) -> None:
-    """Run the task in this process, report how it ended and exit: 0 when it returned or was interrupted, else 1."""
-    begin_child(parent_pid)
+def child_main(
+    task: ChildTask,
+    index: int,
+    event: ExecutionEvent,
+    reports: Connection,
+    parent_pid: int,
+    parents_folder: str | None = None,
+) -> None:
+    """Run the task in this process and report how it ended; exit with 0 when it returned or was interrupted."""
+    begin_child(parent_pid, parents_folder)
+    reports.send(BEGUN)
     name = multiprocessing.current_process().name
     try:
         result = run(lambda interrupts: _until_interrupted(task, index, event, interrupts), always_interruptible=True)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is the exit
         logger.warning("%s was interrupted", name)
     except BaseException as error:  # boundary: the parent gets the cause, and the exit code says that there is one
         logger.error("%s failed", name, exc_info=error)
         reports.send(_report_failure(error))
-        sys.exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+        sys.exit(exit_code_of(error))
     else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as above
         reports.send(_report_result(name, result))
 
 
@@ -130,33 +147,35 @@ def _report_result(name: str, result: Any) -> ChildReport:
     return ChildReport(result=result)
 
 
-def begin_child(parent_pid: int) -> None:
+def begin_child(parent_pid: int, parents_folder: str | None = None) -> None:
     """Put off what a forked process has inherited and does not own, and tie it to its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The parent's worker threads do not exist here, yet the exit would join them, this thread perhaps among them.
     executors = sys.modules.get("concurrent.futures.thread")
     getattr(executors, "_threads_queues", {}).clear()
-    die_with_parent(parent_pid)
+    die_with_parent(parent_pid, parents_folder)
 
 
-def die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int, parents_folder: str | None = None) -> None:
     """Make this process end when its parent does, however that ends.
 
     On Linux the kernel sends SIGKILL when the parent goes. Elsewhere, and for a child that a fork server made, a thread
-    waits for the parent's end.
+    waits for the parent's end, and removes the folder that a killed parent leaves behind.
     """
     if sys.platform == "linux" and os.getppid() == parent_pid:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
             if os.getppid() != parent_pid:  # it went before the request
                 os._exit(1)
             return
-    threading.Thread(target=_watch_parent, name="agl-parent-watch", daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(parents_folder,), name="agl-parent-watch", daemon=True).start()
 
 
-def _watch_parent() -> None:
+def _watch_parent(parents_folder: str | None) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+    if parents_folder is not None:
+        shutil.rmtree(parents_folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -165,16 +184,19 @@ class _Child:
     process: BaseProcess
     reports: Connection | None
     report: ChildReport | None = None
+    begun: bool = False
 
     def read(self) -> None:
-        """Take the report if there is one; a pipe at its end is closed."""
-        if self.reports is None or not self.reports.poll():
-            return
-        try:
-            self.report = self.reports.recv()
-        except EOFError:
-            self.reports.close()
-            self.reports = None
+        """Take what it has said; a pipe at its end is closed."""
+        while self.reports is not None and self.reports.poll():
+            try:
+                said = self.reports.recv()
+            except EOFError:
+                self.reports.close()
+                self.reports = None
+            else:
+                self.begun = True
+                self.report = self.report if said == BEGUN else said
 
 
 @dataclass
@@ -198,9 +220,11 @@ class Crew:
             TypeError: the child is to be spawned, and something that it needs cannot be pickled; names it.
         """
         reader, writer = cast("tuple[Connection, Connection]", self.ctx.Pipe(duplex=False))
+        # The socket of a fork server lies in a folder that Python removes at its exit, but not when it is killed.
+        folder = multiprocessing.util.get_temp_dir() if isinstance(self.ctx, ForkServerContext) else None
         process = self.ctx.Process(
             target=child_main,
-            args=(self.task, index, self.event, writer, os.getpid()),
+            args=(self.task, index, self.event, writer, os.getpid(), folder),
             name=name_of(self.prefix, index),
         )
         process.start()
@@ -242,7 +266,7 @@ class Crew:
         child.read()
         if child.reports is not None:
             child.reports.close()
-        exit_ = ChildExit(index, child.process.name, child.process.exitcode, child.report)
+        exit_ = ChildExit(index, child.process.name, child.process.exitcode, child.report, child.begun)
         if exit_.exitcode is not None:
             child.process.close()
         return exit_

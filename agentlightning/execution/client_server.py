@@ -14,6 +14,7 @@ from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, Ru
 from agentlightning.execution.layouts import Layout
 from agentlightning.execution.processes import StartMethod, default_start_method
 from agentlightning.execution.settings import check_choice, check_count, check_port, check_seconds
+from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervise import Patience
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.auth import is_loopback
@@ -43,6 +44,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         max_runner_restarts: how often each runner process may be restarted after it died.
         start_method: `fork` (default on Linux), `spawn` (elsewhere) or `forkserver`.
         connect_host: address for the runners where it differs from `server_host`.
+        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
+        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
 
     Raises:
         ValueError, TypeError: a setting is out of range; names it.
@@ -63,6 +66,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         max_runner_restarts: int = 3,
         start_method: StartMethod | None = None,
         connect_host: str | None = None,
+        stall_timeout: float | None = DEFAULT_SECONDS,
+        on_stall: OnStall = "report",
     ) -> None:
         role_name = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, fallback="both")
         self.role = check_choice("role (AGL_CURRENT_ROLE)", role_name, get_args(Role))
@@ -78,6 +83,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         method = check_choice("start_method", start_method or default_start_method(), get_args(StartMethod))
         self.start_method: StartMethod = method
         self.connect_host = connect_host
+        self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
+        self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
         self._check_sides()
 
     @property
@@ -111,6 +118,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             n_runners=self.n_runners,
             max_runner_restarts=self.max_runner_restarts,
             allowed_exit_codes=self.allowed_exit_codes,
+            stall=StallPolicy(self.stall_timeout, self.on_stall),
         )
         try:
             if self.role == "algorithm":

@@ -20,15 +20,23 @@ class Interrupts:
     """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for haste.
 
     On another thread, and where the user has SIGINT ignored, it delivers nothing; `always=True` delivers there too.
+    With `terminable=True` SIGTERM counts as well, unless the user has a handler of their own for it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
         self._loop = loop
         self._always = always
+        self._terminable = terminable
+        self.terminated = False
+        """True once SIGTERM came."""
+        self.drains = False
+        """Let the first SIGTERM only be `draining`: whoever waits for that ends without haste."""
+        self._draining = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._shaker: _Shaker | None = None
         self._previous: Any = None
+        self._previous_term: Any = None
 
     async def asked(self) -> None:
         """Wait for the first Ctrl+C."""
@@ -42,6 +50,10 @@ class Interrupts:
         """Wait for the second Ctrl+C."""
         await self._hurried.wait()
 
+    async def draining(self) -> None:
+        """Wait for the first SIGTERM, where it is to be answered without haste."""
+        await self._draining.wait()
+
     def deliver(self) -> None:
         """Count one Ctrl+C. On the loop's thread."""
         (self._hurried if self._asked.is_set() else self._asked).set()
@@ -51,11 +63,15 @@ class Interrupts:
         if on_main and (self._always or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN):
             self._shaker = _Shaker()
             self._previous = signal.signal(signal.SIGINT, self._handle)
+            if self._terminable and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._previous_term = signal.signal(signal.SIGTERM, self._handle_term)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._shaker is not None:
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+            if self._previous_term is not None:
+                signal.signal(signal.SIGTERM, self._previous_term)
             self._shaker.close()
 
     def _handle(self, _signum: int, _frame: FrameType | None) -> None:
@@ -65,6 +81,13 @@ class Interrupts:
             raise KeyboardInterrupt
         self._shaker.wind_up()
         self._loop.call_soon_threadsafe(self._react)
+
+    def _handle_term(self, signum: int, frame: FrameType | None) -> None:
+        first, self.terminated = not self.terminated, True
+        if first and self.drains:
+            self._loop.call_soon_threadsafe(self._draining.set)
+        else:
+            self._handle(signum, frame)
 
     def _react(self) -> None:
         if self._shaker is not None:

@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.execution.address import Address
 from agentlightning.execution.base import AlgorithmBundle, AlgorithmDiedError, RunnerBundle
 from agentlightning.execution.children import ChildTask
+from agentlightning.execution.contact import DEFAULT_OUTAGE_SECONDS, Contact
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.interrupts import Interrupts
 from agentlightning.execution.loops import run
 from agentlightning.execution.processes import ProcessTeam, StartMethod, make_starter
-from agentlightning.execution.sides import AlgorithmSide, RunnerSide, connected, served
+from agentlightning.execution.run_state import Outpost
+from agentlightning.execution.sides import (
+    HASTY_TELL_SECONDS,
+    TELL_SECONDS,
+    AlgorithmSide,
+    Opening,
+    RunnerSide,
+    algorithm_watchers,
+    connected,
+    own_handle,
+    run_ends,
+    run_of,
+    served,
+)
+from agentlightning.execution.stall import StallPolicy
 from agentlightning.execution.supervise import INTERRUPTED, Patience, Supervision, TaskTeam, Team
 from agentlightning.execution.work import open_work_counter
 from agentlightning.store.base import LightningStore
 
+if TYPE_CHECKING:
+    from agentlightning.store.client_server import LightningStoreServer
+
+logger = logging.getLogger(__name__)
+
 ONE_SIDE_INTERRUPTED = Patience(ask=0.0, interrupt=4.0)
 """Ctrl+C where this process has one side only; its children have the same time."""
-
-UNASKED = replace(INTERRUPTED, ask=0.0)
-"""For an algorithm in a child: it has seen the event for a while when it comes to this."""
 
 
 @dataclass
@@ -41,6 +61,7 @@ class Layout:
     n_runners: int
     max_runner_restarts: int
     allowed_exit_codes: tuple[int, ...]
+    stall: StallPolicy
     interrupted: bool = field(default=False, init=False)
 
     def with_main_algorithm(self) -> Any:
@@ -49,27 +70,18 @@ class Layout:
         reached = None if server is None or self.address is None else self.address.at(server.server_launcher.port)
         event = MultiprocessingEvent()
 
-        async def main(interrupts: Interrupts) -> Any:
-            view = server or self.store
-            count = open_work_counter(self.algorithm, view)
-            async with served(server):
-                work = self.algorithm(view, event)
-                return await self._conduct(work, team, event, interrupts, INTERRUPTED, count)
-
         with self._children(self._runner_side(reached), event, "runner-", self.n_runners) as team:
-            return run(main)
+            return run(lambda i: self._main_algorithm(server, team, event, i, runners_here=True), terminable=True)
 
     def alone(self) -> Any:
         """Algorithm and server here, no runner of ours."""
         server = None if self.address is None else self.address.bound_server(self.store)
         event = ThreadingEvent()
 
-        async def main(interrupts: Interrupts) -> Any:
-            async with served(server):
-                work = self.algorithm(server or self.store, event)
-                return await self._conduct(work, TaskTeam({}), event, interrupts, INTERRUPTED)
-
-        return run(main)
+        return run(
+            lambda i: self._main_algorithm(server, TaskTeam({}), event, i, runners_here=False),
+            terminable=True,
+        )
 
     def with_main_runner(self) -> Any:
         """Worker 0 here, algorithm and server in a child. What the store holds at the end stays there."""
@@ -89,30 +101,80 @@ class Layout:
             async with connected(side.url, side.store) as store:
                 count = open_work_counter(self.algorithm, store)
                 team = TaskTeam({"runner-0": serve()})
-                work = until_ended(child, UNASKED)
+                work = until_ended(child, INTERRUPTED)
                 return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, count)
 
-        task = AlgorithmSide(self.algorithm, self.store, address, self.patience, released)
+        task = AlgorithmSide(self.algorithm, self.store, address, self.patience, self.stall, released)
         with self._children(task, event, "algorithm", 1) as child:
-            return run(main)
+            return run(main, terminable=True)
 
     def only_runners(self) -> Any:
         """Runners of an algorithm elsewhere: one in this process, several in children."""
-        side = self._runner_side(self.address)
+        post = Outpost(run_of(self.runner), f"{socket.gethostname()}-{os.getpid()}", self.n_runners)
+        side = replace(self._runner_side(self.address), post=post)
         if self.n_runners == 1:
             event = ThreadingEvent()
-            return run(lambda interrupts: self._conduct_alone(side(0, event), event, interrupts))
+            return run(lambda i: self._main_runners(side, side(0, event), event, i), terminable=True)
         shared = MultiprocessingEvent()
         with self._children(side, shared, "runner-", self.n_runners) as team:
-            return run(lambda interrupts: self._conduct_alone(until_ended(team, INTERRUPTED), shared, interrupts))
+            return run(
+                lambda i: self._main_runners(side, until_ended(team, INTERRUPTED), shared, i),
+                terminable=True,
+            )
 
     def _runner_side(self, address: Address | None) -> RunnerSide:
         return RunnerSide(self.runner, address.url if address else None, None if address else self.store)
 
-    async def _conduct_alone(
-        self, work: Coroutine[Any, Any, Any], event: ExecutionEvent, interrupts: Interrupts
+    async def _main_algorithm(
+        self,
+        server: LightningStoreServer | None,
+        team: Team,
+        event: ExecutionEvent,
+        interrupts: Interrupts,
+        *,
+        runners_here: bool,
     ) -> Any:
-        return await self._conduct(work, TaskTeam({}), event, interrupts, ONE_SIDE_INTERRUPTED)
+        async with own_handle(server or self.store) as store:
+            opening = Opening(self.algorithm)
+            if server is not None:
+                await opening.open(store)
+            count = open_work_counter(self.algorithm, store) if runners_here else None
+            watchers = algorithm_watchers(opening, store, event, self.stall)
+            async with served(server):
+                try:
+                    work = opening(store, event)
+                    return await self._conduct(work, team, event, interrupts, INTERRUPTED, count, watchers)
+                finally:
+                    seconds = HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS
+                    await run_ends(self.algorithm, store, seconds, all_are_away=not runners_here)
+
+    async def _main_runners(
+        self, side: RunnerSide, work: Coroutine[Any, Any, Any], event: ExecutionEvent, interrupts: Interrupts
+    ) -> Any:
+        assert side.post is not None
+        outage = getattr(self.runner, "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS)
+        async with connected(side.url, side.store) as store:
+            contact = Contact(
+                store=store,
+                where=side.url or getattr(store, "server_address_root", type(store).__name__),
+                post=side.post,
+                outage_seconds=outage,
+                event=event,
+                heeds_old_notes=side.url is not None or run_of(self.runner) is not None,
+            )
+
+            async def drain() -> None:
+                """Whoever runs machines takes them away by SIGTERM: then end as if told to, so that no work is lost."""
+                await interrupts.draining()
+                logger.warning("SIGTERM: no further rollouts; those in hand have %g s", self.patience.ask)
+                event.set()
+
+            interrupts.drains = True
+            none, watchers = TaskTeam({}), [contact.watch, drain]
+            try:
+                return await self._conduct(work, none, event, interrupts, ONE_SIDE_INTERRUPTED, watchers=watchers)
+            finally:
+                await contact.leave()
 
     async def _conduct(
         self,
@@ -122,8 +184,11 @@ class Layout:
         interrupts: Interrupts,
         hasty: Patience,
         count_open_work: Callable[[], Awaitable[int]] | None = None,
+        watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> Any:
-        supervision = Supervision(team, event, interrupts, self.patience, hasty, count_open_work=count_open_work)
+        supervision = Supervision(
+            team, event, interrupts, self.patience, hasty, count_open_work=count_open_work, watchers=watchers
+        )
         try:
             return await supervision.conduct(work)
         finally:
@@ -146,10 +211,14 @@ class Layout:
 
 
 async def until_ended(team: ProcessTeam, patience: Patience) -> Any:
-    """Wait for children as for a coroutine: return what the last of them returned; when cancelled, end them."""
+    """Wait for children as for a coroutine: return what the last of them returned; when cancelled, end them.
+
+    A result that comes while they end counts: it was there, and only late.
+    """
     try:
         await team.watch()
     except asyncio.CancelledError:
         await team.end(patience)
-        raise
+        if team.result is None:
+            raise
     return team.result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -22,22 +23,35 @@ LEFTOVERS_SECONDS = 1.0
 """How long tasks that outlive the main coroutine may take to end when they are cancelled."""
 
 
-def run(main: Callable[[Interrupts], Coroutine[Any, Any, T]], *, always_interruptible: bool = False) -> T:
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a program that SIGTERM has ended in good order, as shells count."""
+
+
+def run(
+    main: Callable[[Interrupts], Coroutine[Any, Any, T]],
+    *,
+    always_interruptible: bool = False,
+    terminable: bool = False,
+) -> T:
     """Run `main(interrupts)` on a fresh event loop of this thread and return its result.
 
     Raises:
         RuntimeError: a loop is running in this thread already.
+        SystemExit: `terminable`, and SIGTERM came; after `main` has cleaned up as after Ctrl+C.
     """
     _refuse_nesting()
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonExecutor())
     try:
         asyncio.set_event_loop(loop)
-        with Interrupts(loop, always=always_interruptible) as interrupts:
-            return _complete(loop, loop.create_task(main(interrupts)), interrupts)
+        with Interrupts(loop, always=always_interruptible, terminable=terminable) as interrupts:
+            result = _complete(loop, loop.create_task(main(interrupts)), interrupts)
     finally:
         _close(loop)
         asyncio.set_event_loop(None)
+    if interrupts.terminated:
+        raise SystemExit(TERMINATED)
+    return result
 
 
 def _refuse_nesting() -> None:

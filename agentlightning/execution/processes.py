@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 RESTART_PAUSE_SECONDS = 0.1
-"""Pause before the first restart of a child; doubled for each further one, up to the ceiling."""
+"""Pause before a child is restarted; doubled for each further death in short order, up to the ceiling."""
 RESTART_PAUSE_CEILING_SECONDS = 10.0
+CALM_SECONDS = 10.0
+"""A child that has lived for so long did not die in short order."""
 
 
 class Starter(Protocol):
@@ -70,6 +72,11 @@ def make_starter(
     return Crew(ctx, task, event, prefix)
 
 
+def restart_pause(hasty_deaths: int) -> float:
+    """Return the seconds before a child is started again that has died so often in short order before."""
+    return min(RESTART_PAUSE_SECONDS * 2 ** min(hasty_deaths, 10), RESTART_PAUSE_CEILING_SECONDS)
+
+
 @dataclass
 class ProcessTeam:
     """A `Team` of child processes.
@@ -92,6 +99,12 @@ class ProcessTeam:
     _due: dict[int, float] = field(default_factory=dict[int, float], init=False)
     """When to restart which child, on the monotonic clock."""
     _restarts: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    _begun: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    """When each was last started, on the monotonic clock."""
+    _hasty_deaths: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    """How often each has died in short order."""
+    _interrupted: set[int] = field(default_factory=set[int], init=False)
+    """Those that were sent SIGINT."""
     _failed: list[ChildExit] = field(default_factory=list[ChildExit], init=False)
 
     def start(self) -> None:
@@ -139,6 +152,7 @@ class ProcessTeam:
 
     def _start(self, index: int) -> None:
         self._alive.add(index)
+        self._begun[index] = time.monotonic()
         self.starter.start(index)
 
     async def _step(self, signum: int, seconds: float) -> None:
@@ -147,6 +161,8 @@ class ProcessTeam:
             logger.warning("Still running: %s; sending %s", names, signal.Signals(signum).name)
             for index in self._alive:
                 self.starter.signal(index, signum)
+            if signum == signal.SIGINT:
+                self._interrupted |= self._alive
         deadline = time.monotonic() + seconds
         while self._alive and (left := deadline - time.monotonic()) > 0:
             await self._collect(left)
@@ -164,13 +180,18 @@ class ProcessTeam:
                 self.result = exit_.report.result
             logger.debug("%s has ended", exit_.describe())
             return
+        obeyed = exit_.exitcode == -signal.SIGINT and exit_.index in self._interrupted
+        if obeyed or (self.event.is_set() and not exit_.begun):  # the end came while it was starting, or on its way out
+            logger.debug("%s has ended, outside its task", exit_.describe())
+            return
         used = self._restarts.get(exit_.index, 0)
         if self.event.is_set() or not exit_.may_restart() or used >= self.max_restarts:
             self._failed.append(exit_)
             return
-        pause = min(RESTART_PAUSE_SECONDS * 2**used, RESTART_PAUSE_CEILING_SECONDS)
+        calm = time.monotonic() - self._begun[exit_.index] >= CALM_SECONDS
+        hasty = self._hasty_deaths[exit_.index] = 0 if calm else self._hasty_deaths.get(exit_.index, -1) + 1
         self._restarts[exit_.index] = used + 1
-        self._due[exit_.index] = time.monotonic() + pause
+        self._due[exit_.index] = time.monotonic() + restart_pause(hasty)
         logger.warning("%s ended unexpectedly; restart %d of %d", exit_.describe(), used + 1, self.max_restarts)
 
     def _died(self) -> Exception:

@@ -14,6 +14,8 @@ from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.interrupts import Interrupts
 from agentlightning.execution.loops import run
 from agentlightning.execution.settings import check_choice, check_count, check_seconds
+from agentlightning.execution.sides import HASTY_TELL_SECONDS, TELL_SECONDS, Opening, algorithm_watchers, run_ends
+from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervise import Patience, Supervision, TaskTeam
 from agentlightning.execution.threads import LoopThread
 from agentlightning.execution.work import open_work_counter
@@ -37,6 +39,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         graceful_delay: seconds between the stop event and cancellation, and again after cancellation.
         poll_interval: how often the stop event is looked at, in seconds.
         managed_store: wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, true by default.
+        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
+        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
 
     Raises:
         ValueError: a setting is out of range, or `main_thread="runner"` with several runners.
@@ -52,6 +56,9 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         graceful_delay: float = 5.0,
         poll_interval: float = 0.05,
         managed_store: bool | None = None,
+        *,
+        stall_timeout: float | None = DEFAULT_SECONDS,
+        on_stall: OnStall = "report",
     ) -> None:
         self.n_runners = check_count("n_runners", n_runners)
         self.main_thread: MainThread = self._choose_main_thread(main_thread, self.n_runners)
@@ -59,6 +66,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.graceful_delay = check_seconds("graceful_delay", graceful_delay)
         self.poll_interval = check_seconds("poll_interval", poll_interval)
         self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
+        self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
+        self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
 
     @staticmethod
     def _choose_main_thread(main_thread: MainThread | None, n_runners: int) -> MainThread:
@@ -81,7 +90,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             store = LightningStoreThreaded(store)
         threads: list[LoopThread] = []
         try:
-            return run(lambda interrupts: self._conduct(algorithm, runner, store, interrupts, threads))
+            return run(lambda i: self._conduct(algorithm, runner, store, i, threads), terminable=True)
         finally:
             self._join(threads)
 
@@ -93,7 +102,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         interrupts: Interrupts,
         threads: list[LoopThread],
     ) -> Any:
-        event = ThreadingEvent()
+        event, opening = ThreadingEvent(), Opening(algorithm)
 
         def on_thread(name: str, bundle: Any, *args: Any) -> Coroutine[Any, Any, Any]:
             threads.append(LoopThread(name, lambda: bundle(*args)))
@@ -104,10 +113,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if self.main_thread == "algorithm":
             for i in range(self.n_runners):
                 members[f"runner-{i}"] = on_thread(f"runner-{i}", runner, store, i, event)
-            playing: Coroutine[Any, Any, Any] = algorithm(store, event)
+            playing: Coroutine[Any, Any, Any] = opening(store, event)
         else:
             members["runner-0"] = runner(store, 0, event)
-            playing = on_thread("algorithm", algorithm, store, event)
+            playing = on_thread("algorithm", opening, store, event)
+        aside = threads[-1] if self.main_thread == "runner" else None  # the thread of the algorithm
+        stall = StallPolicy(self.stall_timeout, self.on_stall)
         supervision = Supervision(
             team=TaskTeam(members),
             event=event,
@@ -116,11 +127,13 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             hasty=Patience(ask=0.0, interrupt=INTERRUPT_SECONDS),
             poll_interval=self.poll_interval,
             count_open_work=open_work_counter(algorithm, store),
+            watchers=algorithm_watchers(opening, store, event, stall, aside.whereabouts if aside else None),
         )
         try:
             return await supervision.conduct(playing)
         finally:
             self.interrupted = supervision.interrupted
+            await run_ends(algorithm, store, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
 
     def _join(self, threads: list[LoopThread]) -> None:
         timeout = 0.1 if self.interrupted else self.join_timeout

@@ -1,8 +1,8 @@
 """The course of a run and of its ending, the same for threads and processes.
 
-A run ends when the algorithm is done, a side fails, someone sets the stop event, every runner has ended while work is
-open, or Ctrl+C. Then each side is asked, interrupted, terminated and killed, each step with a time of its own. Ctrl+C
-uses a shorter patience, and a second one uses none.
+A run ends when the algorithm is done, a side or a watcher fails, someone sets the stop event, every runner has ended
+while work is open, or Ctrl+C. Then each side is asked, interrupted, terminated and killed, each step with a time of its
+own. Ctrl+C uses a shorter patience, and a second one uses none.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Supervision:
     """How often the stop event is looked at, in seconds."""
     count_open_work: Callable[[], Awaitable[int]] | None = None
     """Number of rollouts that are not at an end; None leaves stranded work undetected."""
+    watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """Run beside both sides. What one raises ends the run; one that returns ends nothing."""
     interrupted: bool = field(default=False, init=False)
 
     async def conduct(self, algorithm: Coroutine[Any, Any, T]) -> T | None:
@@ -93,9 +95,10 @@ class Supervision:
         runners = asyncio.create_task(self._until_runners_fail(), name="runners")
         asked = asyncio.create_task(self.interrupts.asked(), name="asked")
         flagged = asyncio.create_task(until_set(self.event, self.poll_interval), name="flagged")
+        watched = asyncio.create_task(_until_one_fails(self.watchers), name="watched")
         try:
-            await asyncio.wait([playing, runners, asked, flagged], return_when=asyncio.FIRST_COMPLETED)
-            first = failure_of(playing) or failure_of(runners)
+            await asyncio.wait([playing, runners, asked, flagged, watched], return_when=asyncio.FIRST_COMPLETED)
+            first = failure_of(playing) or failure_of(runners) or failure_of(watched)
             self._note_interrupt(first)
             self.event.set()
             ask = self.patience.ask
@@ -107,11 +110,12 @@ class Supervision:
             await _wait([playing], self.hasty.interrupt)
             raise
         finally:
-            await cancel_all([playing, runners, asked, flagged])
+            await cancel_all([playing, runners, asked, flagged, watched])
 
     def _note_interrupt(self, failure: BaseException | None) -> None:
         if not self.interrupted and (self.interrupts.is_asked() or isinstance(failure, KeyboardInterrupt)):
-            logger.warning("KeyboardInterrupt received on main thread: ending the run (again: at once)")
+            what = "SIGTERM" if self.interrupts.terminated else "KeyboardInterrupt"
+            logger.warning("%s received on main thread: ending the run (again: at once)", what)
             self.interrupted = True
 
     async def _until_runners_fail(self) -> None:
@@ -119,7 +123,7 @@ class Supervision:
         await self.team.watch()
         while True:
             count = await self.count_open_work() if self.count_open_work else 0
-            if count:
+            if count and not self.event.is_set():  # else they have ended because the run ends
                 raise StrandedWorkError(
                     f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
                     "Raise max_rollouts (it counts per runner) or n_runners, or give the algorithm less to do."
@@ -219,6 +223,21 @@ async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.wait(tasks, timeout=NOTICE_SECONDS)
     for task in tasks:
         failure_of(task)  # looked at, so that it is not reported as never retrieved
+
+
+async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """Run all of them beside each other; never return, but raise what the first to fail raises."""
+    tasks = [asyncio.create_task(watcher(), name="watcher") for watcher in watchers]
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+                tasks.remove(task)
+        await asyncio.Event().wait()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _end_algorithm(playing: asyncio.Task[Any], grace: float, patience: Patience) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from agentlightning.execution.interrupts import Interrupts
 from agentlightning.execution.loops import fulfil, run
+from agentlightning.execution.whereabouts import whereabouts
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -54,6 +55,10 @@ class LoopThread:
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
                 loop.call_soon_threadsafe(task.cancel)
+
+    def whereabouts(self) -> list[str]:
+        """Return where the coroutine stands; nothing before it has begun."""
+        return [] if self._task is None else whereabouts(self._task)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread and return whether it has ended."""

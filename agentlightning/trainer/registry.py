@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ExecutionStrategyRegistry: dict[str, str] = {
     "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
+    "ray": "agentlightning.execution.ray.RayExecutionStrategy",
     "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
 }
 """Short name to import path."""

@@ -170,7 +170,7 @@ def soak_all(backends: list[str], rate: float, warm_up_seconds: float, seconds: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="measured, after the warm-up")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="minutes")
+    parser.add_argument("--warm-up", type=float, default=12.0, help="minutes; tokens of claims are kept for ten")
     parser.add_argument("--rate", type=float, default=50.0, help="rollouts a second")
     parser.add_argument("--backend", action="append", choices=["memory", "sqlite"], help="may be repeated; both")
     options = parser.parse_args()

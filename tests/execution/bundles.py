@@ -71,6 +71,24 @@ class DieOnce(Serve):
         return await super().__call__(store, worker_id, event)
 
 
+@dataclass
+class AtWork:
+    """A runner that says in the store that it is there, and then does as `runner` does."""
+
+    runner: Any
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:
+        await store.update_worker(f"worker-{worker_id}")
+        return await self.runner(store, worker_id, event)
+
+
+async def until_one_is_at_work(store: LightningStore, event: ExecutionEvent) -> str:
+    """An algorithm that ends once a runner is at work."""
+    while await store.get_worker_by_id("worker-0") is None:  # noqa: ASYNC110 -- it is in another process
+        await asyncio.sleep(0.01)
+    return "at work"
+
+
 async def broken_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
     """A runner that always raises."""
     raise LookupError(f"worker {worker_id} found nothing")

@@ -19,9 +19,11 @@ from agentlightning.execution import (
     ExecutionEvent,
     StrandedWorkError,
 )
+from agentlightning.execution.processes import restart_pause
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import RolloutConfig
 from tests.execution.bundles import (
+    AtWork,
     DieOnce,
     Serve,
     Tasks,
@@ -30,13 +32,15 @@ from tests.execution.bundles import (
     broken_runner,
     deaf_runner,
     patient_algorithm,
+    until_one_is_at_work,
 )
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
 
 def strategy(**settings: Any) -> ClientServerExecutionStrategy:
-    defaults: dict[str, Any] = {"server_port": 0, "graceful_timeout": 1.0, "terminate_timeout": 1.0}
+    """The times are those of a busy machine: what does as it is told ends long before."""
+    defaults: dict[str, Any] = {"server_port": 0, "graceful_timeout": 15.0, "terminate_timeout": 5.0}
     return ClientServerExecutionStrategy(**{**defaults, **settings})
 
 
@@ -55,8 +59,9 @@ def children() -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True)
 def no_process_is_left():
+    before = {child.pid for child in children()}  # servers that tests elsewhere share
     yield
-    assert not children()
+    assert not [child for child in children() if child.pid not in before]
 
 
 # --- the ordinary course ---------------------------------------------------------------------------------------------
@@ -144,6 +149,10 @@ def test_a_runner_that_always_fails_ends_the_run_with_worker_exit_code_and_cause
     assert "bundles.py" in text
 
 
+def test_the_pauses_before_restarts_double_up_to_a_ceiling() -> None:
+    assert [restart_pause(deaths) for deaths in (0, 1, 2, 6, 7, 1000)] == [0.1, 0.2, 0.4, 6.4, 10.0, 10.0]
+
+
 def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
     with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=-9, SIGKILL\): it left no traceback"):
         strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
@@ -217,7 +226,8 @@ def test_a_runner_that_fails_in_the_main_process_ends_the_algorithm_in_the_child
 
 def test_a_runner_that_ignores_the_event_is_interrupted_which_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentlightning"):
-        assert strategy(graceful_timeout=0.1).execute(Tasks(0), deaf_runner, InMemoryLightningStore()) == []
+        run = strategy(graceful_timeout=0.1).execute
+        assert run(until_one_is_at_work, AtWork(deaf_runner), InMemoryLightningStore()) == "at work"
     assert "Still running: runner-0; sending SIGINT" in caplog.text
     assert "SIGTERM" not in caplog.text
 
@@ -225,14 +235,14 @@ def test_a_runner_that_ignores_the_event_is_interrupted_which_is_no_error(caplog
 def test_a_runner_that_ignores_interrupts_is_terminated_which_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     stubborn = strategy(graceful_timeout=0.1, terminate_timeout=0.3)
     with caplog.at_level(logging.WARNING, "agentlightning"):
-        assert stubborn.execute(Tasks(0), blocking_runner, InMemoryLightningStore()) == []
+        assert stubborn.execute(until_one_is_at_work, AtWork(blocking_runner), InMemoryLightningStore()) == "at work"
     assert "sending SIGTERM" in caplog.text
 
 
 def test_an_exit_code_that_is_not_allowed_is_an_error_at_the_end() -> None:
     strict = strategy(graceful_timeout=0.1, terminate_timeout=0.3, allowed_exit_codes=(0,))
     with pytest.raises(RunnerDiedError, match=r"unexpected exit codes: runner-0 \(exitcode=-15, SIGTERM\)"):
-        strict.execute(Tasks(0), blocking_runner, InMemoryLightningStore())
+        strict.execute(until_one_is_at_work, AtWork(blocking_runner), InMemoryLightningStore())
 
 
 # --- addresses and settings ------------------------------------------------------------------------------------------

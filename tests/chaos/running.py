@@ -1,0 +1,295 @@
+"""A whole run under fire: runners are killed again and again, the store server a few times; then all is counted.
+
+    python -m tests.chaos.running --rollouts 10000 --runners 8
+
+A Trainer with `cs` plays tasks of which the outcome is known: most earn their number, some raise. A second process
+serves the store (SQLite). This one kills a runner with `kill -9` every two seconds and, at even distances, the server,
+which is started again on the same port and file. At the end the file is read: each task must be there once, at its end,
+with the outcome that it was bound to have, its reward once, and no attempt open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import agentlightning as agl
+from agentlightning.adapter.tokens import is_stale
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest, RolloutConfig
+from tests.chaos.places import open_store
+from tests.chaos.processes import CONTEXT
+from tests.execution.program import free_port
+
+ROOT = Path(__file__).parents[2]
+LEASE_SECONDS = 2.0
+LIMIT_SECONDS = 120.0
+"""Without progress for so long the run has failed."""
+BATCH = 500
+CEASE_FIRE = 0.95
+"""The share of the rollouts after which nobody is shot at: a runner that is killed while the run ends is an error."""
+EACH_FAILS = 10
+"""Every tenth task raises."""
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+@agl.rollout
+async def agent(task: int) -> float:
+    """Earn the task's number; one in ten raises."""
+    agl.emit_annotation({"task": task})
+    await asyncio.sleep(0.005)
+    if task % EACH_FAILS == EACH_FAILS - 1:
+        raise LookupError(f"no answer to {task}")
+    return float(task)
+
+
+@agl.algo
+async def plays(*, store: LightningStore, train_dataset: Dataset[int]) -> dict[str, int]:
+    """Play every task, a batch at a time; returns how many rollouts ended in which status."""
+    await store.add_resources({})
+    config = RolloutConfig(infrastructure_retries=20)
+    ends: Counter[str] = Counter()
+    for start in range(0, len(train_dataset), BATCH):
+        tasks = range(start, min(start + BATCH, len(train_dataset)))
+        requests = [EnqueueRolloutRequest(input=train_dataset[i], config=config) for i in tasks]
+        ids = [rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests)]
+        ends.update(rollout.status for rollout in await store.wait_for_rollouts(rollout_ids=ids))
+    return dict(ends)
+
+
+def train(endpoint: str, rollouts: int, runners: int) -> None:
+    """Run to the end and print what the algorithm saw."""
+    logging.basicConfig(level=logging.CRITICAL)  # every tenth task raises, and each would be told
+    trainer = agl.Trainer(
+        algorithm=plays,
+        store=LightningStoreClient(endpoint, deadline=60.0),
+        strategy={"type": "cs", "managed_store": False, "max_runner_restarts": 10_000},
+        runner={"heartbeat_interval": 0.3, "interval_jitter": 0.0},
+        n_runners=runners,
+    )
+    trainer.fit(agent, train_dataset=list(range(rollouts)))
+    print(json.dumps(trainer.result), flush=True)
+
+
+# --- the store server ------------------------------------------------------------------------------------------------
+
+
+def serve(spec: str, port: int, pipe: Connection) -> None:
+    """Serve the store until killed."""
+    logging.disable()
+
+    async def run() -> None:
+        server = LightningStoreServer(open_store(spec, lease_seconds=LEASE_SECONDS), port=port)
+        await server.start()
+        pipe.send("ready")
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+@dataclass
+class Keeper:
+    """Keeps a store server on one port and file."""
+
+    spec: str
+    port: int
+    _process: BaseProcess | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        here, there = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=serve, args=(self.spec, self.port, there), daemon=True)
+        self._process.start()
+        there.close()
+        if not here.poll(LIMIT_SECONDS):
+            raise TimeoutError("the store server did not start")
+        here.recv()
+
+    def kill(self) -> None:
+        """Kill it and wait for its end."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.join()
+
+
+# --- the fire --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Losses:
+    """What the fire took."""
+
+    runners: int = 0
+    servers: int = 0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list[str])
+
+
+def under_fire(
+    rollouts: int, runners: int, *, server_kills: int, pause: float, seed: int, folder: Path, progress: bool = False
+) -> Losses:
+    """Play the run while killing, then read the file; what is wrong is in `problems`."""
+    keeper = Keeper(f"sqlite:///{folder}/store.db", free_port())
+    keeper.start()
+    endpoint = f"http://127.0.0.1:{keeper.port}"
+    losses, began = Losses(), time.monotonic()
+    try:
+        with _program(endpoint, rollouts, runners) as program:
+            _shoot(program, keeper, losses, rollouts, server_kills, pause, random.Random(seed), progress)
+            said, _ = program.communicate(timeout=LIMIT_SECONDS)
+        losses.seconds = time.monotonic() - began
+        if program.returncode != 0:
+            losses.problems.append(f"the run ended with exit code {program.returncode}: {said[-2000:]}")
+            return losses
+        told = json.loads(said.splitlines()[-1])
+    finally:
+        keeper.kill()
+    losses.problems += asyncio.run(_count(keeper.spec, rollouts, told))
+    return losses
+
+
+@contextlib.contextmanager
+def _program(endpoint: str, rollouts: int, runners: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.chaos.running", "--train", endpoint]
+    command += ["--rollouts", str(rollouts), "--runners", str(runners)]
+    program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+
+
+def _shoot(
+    program: subprocess.Popen[str],
+    keeper: Keeper,
+    losses: Losses,
+    rollouts: int,
+    server_kills: int,
+    pause: float,
+    chance: random.Random,
+    progress: bool,
+) -> None:
+    """Kill a runner every `pause` seconds, and the server when another share of the rollouts is done."""
+    done, moved = 0, time.monotonic()
+    while program.poll() is None and done < rollouts * CEASE_FIRE:
+        time.sleep(pause)
+        losses.runners += _kill_a_runner(program.pid, chance)
+        now_done = asyncio.run(_done(keeper))
+        if now_done > done:
+            done, moved = now_done, time.monotonic()
+        elif time.monotonic() - moved > LIMIT_SECONDS:
+            raise TimeoutError(f"no progress for {LIMIT_SECONDS:g} s at {done} of {rollouts} rollouts")
+        if losses.servers < server_kills and done * (server_kills + 1) >= rollouts * (losses.servers + 1):
+            keeper.kill()
+            losses.servers += 1
+            keeper.start()
+        if progress:
+            print(f"{done} done, {losses.runners} runners and {losses.servers} servers killed", flush=True)
+
+
+def _kill_a_runner(pid: int, chance: random.Random) -> int:
+    """Kill one of the processes that the nursery has forked; 0 if there is none."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = [p for child in psutil.Process(pid).children() for p in child.children()]
+        if found:
+            chance.choice(found).kill()
+            return 1
+    return 0
+
+
+async def _done(keeper: Keeper) -> int:
+    client = LightningStoreClient(f"http://127.0.0.1:{keeper.port}", deadline=60.0)
+    try:
+        page = await client.query_rollouts(status_in=["succeeded", "failed"], limit=1)
+    finally:
+        await client.close()
+    return page.total
+
+
+# --- the count -------------------------------------------------------------------------------------------------------
+
+
+async def _count(spec: str, rollouts: int, told: dict[str, int]) -> list[str]:
+    """Read what lies in the file and return what is wrong with it."""
+    failing = len(range(EACH_FAILS - 1, rollouts, EACH_FAILS))
+    expected = {"succeeded": rollouts - failing, "failed": failing}
+    problems = [] if told == {k: v for k, v in expected.items() if v} else [f"the algorithm saw {told}, not {expected}"]
+    store = open_store(spec)
+    try:
+        found: list[Any] = list(await store.query_rollouts())
+        times = Counter(rollout.input for rollout in found)
+        problems += [f"task {task} is there {times[task]} times" for task in range(rollouts) if times[task] != 1]
+        for rollout in found:
+            problems += await _judge(store, rollout)
+    finally:
+        await store.close()
+    return problems
+
+
+async def _judge(store: LightningStore, rollout: AttemptedRollout) -> list[str]:
+    raises = rollout.input % EACH_FAILS == EACH_FAILS - 1
+    attempts = await store.query_attempts(rollout.rollout_id)
+    last = attempts[-1]
+    ended = ("failed", "infrastructure_fault") if raises else ("succeeded", "scored")
+    problems: list[str] = []
+    if (rollout.status, last.outcome) != ended or last.status != ended[0]:
+        problems.append(f"task {rollout.input} ended as {rollout.status}, {last.status}, {last.outcome}, not {ended}")
+    early = [attempt.status for attempt in attempts[:-1] if attempt.status != "unresponsive"]
+    if early:
+        problems.append(f"task {rollout.input} has attempts before the last one that ended as {early}")
+    spans = [s for s in await store.query_spans(rollout.rollout_id, last.attempt_id) if not is_stale(s)]
+    rewards = [agl.get_reward_value(span) for span in agl.find_reward_spans(spans)]
+    if rewards != ([] if raises else [float(rollout.input)]):
+        problems.append(f"task {rollout.input} has the rewards {rewards} on its last attempt")
+    return problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rollouts", type=int, default=10_000)
+    parser.add_argument("--runners", type=int, default=8)
+    parser.add_argument("--server-kills", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.train:
+        return train(given.train, given.rollouts, given.runners)
+    with tempfile.TemporaryDirectory() as folder:
+        losses = under_fire(
+            given.rollouts, given.runners, server_kills=given.server_kills, pause=given.pause, seed=given.seed,
+            folder=Path(folder), progress=True,
+        )  # fmt: skip
+    rate = given.rollouts / max(losses.seconds, 1e-9)
+    print(
+        f"{given.rollouts} rollouts in {losses.seconds:.0f} s ({rate:.0f}/s), {losses.runners} runners and "
+        f"{losses.servers} servers killed: {len(losses.problems)} problems"
+    )
+    print("\n".join(losses.problems[:50]))
+    sys.exit(1 if losses.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

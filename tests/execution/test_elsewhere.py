@@ -1,0 +1,228 @@
+"""Roles in processes that share nothing but a port, as on several machines: they wait, survive, are told, give up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentlightning.execution import stop_run
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from tests.execution.program import free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+REWARDS = "[0.1, 0.2, 0.3]"
+LIMIT_SECONDS = 30
+
+
+class Machine:
+    """`elsewhere.py` with the environment of one machine."""
+
+    def __init__(self, role: str, port: int, *, prefix: tuple[str, ...] = (), **environment: str) -> None:
+        own = {"AGL_CURRENT_ROLE": role, "AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(port)}
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.execution.elsewhere"],
+            cwd=ROOT,
+            env={**os.environ, **own, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def until(self, words: str) -> str:
+        """Read what it prints until a line holds the words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without saying {words!r}:\n{''.join(self.lines)}")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and all that it printed."""
+        self.lines.append(self.process.communicate(timeout=LIMIT_SECONDS)[0])
+        return self.process.returncode, "".join(self.lines)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Machine]]:
+    machines: list[Machine] = []
+
+    def started(role: str, port: int, **settings: object) -> Machine:
+        machines.append(Machine(role, port, **settings))  # type: ignore[arg-type]
+        return machines[-1]
+
+    yield started
+    for machine in machines:
+        machine.process.kill()
+        machine.process.communicate()
+
+
+def family(machine: Machine) -> list[psutil.Process]:
+    return psutil.Process(machine.process.pid).children(recursive=True)
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("n_runners", [pytest.param("1", marks=pytest.mark.heavy), "2"])
+def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(
+    start: Callable[..., Machine], n_runners: str
+) -> None:
+    port = free_port()
+    runners = start("runner", port, N_RUNNERS=n_runners)
+    runners.until(f"The store at http://127.0.0.1:{port} does not answer yet; waiting up to 60 s")
+    algorithm = start("algorithm", port)
+    code, said = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
+    code, heard = runners.end()
+    assert (code, "answers after" in heard, heard.endswith("runner None\n")) == (0, True, True), heard
+
+
+@pytest.mark.heavy
+def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(start: Callable[..., Machine]) -> None:
+    port = free_port()
+    runners, first = start("runner", port), start("algorithm", port, ALGORITHM="stays")
+    first.until(f"played {REWARDS}")
+    first.process.send_signal(signal.SIGKILL)
+    runners.until("does not answer any more")
+    second = start("algorithm", port)
+    assert second.end()[0] == 0, second.lines
+    code, heard = runners.end()
+    assert (code, "answers after" in heard) == (0, True), heard
+
+
+def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(start: Callable[..., Machine]) -> None:
+    port = free_port()
+    runners = start("runner", port, OUTAGE="1")
+    runners.until("does not answer yet; waiting up to 1 s")
+    before = family(runners)
+    code, heard = runners.end()
+    assert code == 69
+    assert f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for" in heard
+    assert "(store_unreachable_timeout=1; last:" in heard
+    assert not [process for process in before if lives(process)]
+
+
+@pytest.mark.heavy
+def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: Callable[..., Machine]) -> None:
+    port = free_port()
+    runners, algorithm = start("runner", port), start("algorithm", port, ALGORITHM="stays")
+    algorithm.until(f"played {REWARDS}")
+    before = family(runners)
+    runners.process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in runners.end()[1]
+    assert not [process for process in before if lives(process)]
+    assert algorithm.process.poll() is None
+
+
+@pytest.mark.parametrize("n_runners", ["1", pytest.param("2", marks=pytest.mark.heavy)])
+def test_runners_that_are_terminated_finish_what_they_play_and_others_go_on(
+    start: Callable[..., Machine], n_runners: str
+) -> None:
+    port = free_port()
+    leaving = start("runner", port, SLOW="1", N_RUNNERS=n_runners)
+    algorithm = start("algorithm", port)
+    leaving.until("playing 1")
+    leaving.process.send_signal(signal.SIGTERM)
+    staying = start("runner", port, N_RUNNERS="1")
+    code, said = leaving.end()
+    assert (code, "SIGTERM: no further rollouts; those in hand have 5 s" in said) == (143, True), said
+    code, said = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
+    assert staying.end()[0] == 0
+
+
+@pytest.mark.heavy
+def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Callable[..., Machine]) -> None:
+    port = free_port()
+    algorithm = start("algorithm", port, AGL_TOKEN="right", ALGORITHM="stays")
+    runners = start("runner", port, AGL_TOKEN="wrong", N_RUNNERS="1")
+    code, heard = runners.end()
+    assert (code, "UnauthorizedError" in heard) == (77, True), heard
+    algorithm.process.kill()
+
+
+def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., Machine]) -> None:
+    """What `agl run stop` does: algorithm and runners end, each with exit code 0."""
+
+    async def stopped() -> None:
+        server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+        await server.start()
+        shared = {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": server.endpoint, "AGL_RUN_ID": "run-7"}
+        client = LightningStoreClient(server.endpoint)
+        try:
+            algorithm = start("algorithm", 0, ALGORITHM="stays", **shared)
+            runners = start("runner", 0, **shared)
+            other = start("runner", 0, **{**shared, "AGL_RUN_ID": "run-8"})
+            await asyncio.to_thread(algorithm.until, f"played {REWARDS}")
+            await stop_run(client, "run-7", reason="enough")
+            for machine in (algorithm, runners):
+                code, said = await asyncio.to_thread(machine.end)
+                assert code == 0, said
+            assert other.process.poll() is None
+            late = start("runner", 0, **shared)
+            assert (await asyncio.to_thread(late.end))[0] == 0  # the run is over: nothing to wait for
+        finally:
+            await client.close()
+            await server.stop()
+
+    asyncio.run(stopped())
+
+
+# --- two network namespaces -------------------------------------------------------------------------------------------
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces of two addresses, joined by a pair of devices; skipped where they may not be made."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need the command `ip` and the rights of root")
+    one, other = (f"agl{os.getpid()}{side}" for side in "ab")
+    try:
+        _ip("netns", "add", one)
+        _ip("netns", "add", other)
+        _ip("link", "add", one, "netns", one, "type", "veth", "peer", "name", other, "netns", other)
+        for name, address in ((one, "10.79.0.1/24"), (other, "10.79.0.2/24")):
+            _ip("-n", name, "addr", "add", address, "dev", name)
+            _ip("-n", name, "link", "set", name, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"network namespaces may not be made here: {error}")
+    yield one, other
+    for name in (one, other):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10)
+
+
+def test_algorithm_and_runners_find_each_other_across_two_networks(
+    start: Callable[..., Machine], namespaces: tuple[str, str]
+) -> None:
+    port, token = 4747, {"AGL_TOKEN": "shared"}
+    inside = [("ip", "netns", "exec", name) for name in namespaces]
+    runners = start("runner", port, prefix=inside[1], **{**token, "AGL_SERVER_HOST": "10.79.0.1"})
+    runners.until("The store at http://10.79.0.1:4747 does not answer yet")
+    algorithm = start("algorithm", port, prefix=inside[0], **{**token, "AGL_SERVER_HOST": "0.0.0.0"})
+    code, said = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
+    began = time.monotonic()
+    assert runners.end()[0] == 0
+    assert time.monotonic() - began < LIMIT_SECONDS
