@@ -19,8 +19,13 @@ _HOMES: dict[str, str] = {
     "algo": "agentlightning.algorithm.decorator",
 }
 
+_REMOVED: dict[str, str] = {
+    "APO": "Prompt optimisation is not part of this release; write it with @agl.algo, or train weights with agl.GRPO.",
+    "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
+}
+
 __all__ = ["GRPO", "Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
 
 
 def __getattr__(name: str) -> Any:
-    return lazy_attributes(__name__, _HOMES, name)
+    return lazy_attributes(__name__, _HOMES, name, _REMOVED)

@@ -9,10 +9,22 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, NamedResources
+from agentlightning.types import Dataset, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.trainer.trainer import Trainer
+
+
+_BY_METHOD = {
+    "store": "call get_store()",
+    "adapter": "call get_adapter()",
+    "trainer": "call get_trainer()",
+    "tracer": "call get_trainer().tracer",
+    "initial_resources": "call get_initial_resources()",
+    "llm_proxy": "call get_llm_proxy(); it is a server, to which an OpenAI client talks at its address",
+    "_batch": "iterate over agentlightning.algorithm.utils.batch_iter_over_dataset(dataset, batch_size)",
+}
+"""What programs look for on an algorithm, and how it is had."""
 
 
 class Algorithm:
@@ -27,6 +39,16 @@ class Algorithm:
     _adapter: TraceAdapter[Any] | None = None
     _initial_resources: NamedResources | None = None
     _llm_proxy: LLMProxy | None = None
+    _rollout_config: RolloutConfig | None = None
+
+    resumable: bool = True
+    """True if a run that is started again may be answered with rollouts that it made before: the same requests, in the
+    same order, with the same resources. False for one whose state is lost with the process."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """True if it draws its own progress on the terminal, so that the Trainer does not."""
+        return False
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -103,6 +125,38 @@ class Algorithm:
     def get_llm_proxy(self) -> LLMProxy | None:
         """Return the gateway, or None."""
         return self._llm_proxy
+
+    def set_rollout_config(self, config: RolloutConfig | None) -> None:
+        """Bind what the Trainer says of attempts, time limits and retries."""
+        self._rollout_config = config
+
+    def get_rollout_config(self) -> RolloutConfig | None:
+        """Return what the Trainer says of attempts, time limits and retries, or None.
+
+        The store that an algorithm is given fills it into every rollout. Only an algorithm with limits of its own has
+        to ask: see `utils.with_timeout`.
+        """
+        return self._rollout_config
+
+    # --- what the Trainer asks when it is made -----------------------------------------------------------------------
+
+    def unused_parts(self) -> frozenset[str]:
+        """Return which of the Trainer's `adapter` and `initial_resources` this algorithm makes no use of."""
+        return frozenset()
+
+    def check_rollout_config(self, config: RolloutConfig) -> None:
+        """Check that the Trainer's limits do not contradict settings of this algorithm.
+
+        Raises:
+            ValueError: they do; names both.
+        """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _BY_METHOD:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {_BY_METHOD[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def get_client(self) -> Any:
         """Deprecated: belongs to the v0.1 protocol."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentlightning.adapter.rewards import final_reward
 from agentlightning.adapter.tokens import is_stale
@@ -49,33 +50,69 @@ class Evidence:
         return final_reward(self.counted)
 
 
+LatePolicy = Literal["drop", "wait", "resubmit"]
+"""What becomes of rollouts that are late: they are cancelled; or waited for as long as others still end, each end
+beginning the time anew; or cancelled and played once more, with the same time, by whoever claims them then."""
+
+
 async def collect(
     store: LightningStore,
     requests: Sequence[EnqueueRolloutRequest],
     *,
     timeout_seconds: float,
     on_done: Callable[[int], None] | None = None,
+    late: LatePolicy = "drop",
 ) -> list[Rollout]:
     """Enqueue the requests and return their rollouts, in order, once all are at an end.
 
-    Those that are not after `timeout_seconds` are cancelled and returned as `cancelled`. `on_done` is told how many are
-    done, from time to time. When the caller is cancelled, so are the open rollouts.
+    Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
+    wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
+    told how many are done, from time to time. When the caller is cancelled, so are the open rollouts.
     """
+    rollouts, again = await _collect_once(store, requests, timeout_seconds, on_done, patient=late == "wait")
+    if late != "resubmit" or not again:
+        return rollouts
+    given_up = [rollouts[i] for i in again]
+    done = len(rollouts) - len(again)
+
+    def tell(count: int) -> None:
+        if on_done:
+            on_done(done + count)
+
+    fresh, _ = await _collect_once(store, [requests[i] for i in again], timeout_seconds, tell, patient=False)
+    for i, rollout in zip(again, fresh, strict=True):
+        rollouts[i] = rollout
+    return rollouts + given_up
+
+
+async def _collect_once(
+    store: LightningStore,
+    requests: Sequence[EnqueueRolloutRequest],
+    timeout_seconds: float,
+    on_done: Callable[[int], None] | None,
+    *,
+    patient: bool,
+) -> tuple[list[Rollout], list[int]]:
+    """Return the rollouts, and the places of those that were late and cancelled."""
     rollouts = await store.enqueue_many_rollouts(requests)
     ids = [rollout.rollout_id for rollout in rollouts]
     end = time.monotonic() + timeout_seconds
     ended: dict[str, Rollout] = {}
     try:
         while len(ended) < len(ids) and (left := end - time.monotonic()) > 0:
-            pause = min(left, _LOOK_EVERY) if on_done else left
+            pause = min(left, _LOOK_EVERY) if on_done or patient else left
+            before = len(ended)
             ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
+            if patient and len(ended) > before:
+                end = time.monotonic() + timeout_seconds
             if on_done:
                 on_done(len(ended))
     finally:
-        for rollout_id in ids:
-            if rollout_id not in ended:
-                ended[rollout_id] = await _cancel(store, rollout_id)
-    return [ended[rollout_id] for rollout_id in ids]
+        given_up = [i for i, rollout_id in enumerate(ids) if rollout_id not in ended]
+        for i in given_up:
+            ended[ids[i]] = await _cancel(store, ids[i])
+    late = [i for i in given_up if ended[ids[i]].status == "cancelled"]  # the others have ended in this moment
+    return [ended[rollout_id] for rollout_id in ids], late
 
 
 async def _cancel(store: LightningStore, rollout_id: str) -> Rollout:

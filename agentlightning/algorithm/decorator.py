@@ -6,11 +6,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset
 
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer")
@@ -20,14 +22,20 @@ INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset
 class FunctionalAlgorithm(Algorithm):
     """An algorithm whose `run` calls a function with the parts that its parameters name.
 
+    With `auto_start_proxy` the gateway runs while the function does.
+
     Raises:
-        TypeError: a required parameter is none of the names that can be given, or one cannot be given by name.
+        TypeError: a required parameter is none of the names that can be given, or one cannot be given by name; or
+            `auto_start_proxy` for a function that is no coroutine function.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, auto_start_proxy: bool = False) -> None:
         if not callable(function):
             raise TypeError(f"@algo needs a function; got {function!r}")
+        if auto_start_proxy and not inspect.iscoroutinefunction(function):
+            raise TypeError(f"@algo(auto_start_proxy=True) needs a coroutine function (async def); got {function!r}")
         self._function = function
+        self._auto_start_proxy = auto_start_proxy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function).parameters
         _check_parameters(function, self._parameters)
@@ -52,6 +60,12 @@ class FunctionalAlgorithm(Algorithm):
         return inspect.iscoroutinefunction(self._function)
 
     @override
+    def unused_parts(self) -> frozenset[str]:
+        if "trainer" in self._parameters:  # through which it reaches everything
+            return frozenset()
+        return frozenset(("adapter", "initial_resources")) - frozenset(self._parameters)
+
+    @override
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
         """Call the function with what it asks for; returns what it returns, an awaitable if it is a coroutine function.
 
@@ -62,7 +76,13 @@ class FunctionalAlgorithm(Algorithm):
         for name, dataset in datasets.items():
             if dataset is not None and name not in self._parameters:
                 raise TypeError(f"{name} is provided but not supported by {self.__name__}: no such parameter")
+        if self._auto_start_proxy:
+            return self._run_beside_proxy(self._given(datasets))
         return self._function(**self._given(datasets))
+
+    @with_llm_proxy(required=True)
+    async def _run_beside_proxy(self, llm_proxy: LLMProxy, given: dict[str, Any]) -> Any:
+        return await self._function(**given)
 
     def _given(self, datasets: dict[str, Any]) -> dict[str, Any]:
         sources: dict[str, Callable[[], Any]] = {
@@ -76,13 +96,22 @@ class FunctionalAlgorithm(Algorithm):
         return {name: source() for name, source in sources.items() if name in self._parameters}
 
 
-def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
+@overload
+def algo(function: Callable[..., Any], *, auto_start_proxy: bool = False) -> FunctionalAlgorithm: ...
+@overload
+def algo(
+    function: None = None, *, auto_start_proxy: bool = False
+) -> Callable[[Callable[..., Any]], FunctionalAlgorithm]: ...
+def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:
     """Make an algorithm out of a function, sync or async.
 
     Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`
-    and `trainer`; each is given by name.
+    and `trainer`; each is given by name. `@algo(auto_start_proxy=True)` starts the Trainer's gateway before a coroutine
+    function and stops it after, whatever happens.
     """
-    return FunctionalAlgorithm(function)
+    if function is None:
+        return functools.partial(algo, auto_start_proxy=auto_start_proxy)
+    return FunctionalAlgorithm(function, auto_start_proxy=auto_start_proxy)
 
 
 def _check_parameters(function: Callable[..., Any], parameters: Any) -> None:

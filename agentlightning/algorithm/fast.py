@@ -8,17 +8,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
 from agentlightning.adapter.calls import model_calls
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.collect import Evidence, collect, evidence
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
+from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode, Span
+from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode, Span
 
 logger = logging.getLogger(__name__)
 SpanVerbosity = Literal["none", "keys", "key_values"]
@@ -57,7 +57,9 @@ class Baseline(FastAlgorithm):
         n_epochs: passes over the datasets.
         max_queue_length: rollouts that wait in the queue at most.
         span_verbosity: what is logged of each span: nothing, the names of its attributes, or those with their values.
-        timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is cancelled.
+        timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is late.
+        late_rollouts: what becomes of it: `drop` cancels it, `wait` lets the time begin anew with each rollout that
+            ends, `resubmit` cancels it and plays its task once more.
 
     Raises:
         BadRequestError: a value out of its range.
@@ -72,6 +74,7 @@ class Baseline(FastAlgorithm):
         max_queue_length: int = 4,
         span_verbosity: SpanVerbosity = "keys",
         timeout_seconds: float = 3600.0,
+        late_rollouts: LatePolicy = "drop",
     ) -> None:
         for name, value in (("train_split", train_split), ("polling_interval", polling_interval)):
             if value is not None:
@@ -84,6 +87,9 @@ class Baseline(FastAlgorithm):
             raise BadRequestError(f"timeout_seconds must be above 0; got {timeout_seconds}")
         if span_verbosity not in ("none", "keys", "key_values"):
             raise BadRequestError(f"span_verbosity must be none, keys or key_values; got {span_verbosity!r}")
+        if late_rollouts not in get_args(LatePolicy):
+            raise BadRequestError(f"late_rollouts must be drop, wait or resubmit; got {late_rollouts!r}")
+        self.late_rollouts: LatePolicy = late_rollouts
         self.n_epochs = n_epochs
         self.max_queue_length = max_queue_length
         self.span_verbosity: SpanVerbosity = span_verbosity
@@ -111,7 +117,9 @@ class Baseline(FastAlgorithm):
         initial = self.get_initial_resources()
         if initial is not None:
             resources_id = (await store.update_resources("default", initial)).resources_id
-        limits = RolloutConfig(timeout_seconds=self.timeout_seconds)  # so that a hanging agent frees its runner
+        limits = with_timeout(
+            self.get_rollout_config(), self.timeout_seconds
+        )  # so that a hanging agent frees its runner
         result = BaselineResult()
         outcomes: Counter[str] = Counter()
         for _ in range(self.n_epochs):
@@ -120,8 +128,8 @@ class Baseline(FastAlgorithm):
                     EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=limits)
                     for task, mode in batch
                 ]
-                rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds)
-                for rollout in rollouts:
+                rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds, late=self.late_rollouts)
+                for rollout in rollouts[: len(requests)]:
                     self._sum_up(await evidence(store, rollout), result, outcomes)
         result.outcomes = dict(outcomes)
         logger.info("%s", result)

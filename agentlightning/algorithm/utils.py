@@ -1,4 +1,4 @@
-"""Small helps for algorithms: batches over a dataset, and decorators that hand in store and gateway."""
+"""Small helps for algorithms: batches over a dataset, time limits, and decorators that hand in store and gateway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, RolloutConfig
 
 T = TypeVar("T")
 
@@ -42,6 +42,13 @@ def _batches(dataset: Dataset[T], size: int, shuffle: Callable[[list[int]], None
             batch += (taken := fresh[: size - len(batch)])
             left = [index for index in order if index not in taken]
         yield [dataset[index] for index in batch]
+
+
+def with_timeout(config: RolloutConfig | None, timeout_seconds: float) -> RolloutConfig:
+    """Return the Trainer's configuration of rollouts, with a time limit if it has none of its own."""
+    if config is not None and config.timeout_seconds is not None:
+        return config
+    return (config or RolloutConfig()).model_copy(update={"timeout_seconds": timeout_seconds})
 
 
 def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:

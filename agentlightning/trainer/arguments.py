@@ -7,13 +7,18 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 
+from pydantic import ValidationError
 from typing_extensions import ParamSpec
 
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.progress import Style
 from agentlightning.execution.base import ExecutionStrategy
+from agentlightning.execution.settings import check_choice
+from agentlightning.runner.outcome import check_policy_faults
 from agentlightning.trainer.init_utils import nearest
-from agentlightning.types import Hook, NamedResources, Resource
+from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +36,9 @@ ELSEWHERE: dict[str, str] = {
     "val_dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
 }
 """Settings that programs give to the Trainer and that belong elsewhere."""
+
+RETRIED: Final = ("failed", "timeout", "unresponsive")
+"""Statuses of an attempt after which a further one may be made."""
 
 
 def refuse_unknown(init: Callable[P, R]) -> Callable[P, R]:
@@ -104,7 +112,7 @@ def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     return found
 
 
-def check_resources(resources: Any) -> NamedResources | None:
+def check_resources(resources: Any, setting: str = "initial_resources") -> NamedResources | None:
     """Return resources by name.
 
     Raises:
@@ -113,30 +121,136 @@ def check_resources(resources: Any) -> NamedResources | None:
     if resources is None:
         return None
     if not isinstance(resources, Mapping):
-        raise TypeError(f"initial_resources must be a dict of names to resources; got {type(resources).__name__}")
+        raise TypeError(f"{setting} must be a dict of names to resources; got {type(resources).__name__}")
     named = cast("Mapping[Any, Any]", resources)
     for name, resource in named.items():
         if not isinstance(name, str) or not isinstance(resource, Resource):
             raise TypeError(
-                f"initial_resources[{name!r}] must be an agl.LLM, agl.ProxyLLM or agl.PromptTemplate; "
+                f"{setting}[{name!r}] must be an agl.LLM, agl.ProxyLLM or agl.PromptTemplate; "
                 f"got {type(resource).__name__}"
             )
     return dict(cast("Mapping[str, Any]", named))
 
 
-def check_dataset(name: str, dataset: Any) -> None:
-    """Check that a dataset has a length and items by index.
+def check_rollout_config(config: Any) -> RolloutConfig | None:
+    """Return the limits of rollouts, out of a `RolloutConfig` or a dict of its fields.
 
     Raises:
-        TypeError: it has not, or it is a string.
+        TypeError: it is neither, or has a field that there is not; names the nearest right one.
+        ValueError: a value is out of its range, or would have no effect beside the others.
     """
-    if isinstance(dataset, str | bytes):
-        raise TypeError(
-            f"{name} must be a dataset (a list will do); got the text {dataset!r}. "
-            "An address of a server is not a dataset: give the Trainer store='http://...'"
+    if config is None:
+        return None
+    if isinstance(config, Mapping):
+        config = _rollout_config_of(cast("Mapping[Any, Any]", config))
+    if not isinstance(config, RolloutConfig):
+        raise TypeError(f"rollout_config must be an agl.RolloutConfig or a dict of its fields; got {config!r}")
+    for name in ("timeout_seconds", "unresponsive_seconds"):
+        seconds = getattr(config, name)
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"rollout_config: {name} must be above 0 seconds; got {seconds}")
+    idle = [status for status in config.retry_condition if status not in RETRIED]
+    if idle:
+        raise ValueError(
+            f"rollout_config: retry_condition={idle} has no effect; expected some of {', '.join(map(repr, RETRIED))}"
         )
-    if dataset is not None and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise TypeError(f"{name} must have a length and items by index, such as a list; got {type(dataset).__name__}")
+    if config.max_attempts > 1 and not config.retry_condition:
+        raise ValueError(
+            f"rollout_config: max_attempts={config.max_attempts} has no effect without retry_condition, which says "
+            f"after what to try again: some of {', '.join(map(repr, RETRIED))}"
+        )
+    if config.retry_condition and config.max_attempts == 1:
+        raise ValueError(
+            f"rollout_config: retry_condition={config.retry_condition} has no effect with max_attempts=1; raise it"
+        )
+    return config
+
+
+def _rollout_config_of(fields: Mapping[Any, Any]) -> RolloutConfig:
+    known = list(RolloutConfig.model_fields)
+    for name in fields:
+        if name not in known:
+            raise TypeError(f"rollout_config has no field {name!r}{nearest(str(name), known)}")
+    try:
+        return RolloutConfig(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
+
+
+def check_run_id(run_id: Any) -> str | None:
+    """Return the name of a run.
+
+    Raises:
+        TypeError, ValueError: it is no text, or an empty one.
+    """
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(f"run_id must be a text that names the run; got {run_id!r}")
+    if run_id == "":
+        raise ValueError("run_id must not be empty; leave it out for a run without a name")
+    return run_id
+
+
+def check_reward_fn(reward_fn: Any) -> Any:
+    """Return what gives the reward for results that are none.
+
+    Raises:
+        TypeError: it cannot be called, or is a class.
+    """
+    if isinstance(reward_fn, type):
+        raise TypeError(f"reward_fn must be a function or an object that can be called; got the class {reward_fn!r}")
+    if reward_fn is not None and not callable(reward_fn):
+        raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
+    return reward_fn
+
+
+def check_faults(policy_faults: Any) -> dict[type[Exception], float] | None:
+    """Return which exceptions are the policy's fault, and what each earns.
+
+    Raises:
+        TypeError, ValueError: it is no mapping of exception classes to finite numbers.
+    """
+    if policy_faults is None:
+        return None
+    if not isinstance(policy_faults, Mapping):
+        raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
+    rewards = cast("Mapping[Any, Any]", policy_faults)
+    for kind, reward in rewards.items():
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise TypeError(f"policy_faults[{kind!r}] must be a number, the reward of such a fault; got {reward!r}")
+    return check_policy_faults(rewards)
+
+
+def check_progress(progress: Any) -> Style:
+    """Return how progress is shown.
+
+    Raises:
+        ValueError: there is no such way.
+    """
+    return check_choice("progress", progress, get_args(Style))
+
+
+def check_algorithm_uses(
+    algorithm: Algorithm | None, given: Mapping[str, Any], config: RolloutConfig | None, progress: Style
+) -> None:
+    """Check that the algorithm makes use of what was given for it, and that the limits do not contradict it.
+
+    Raises:
+        ValueError: it does not; names the setting.
+    """
+    if algorithm is None:
+        return
+    unused = [name for name, value in given.items() if value is not None and name in algorithm.unused_parts()]
+    if unused:
+        name = getattr(algorithm, "__name__", type(algorithm).__name__)
+        hint = f"; an @algo function asks for it by a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
+        raise ValueError(f"{' and '.join(unused)} would have no effect: the algorithm {name} does not use it{hint}")
+    if config is not None:
+        algorithm.check_rollout_config(config)
+    if progress == "live" and algorithm.shows_progress:
+        name = type(algorithm).__name__
+        raise ValueError(f"progress='live' would have no effect: {name} draws its own; give it progress='none'")
 
 
 def check_nothing_needs_an_algorithm(given: Mapping[str, Any], strategy: ExecutionStrategy) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.progress import Style
+from agentlightning.execution.contact import DEFAULT_OUTAGE_SECONDS
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.supervise import until_set
 from agentlightning.execution.threads import call_in_thread
@@ -18,7 +20,11 @@ from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.complete import complete
 from agentlightning.store.scoped import LightningStoreScoped
-from agentlightning.types import Dataset, Hook, NamedResources
+from agentlightning.trainer.follow import followed
+from agentlightning.trainer.replay import past_of
+from agentlightning.trainer.report import RunReport
+from agentlightning.trainer.run_view import LightningStoreOfRun
+from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.trainer.trainer import Trainer
@@ -45,6 +51,12 @@ class AlgorithmSide:
     train_dataset: Dataset[Any] | None
     val_dataset: Dataset[Any] | None
     run_id: str | None
+    rollout_config: RolloutConfig | None = None
+    report: RunReport | None = None
+    """What is shown of the run; None follows nothing."""
+    progress: Style = "none"
+    seen: set[str] | None = None
+    """For a run with a name, which may have been there before: ids that this program has enqueued itself."""
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
 
@@ -61,21 +73,36 @@ class AlgorithmSide:
         if self.algorithm is None:
             await until_set(event, EVENT_POLL_SECONDS)
             return None
-        self._bind(self.algorithm, self.scope(store))
-        datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        if self.algorithm.is_async():
-            self.result = await self.algorithm.run(**datasets)
+        view = await self._enter(self.algorithm, store)
+        self._bind(self.algorithm, view)
+        if self.report is None:
+            self.result = await self._run(self.algorithm)
             return self.result
-        run = self.algorithm.run
-        result = await call_in_thread(lambda: run(**datasets), name="algorithm")
-        self.result = await result if inspect.isawaitable(result) else result
+        async with followed(self.report, view, self.progress, live=not self.algorithm.shows_progress):
+            self.result = await self._run(self.algorithm)
         return self.result
+
+    async def _enter(self, algorithm: Algorithm, store: LightningStore) -> LightningStore:
+        """Return the store that the algorithm is given; look what the run has done before if it has a name."""
+        if self.seen is None or self.run_id is None:
+            own = self.rollout_config is not None
+            return LightningStoreOfRun(store, self.run_id, self.rollout_config) if own else self.scope(store)
+        past = await past_of(self.scope(store), self.run_id, self.seen, resumable=algorithm.resumable)
+        return LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
+
+    async def _run(self, algorithm: Algorithm) -> Any:
+        datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
+        if algorithm.is_async():
+            return await algorithm.run(**datasets)
+        result = await call_in_thread(lambda: algorithm.run(**datasets), name="algorithm")
+        return await result if inspect.isawaitable(result) else result
 
     def _bind(self, algorithm: Algorithm, store: LightningStore) -> None:
         if self.trainer is not None:
             algorithm.set_trainer(self.trainer)
         algorithm.set_store(store)
         algorithm.set_adapter(self.adapter)
+        algorithm.set_rollout_config(self.rollout_config)
         if self.initial_resources is not None:
             algorithm.set_initial_resources(self.initial_resources)
         if self.llm_proxy is not None:
@@ -92,6 +119,11 @@ class RunnerSide:
     """One for each worker that shares a process with others; else one, of which each process has its own copy."""
     hooks: tuple[Hook, ...]
     run_id: str | None
+
+    @property
+    def store_unreachable_timeout(self) -> float:
+        """How long the runner bears a store that is away, in seconds."""
+        return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Serve until the event; what was initialised is torn down in reverse order, whatever happens."""

@@ -18,6 +18,13 @@ Registry: TypeAlias = Mapping[str, Any]
 """Short names to import paths (or to classes)."""
 
 
+_MISTAKEN = {
+    "algorithm": "a function that is an algorithm is decorated with @agl.algo",
+    "runner": "the agent goes to fit(agent, train_dataset=...)",
+}
+"""What else users give in a place, and where it belongs."""
+
+
 def build_component(
     spec: Any,
     *,
@@ -57,11 +64,12 @@ def build_component(
             dict_requires_type=dict_requires_type,
             dict_default_cls=dict_default_cls,
             registry=registry,
+            expected_type=expected_type,
         )
     elif isinstance(spec, type):
         if not issubclass(spec, expected_type):
             raise _invalid(spec, expected_type, spec_name, invalid_spec_error_fmt)
-        made = instantiate_component(cast("type[Any]", spec), optional_defaults=optional_defaults)
+        made = _make(cast("type[Any]", spec), {}, optional_defaults, spec_name)
     elif callable(spec):
         made = _call_factory(cast("Callable[..., Any]", spec), spec_name)
     else:
@@ -77,18 +85,26 @@ def instantiate_from_spec(
     dict_requires_type: bool = True,
     dict_default_cls: type[Any] | None = None,
     registry: Registry | None = None,
+    expected_type: type[Any] | None = None,
 ) -> Any:
     """Make a component from a name or import string, or from a dict with such a `type` (or a registered `name`).
+
+    An import string may also name a component that is ready: an instance of `expected_type`.
 
     Raises:
         TypeError: the spec is neither; or the constructor does not take the settings.
         ValueError: a name is unknown, or the dict says no type.
     """
     if isinstance(spec, str):
-        return instantiate_component(_resolve(spec, registry, spec_name), optional_defaults=optional_defaults)
+        found = _resolve(spec, registry, spec_name)
+        ready = expected_type is not None and isinstance(found, expected_type)
+        return found if ready else _make(found, {}, optional_defaults, spec_name)
     if not isinstance(spec, dict):
         raise TypeError(f"{spec_name} spec must be a string or dict; got {type(spec).__name__}")
     settings = dict(spec)
+    for key in cast("dict[Any, Any]", settings):
+        if not isinstance(key, str):
+            raise TypeError(f"{spec_name} dict must have the names of settings as keys; got the key {key!r}")
     if "type" in settings:
         target = _resolve(settings.pop("type"), registry, spec_name)
     elif registry is not None and "name" in settings:
@@ -100,7 +116,7 @@ def instantiate_from_spec(
             f"{spec_name} dict must have a 'type' key: a class, an import path{_known(registry)}; its keys are "
             f"{', '.join(map(repr, settings)) or 'none'}"
         )
-    return instantiate_component(target, settings, optional_defaults)
+    return _make(target, settings, optional_defaults, spec_name)
 
 
 def short_name(spec: Any) -> str | None:
@@ -121,13 +137,7 @@ def instantiate_component(
     Raises:
         TypeError: a setting is unknown (names the nearest right one), or a required one is missing (lists them).
     """
-    settings = dict(provided_kwargs or {})
-    parameters = _parameters(cls)
-    for name, value in (optional_defaults or {}).items():
-        if name in parameters and name not in settings:
-            settings[name] = value() if callable(value) else value
-    _check_settings(cls, settings, parameters)
-    return cls(**settings)
+    return cls(**_complete(cls, provided_kwargs or {}, optional_defaults))
 
 
 def load_class(path: str) -> Any:
@@ -137,7 +147,7 @@ def load_class(path: str) -> Any:
         ValueError: it is no such path, or nothing is found there.
     """
     module_path, _, name = path.rpartition(".")
-    if not module_path or not name:
+    if not all(part.isidentifier() for part in path.split(".")) or not module_path:
         raise ValueError(f"{path!r} is no import path such as 'package.module.Name'")
     try:
         module = importlib.import_module(module_path)
@@ -145,12 +155,42 @@ def load_class(path: str) -> Any:
         if error.name is None or not f"{module_path}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not
         raise ValueError(f"{path!r} cannot be imported: there is no module {error.name!r}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path!r} is no import path such as 'package.module.Name': {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
         near = difflib.get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{path!r} cannot be imported: module {module_path!r} has no {name!r}{hint}") from None
+
+
+def _make(target: Any, settings: dict[str, Any], optional_defaults: OptionalDefaults | None, spec_name: str) -> Any:
+    """Call a class or function with its settings; what goes wrong inside is told with the setting that it came from."""
+    if not callable(target):
+        raise TypeError(f"{spec_name}: expected a class or something to call, and {target!r} is not callable")
+    try:
+        complete = _complete(target, settings, optional_defaults)
+    except TypeError as error:
+        raise TypeError(f"{spec_name}: {error}") from None
+    try:
+        return target(**complete)
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        called = f"{getattr(target, '__name__', repr(target))}({given})"
+        raise TypeError(f"{spec_name}: {called} cannot be made: {error or type(error).__name__}") from error
+
+
+def _complete(
+    target: Callable[..., Any], given: Mapping[str, Any], optional_defaults: OptionalDefaults | None
+) -> dict[str, Any]:
+    """Return the settings with those optional defaults that the target's signature names, checked against it."""
+    settings, parameters = dict(given), _parameters(target)
+    for name, value in (optional_defaults or {}).items():
+        if name in parameters and name not in settings:
+            settings[name] = value() if callable(value) else value
+    _check_settings(target, settings, parameters)
+    return settings
 
 
 def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:
@@ -223,7 +263,7 @@ def _call_factory(factory: Callable[..., Any], spec_name: str) -> Any:
     ]
     if required:
         name = getattr(factory, "__name__", repr(factory))
-        hint = " (a function that is an algorithm is decorated with @agl.algo)" if spec_name == "algorithm" else ""
+        hint = f" ({_MISTAKEN[spec_name]})" if spec_name in _MISTAKEN else ""
         raise ValueError(
             f"Invalid {spec_name}: a factory takes no arguments, and {name} needs {', '.join(required)}{hint}"
         )
@@ -242,7 +282,8 @@ def _invalid(spec: Any, expected_type: type[Any], spec_name: str, error_fmt: str
     actual = f"class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
     if error_fmt is not None:
         return ValueError(error_fmt.format(actual_type=actual, expected_type=expected_type.__name__))
+    hint = f" ({_MISTAKEN[spec_name]})" if spec_name in _MISTAKEN else ""
     return ValueError(
         f"Invalid {spec_name} type: {actual}. Expected {expected_type.__name__}: an instance, a class, a factory, "
-        "an import string, a dict with 'type', or None"
+        f"an import string, a dict with 'type', or None{hint}"
     )

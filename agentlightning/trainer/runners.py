@@ -5,12 +5,29 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from agentlightning.runner.base import Runner
 from agentlightning.tracer.base import Tracer
 
 _NOTHING = object()
+
+
+def check_serves(runner: Runner[Any]) -> None:
+    """Check that a runner serves the queue.
+
+    Raises:
+        TypeError: its class has no `iter` of its own; says what to derive from.
+    """
+    kind: Any = type(runner)
+    if kind.iter is cast("Any", Runner).iter:
+        own = [name for name in ("execute", "run") if name in vars(kind)]
+        unused = f" Nobody calls its {' and '.join(f'{name}()' for name in own)}." if own else ""
+        raise TypeError(
+            f"The runner {kind.__name__} has no iter(), so it would serve nothing.{unused} Derive from "
+            "agl.LitAgentRunner and override _execute_rollout(rollout), step or iter; an agent is no runner: it is a "
+            "function or an agl.LitAgent, and goes to fit(agent, train_dataset=...)."
+        )
 
 
 def replicas(first: Runner[Any], build: Callable[[], Runner[Any] | None], count: int) -> tuple[Runner[Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any, cast
 
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy
@@ -43,6 +44,37 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{_URL} must be an http address such as http://127.0.0.1:4747; got {public_form(url)!r}")
     return store_from_spec(url)
+
+
+def place_of(store: LightningStore) -> str:
+    """Return where a store keeps what it is given, in the form that `store=` takes if there is one."""
+    path, address = getattr(store, "path", None), getattr(store, "server_address_root", None)
+    if isinstance(path, str):
+        return f"sqlite:///{path}"
+    if isinstance(address, str):
+        return address
+    durable = store.capabilities.get("persistent")
+    return type(store).__name__ if durable else "memory, until this program ends"
+
+
+def check_address_is_used(spec: Any, strategy: ExecutionStrategy) -> None:
+    """Check that settings of a server were not given to a strategy that serves no store.
+
+    Where only the environment says so (`AGL_MANAGED_STORE=0`), as for a program that runs here and there, it warns.
+
+    Raises:
+        ValueError: they were, beside `managed_store=False`; names them.
+    """
+    if not isinstance(spec, dict) or getattr(strategy, "managed_store", True):
+        return
+    settings = cast("dict[str, Any]", spec)
+    unused = [name for name in ("server_host", "server_port", "connect_host") if settings.get(name) is not None]
+    if not unused:
+        return
+    text = f"{', '.join(unused)} of the strategy would have no effect: with managed_store=False it serves no store"
+    if settings.get("managed_store") is False:
+        raise ValueError(f"{text}. Leave out one or the other")
+    logger.warning("%s (AGL_MANAGED_STORE)", text)
 
 
 def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:

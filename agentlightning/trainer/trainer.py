@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.adapter import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.evaluation import EvaluationResult
+from agentlightning.algorithm.evaluator import Evaluator
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
+from agentlightning.algorithm.progress import Style
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy
-from agentlightning.execution.client_server import ClientServerExecutionStrategy
 from agentlightning.execution.settings import check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner.agent import LitAgentRunner
+from agentlightning.logging import log_context
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.collector import collector_of
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.trainer.arguments import (
-    check_dataset,
-    check_hooks,
+    check_algorithm_uses,
+    check_faults,
     check_nothing_needs_an_algorithm,
+    check_progress,
     check_resources,
+    check_reward_fn,
+    check_rollout_config,
+    check_run_id,
     check_whole,
     refuse_unknown,
     resolve_alias,
@@ -37,24 +42,30 @@ from agentlightning.trainer.arguments import (
     tell_of_old_settings,
 )
 from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
-from agentlightning.trainer.init_utils import ComponentSpec, build_component, short_name
-from agentlightning.trainer.registry import ABSENT_ALGORITHMS, AlgorithmRegistry, ExecutionStrategyRegistry
-from agentlightning.trainer.runners import check_settings_are_used, replicas
-from agentlightning.trainer.stores import check_shared, default_store, named_store
-from agentlightning.types import Dataset, Hook, NamedResources
+from agentlightning.trainer.datasets import as_dataset
+from agentlightning.trainer.init_utils import ComponentSpec
+from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
+from agentlightning.trainer.parts import TrainerParts
+from agentlightning.trainer.report import RunReport
+from agentlightning.trainer.runners import check_serves, check_settings_are_used, replicas
+from agentlightning.trainer.stores import check_shared, place_of
+from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.id import generate_id
-
-logger = logging.getLogger(__name__)
 
 _NO_SUCH_METHOD = {
     "train": "call fit(agent, train_dataset=...); it returns None and leaves the result in trainer.result",
     "configure": "give settings to the constructor, those of the algorithm as algorithm={'type': ..., ...}",
     "fit_v0": "the v0.1 protocol is not part of this release; call fit(agent, train_dataset=...)",
     "fit_v2": "call fit(agent, train_dataset=...)",
+    "execute_task": "the algorithm enqueues rollouts and runners play them; for one task alone: runner.step(task)",
+    "record_span": "spans are recorded while an agent runs; others are added by store.add_span(span)",
+    "calculate_reward": "the agent returns its reward; for anything else give the constructor a reward_fn",
+    "optimize_step": "an algorithm takes its own steps: subclass agl.Algorithm, or decorate a function with @agl.algo",
+    "update_resources": "algorithms publish resources: await store.update_resources(resources_id, resources)",
 }
 
 
-class Trainer:
+class Trainer(TrainerParts):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
     Every part may be given as an instance, a class, a factory, an import string, a dict with `type` and settings, or a
@@ -76,6 +87,12 @@ class Trainer:
         hooks: called around every rollout.
         reward_fn: gives the reward for agents that return something else than a reward.
         policy_faults: exception classes of an agent that are the policy's fault, with the reward that each earns.
+        rollout_config: attempts, time limits and retries of every rollout: a `RolloutConfig` or a dict of its fields.
+            What an algorithm says of one rollout itself comes before it.
+        run_id: a name for the run. Started again with the same name on the same durable store, `fit` goes on with what
+            is open and does not repeat what has ended. None makes a new run each time (or reads `AGL_RUN_ID`).
+        progress: `auto` shows a table while it runs on a terminal, and sums up in the log elsewhere; also `live`,
+            `plain` (only the summary) and `none`.
         n_workers, max_tasks, triplet_exporter, dev, daemon: deprecated.
 
     Raises:
@@ -106,10 +123,14 @@ class Trainer:
         execution_strategy: ComponentSpec[ExecutionStrategy] = None,
         reward_fn: Callable[..., Any] | None = None,
         policy_faults: dict[type[Exception], float] | None = None,
+        rollout_config: RolloutConfig | Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        progress: Style = "auto",
     ) -> None:
         self.worker_id: int | None = None
         self.result: Any = None
         """What the algorithm of the last `fit` or `dev` returned."""
+        self._seen: set[str] = set()
         n_runners = resolve_alias("n_workers", n_workers, "n_runners", n_runners)
         max_rollouts = resolve_alias("max_tasks", max_tasks, "max_rollouts", max_rollouts)
         adapter = resolve_alias("triplet_exporter", triplet_exporter, "adapter", adapter)
@@ -123,17 +144,24 @@ class Trainer:
         self.port = None if port is None else check_port("port", port)
         self.initial_resources = check_resources(initial_resources)
         self.daemon = daemon
-        self.reward_fn = reward_fn
-        self.policy_faults = policy_faults
+        self.reward_fn = check_reward_fn(reward_fn)
+        self.policy_faults = check_faults(policy_faults)
+        self.rollout_config = check_rollout_config(rollout_config)
+        self.run_id = check_run_id(run_id)
+        self.progress: Style = check_progress(progress)
 
         self.tracer = self._make_tracer(tracer)
         self.adapter = self._make_adapter(adapter)
+        self._adapter_spec = adapter
         self.algorithm = self._make_algorithm(algorithm)
+        given = {"adapter": adapter, "initial_resources": self.initial_resources or None}
+        check_algorithm_uses(self.algorithm, given, self.rollout_config, self.progress)
         self.strategy = self._make_strategy(strategy, n_runners=self.n_runners, port=self.port)
         self.store = self._make_store(store, self.strategy)
         check_shared(self.store, self.strategy)
         self._runner_spec, self._tracer_spec = runner, tracer
         self.runner = self._make_runner(runner)
+        check_serves(self.runner)
         check_settings_are_used(self.runner, runner, self._runner_settings(), None if tracer is None else self.tracer)
         self.n_runners = self.n_workers = runner_count(self.strategy, self.n_runners, n_runners)
         self.llm_proxy = self._make_llm_proxy(llm_proxy, store=self.store)
@@ -150,13 +178,15 @@ class Trainer:
     def fit(
         self,
         agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any] | None = None,
+        train_dataset: Dataset[Any] | Iterable[Any] | None = None,
         *,
-        val_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
     ) -> None:
         """Run the algorithm with runners that play `agent`, until the algorithm ends. Its result is in `result`.
 
-        A plain function is made an agent by `rollout`. Without an algorithm it serves runners until interrupted.
+        A plain function is made an agent by `rollout`. A dataset is a list, or whatever else `datasets.py` names.
+        Without an algorithm it serves runners until interrupted. Inside a running event loop, as in a notebook, it
+        blocks that loop until it is done.
 
         Raises:
             TypeError: the agent or a dataset is none.
@@ -165,17 +195,25 @@ class Trainer:
             RunnerDiedError, StrandedWorkError: runners failed for good, or ended while work was open.
         """
         if self.algorithm is None:
-            given = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+            given = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
             given |= {"initial_resources": self.initial_resources, "llm_proxy": self.llm_proxy}
-            check_nothing_needs_an_algorithm(given, self.strategy)
-        self._execute(self.algorithm, as_agent(agent), train_dataset, val_dataset, self.initial_resources)
+            check_nothing_needs_an_algorithm({**given, "rollout_config": self.rollout_config}, self.strategy)
+        self.result = None
+        self.result = self._execute(
+            self.algorithm,
+            as_agent(agent),
+            train_dataset,
+            val_dataset,
+            self.initial_resources,
+            self._run_id(self.algorithm),
+        )
 
     def dev(
         self,
         agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any] | None = None,
+        train_dataset: Dataset[Any] | Iterable[Any] | None = None,
         *,
-        val_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
     ) -> None:
         """Try an agent quickly: as `fit`, but only with a `FastAlgorithm`; `Baseline` if there is none.
 
@@ -191,95 +229,41 @@ class Trainer:
             )
         agent, resources = as_agent(agent), self.initial_resources
         if resources is None and isinstance(algorithm, Baseline):
-            if isinstance(agent, FunctionalLitAgent) and agent.needs_resources:
-                raise ValueError(
-                    "The agent asks for resources and nobody would publish any: "
-                    "give the Trainer initial_resources={'main_llm': agl.LLM(...)}"
-                )
+            _check_needs_no_resources(agent, "give the Trainer initial_resources={'main_llm': agl.LLM(...)}")
             resources = {}
-        self._execute(algorithm, agent, train_dataset, val_dataset, resources)
+        self.result = None
+        self.result = self._execute(algorithm, agent, train_dataset, val_dataset, resources, self._run_id(algorithm))
 
-    # --- how parts are made: the places to override ------------------------------------------------------------------
+    def evaluate(
+        self,
+        agent: LitAgent[Any] | Callable[..., Any],
+        dataset: Dataset[Any] | Iterable[Any],
+        *,
+        n_samples: int = 1,
+        resources: NamedResources | None = None,
+    ) -> EvaluationResult:
+        """Play every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
-    def _make_tracer(self, tracer: ComponentSpec[Tracer]) -> Tracer:
-        return _made(build_component(tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer))
+        `resources` are those that the agent is given; None takes `initial_resources`. The rollouts have the mode `val`,
+        and a run of their own where this process has both sides. Two results on the same tasks are compared by
+        `before.compare(after)`. A process with the role `runner` serves the evaluation and returns an empty result.
 
-    def _make_adapter(self, adapter: ComponentSpec[TraceAdapter[Any]]) -> TraceAdapter[Any]:
-        made = build_component(
-            adapter,
-            expected_type=TraceAdapter,
-            spec_name="adapter",
-            default_factory=TracerTraceToTriplet,
-            dict_requires_type=False,
-            dict_default_cls=TracerTraceToTriplet,
-        )
-        return _made(made)
-
-    def _make_algorithm(self, algorithm: ComponentSpec[Algorithm]) -> Algorithm | None:
-        name = short_name(algorithm)
-        if name is not None and name in ABSENT_ALGORITHMS and name not in AlgorithmRegistry:
-            raise ValueError(f"algorithm={name!r}: {ABSENT_ALGORITHMS[name]}")
-        return build_component(
-            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=AlgorithmRegistry
-        )
-
-    def _make_strategy(
-        self, strategy: ComponentSpec[ExecutionStrategy], *, n_runners: int, port: int | None = None
-    ) -> ExecutionStrategy:
-        defaults = {"n_runners": n_runners} if port is None else {"n_runners": n_runners, "server_port": port}
-        made = _made(
-            build_component(
-                strategy,
-                expected_type=ExecutionStrategy,
-                spec_name="strategy",
-                default_factory=lambda: ClientServerExecutionStrategy(n_runners=n_runners, server_port=port),
-                optional_defaults=defaults,
-                registry=ExecutionStrategyRegistry,
-            )
-        )
-        if port is not None and made is strategy and isinstance(made, ClientServerExecutionStrategy):
-            made.server_port = port
-        if port is not None and getattr(made, "server_port", None) is None:
-            logger.warning("port=%d has no effect: %s serves no store", port, type(made).__name__)
-        return made
-
-    def _make_store(self, store: ComponentSpec[LightningStore], strategy: ExecutionStrategy) -> LightningStore:
-        if isinstance(store, str) and (named := named_store(store)) is not None:
-            return named
-        made = build_component(
-            store,
-            expected_type=LightningStore,
-            spec_name="store",
-            default_factory=lambda: default_store(strategy),
-        )
-        return _made(made)
-
-    def _make_runner(self, runner: ComponentSpec[Runner[Any]]) -> Runner[Any]:
-        settings = self._runner_settings()
-        made = build_component(
-            runner,
-            expected_type=Runner,
-            spec_name="runner",
-            default_factory=lambda: LitAgentRunner[Any](self.tracer, **settings),
-            optional_defaults={"tracer": lambda: self.tracer, **{k: _constant(v) for k, v in settings.items()}},
-            dict_requires_type=False,
-            dict_default_cls=LitAgentRunner,
-        )
-        return _made(made)
-
-    def _make_llm_proxy(self, llm_proxy: ComponentSpec[LLMProxy], *, store: LightningStore) -> LLMProxy | None:
-        return build_component(
-            llm_proxy,
-            expected_type=LLMProxy,
-            spec_name="llm_proxy",
-            allow_none=True,
-            optional_defaults={"store": store},
-            dict_requires_type=False,
-            dict_default_cls=LLMProxy,
-        )
-
-    def _normalize_hooks(self, hooks: Hook | Sequence[Hook] | None) -> tuple[Hook, ...]:
-        return check_hooks(hooks)
+        Raises:
+            TypeError: the agent, the dataset or the resources are none.
+            ValueError: the agent asks for resources and there are none; the dataset is empty.
+            KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
+        """
+        evaluator, agent = Evaluator(check_whole("n_samples", n_samples)), as_agent(agent)
+        tasks = as_dataset("dataset", dataset)
+        if tasks is None or len(tasks) == 0:
+            raise ValueError("an evaluation needs tasks; the dataset is empty")
+        given = self.initial_resources if resources is None else check_resources(resources, "resources")
+        if given is None:
+            _check_needs_no_resources(agent, "give evaluate() resources={'main_llm': agl.LLM(...)}")
+        found = self._execute(evaluator, agent, None, tasks, given or {}, self._run_id(evaluator, "evaluation"))
+        if not isinstance(found, EvaluationResult):
+            return EvaluationResult()
+        return replace(found, place=place_of(self.store))
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -287,31 +271,54 @@ class Trainer:
         self,
         algorithm: Algorithm | None,
         agent: LitAgent[Any],
-        train_dataset: Dataset[Any] | None,
-        val_dataset: Dataset[Any] | None,
+        train_dataset: Any,
+        val_dataset: Any,
         resources: NamedResources | None,
-    ) -> None:
-        check_dataset("train_dataset", train_dataset)
-        check_dataset("val_dataset", val_dataset)
+        run_id: str | None,
+    ) -> Any:
+        train, val = None, None
+        if getattr(self.strategy, "role", "both") != "runner":  # there nobody would look at them
+            train, val = as_dataset("train_dataset", train_dataset), as_dataset("val_dataset", val_dataset)
         agent.set_trainer(self)
-        self.result = None
-        run_id = self._run_id(algorithm)
         shared = self.strategy.runners_share_process and self.n_runners > 1
         runners = replicas(self.runner, self._build_runner, self.n_runners) if shared else (self.runner,)
         algorithm_side = AlgorithmSide(
-            algorithm, self, self.adapter, resources, self.llm_proxy, train_dataset, val_dataset, run_id
+            algorithm=algorithm,
+            trainer=self,
+            adapter=self.adapter,
+            initial_resources=resources,
+            llm_proxy=self.llm_proxy,
+            train_dataset=train,
+            val_dataset=val,
+            run_id=run_id,
+            rollout_config=self.rollout_config,
+            report=RunReport(f"run {run_id}" if run_id else "the run", place_of(self.store)),
+            progress=self.progress,
+            seen=self._seen if run_id == self._name() and not isinstance(algorithm, Evaluator) else None,
         )
         runner_side = RunnerSide(agent, runners, self.hooks, run_id)
-        returned = self.strategy.execute(algorithm_side, runner_side, self.store)
-        self.result = returned if returned is not None else algorithm_side.result
+        check_children_can_import(getattr(self.strategy, "start_method", None), runner_side, algorithm)
+        with log_context(run_id=run_id), outside_of_running_loop():
+            returned = self.strategy.execute(algorithm_side, runner_side, self.store)
         if self.strategy.interrupted:
             raise KeyboardInterrupt
+        return returned if returned is not None else algorithm_side.result
 
-    def _run_id(self, algorithm: Algorithm | None) -> str | None:
-        """A run of its own for each fit; none where the other side is elsewhere, unless `AGL_RUN_ID` names it."""
-        named = os.environ.get(LightningEnvVar.AGL_RUN_ID.value) or None
-        alone = algorithm is not None and getattr(self.strategy, "role", "both") == "both"
-        return named or (f"run-{generate_id(12)}" if alone else None)
+    def _name(self) -> str | None:
+        """Return the name that the user gave to the run."""
+        return self.run_id or os.environ.get(LightningEnvVar.AGL_RUN_ID.value) or None
+
+    def _run_id(self, algorithm: Algorithm | None, purpose: str | None = None) -> str | None:
+        """Return the run that begins: a new one without a name; none where the other side is elsewhere and has no name.
+
+        With a `purpose` it is a run of its own beside the named one, so that neither goes on with what the other did.
+        """
+        name = self._name()
+        if algorithm is None or getattr(self.strategy, "role", "both") != "both":
+            return name
+        if purpose is not None:
+            return f"{name or purpose}-{generate_id(12)}"
+        return name or f"run-{generate_id(12)}"
 
     def _build_runner(self) -> Runner[Any] | None:
         """Return a runner like the first, with a tracer of its own; None where it was given as an instance."""
@@ -321,15 +328,7 @@ class Trainer:
         twin.tracer = copy.deepcopy(self.tracer) if tracer is self.tracer else self._make_tracer(tracer)
         return twin._make_runner(self._runner_spec)
 
-    def _runner_settings(self) -> dict[str, Any]:
-        given = {"max_rollouts": self.max_rollouts, "reward_fn": self.reward_fn, "policy_faults": self.policy_faults}
-        return {name: value for name, value in given.items() if value is not None}
 
-
-def _made(component: Any) -> Any:
-    assert component is not None
-    return component
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
+def _check_needs_no_resources(agent: LitAgent[Any], way_out: str) -> None:
+    if isinstance(agent, FunctionalLitAgent) and agent.needs_resources:
+        raise ValueError(f"The agent asks for resources and nobody would publish any: {way_out}")

@@ -16,6 +16,7 @@ def lazy_attributes(package: str, homes: Mapping[str, str], name: str, removed: 
 
     Raises:
         AttributeError: the package has no such name; the text names what replaced it, or the nearest right one.
+        ImportError: the same, for `from package import name`, which would throw away the text of the other.
     """
     home = homes.get(name)
     if home is not None:
@@ -25,7 +26,18 @@ def lazy_attributes(package: str, homes: Mapping[str, str], name: str, removed: 
         setattr(sys.modules[package], name, value)
         return value
     if removed and name in removed:
-        raise AttributeError(f"{package}.{name} does not exist. {removed[name]}")
+        kind = ImportError if _asked_by_import(name) else AttributeError
+        raise kind(f"{package}.{name} does not exist. {removed[name]}")
     near = difflib.get_close_matches(name, homes, n=1)
     hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
     raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+
+
+def _asked_by_import(name: str) -> bool:
+    """True if the package's `__getattr__` was called by `from package import name`: that is the instruction at which
+    its caller stands."""
+    import dis  # only for an error: it would make every import of the package slower
+
+    frame = sys._getframe(3)  # beyond this function, lazy_attributes and __getattr__
+    code = frame.f_code
+    return dis.opname[code.co_code[frame.f_lasti]] == "IMPORT_FROM" and name in code.co_names

@@ -105,6 +105,38 @@ async def test_progress_is_told_how_many_are_done(store: InMemoryLightningStore)
     assert told == sorted(told)
 
 
+async def test_with_wait_the_time_begins_anew_with_each_end(store: InMemoryLightningStore) -> None:
+    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=1.0, late="wait"))
+    for _ in range(2):
+        await asyncio.sleep(0.6)  # together longer than the time that one has
+        await _finish(store, await _claim(store))
+    assert [rollout.status for rollout in await collecting] == ["succeeded", "succeeded", "cancelled"]
+
+
+async def test_with_resubmit_what_is_late_is_played_once_more(store: InMemoryLightningStore) -> None:
+    told: list[int] = []
+    requests = _requests("a", "b")
+    collecting = asyncio.create_task(
+        collect(store, requests, timeout_seconds=0.5, late="resubmit", on_done=told.append)
+    )
+    await _finish(store, await _claim(store))
+    first_try, second_try = await _claim(store), await _claim(store)
+    await _finish(store, second_try)
+    rollouts = await collecting
+    assert [(rollout.input, rollout.status) for rollout in rollouts] == [
+        ("a", "succeeded"),
+        ("b", "succeeded"),
+        ("b", "cancelled"),
+    ]
+    assert [rollout.rollout_id for rollout in rollouts[1:]] == [second_try.rollout_id, first_try.rollout_id]
+    assert told[-1] == 2
+
+
+async def test_what_is_late_twice_is_dropped(store: InMemoryLightningStore) -> None:
+    rollouts = await collect(store, _requests("a"), timeout_seconds=0.1, late="resubmit")
+    assert [rollout.status for rollout in rollouts] == ["cancelled", "cancelled"]
+
+
 async def _evidence_of(store: InMemoryLightningStore, claimed: AttemptedRollout) -> Evidence:
     rollout = await store.get_rollout_by_id(claimed.rollout_id)
     assert rollout is not None

@@ -78,3 +78,31 @@ def test_starred_parameters_receive_nothing() -> None:
 
 def test_a_decorated_function_can_be_sent_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(known)) is known
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+async def test_the_gateway_runs_while_the_function_does_if_it_is_asked_to(ends: str) -> None:
+    @agl.algo(auto_start_proxy=True)
+    async def serving(llm_proxy: agl.LLMProxy) -> bool:
+        if ends == "raises":
+            raise OverflowError
+        return llm_proxy.is_running()
+
+    proxy = agl.LLMProxy(store=agl.InMemoryLightningStore())
+    serving.set_llm_proxy(proxy)
+    if ends == "raises":
+        with pytest.raises(OverflowError):
+            await serving.run()
+    else:
+        assert await serving.run()
+    assert not proxy.is_running()
+
+
+async def test_a_gateway_that_shall_be_started_must_be_there() -> None:
+    @agl.algo(auto_start_proxy=True)
+    async def serving() -> None: ...
+
+    with pytest.raises(ValueError, match="pass llm_proxy= to the Trainer"):
+        await serving.run()
+    with pytest.raises(TypeError, match="needs a coroutine function"):
+        agl.algo(auto_start_proxy=True)(lambda: None)

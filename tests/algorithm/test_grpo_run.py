@@ -86,6 +86,15 @@ async def test_held_out_rollouts_enter_no_ledger(untrained_model: Path, tmp_path
     assert sum(figures.calls_captured for figures in result.metrics) == len(calls) == 2 * len(trained)
 
 
+async def test_the_limits_of_the_trainer_are_recorded_with_every_rollout(untrained_model: Path, tmp_path: Path) -> None:
+    limits = {"infrastructure_retries": 1, "max_attempts": 2, "retry_condition": ["unresponsive"]}
+    settings: dict[str, Any] = {"steps": 1, "val_dataset": ["held out"], "step_timeout_seconds": 90.0}
+    store, _ = await _run(untrained_model, tmp_path, trainer_rollout_config=limits, **settings)
+    expected = agl.RolloutConfig(**limits, timeout_seconds=90.0)
+    for mode in ("train", "val"):
+        assert {rollout.config == expected for rollout in await rollouts_of(store, mode)} == {True}
+
+
 async def test_each_call_is_stamped_with_the_weights_that_served_it(untrained_model: Path, tmp_path: Path) -> None:
     store, result = await _run(untrained_model, tmp_path, steps=3)
     rollouts = await rollouts_of(store)

@@ -33,6 +33,9 @@ class OwnRunner(agl.LitAgentRunner[Any]):
 class PlainRunner(agl.Runner[Any]):
     """A runner that takes nothing."""
 
+    async def iter(self, *, event: Any = None) -> None:
+        """Serve nothing."""
+
 
 class Needy(agl.Algorithm):
     """An algorithm with a setting that must be given."""

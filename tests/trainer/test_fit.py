@@ -314,14 +314,6 @@ def test_a_custom_strategy_is_given_both_bundles() -> None:
     assert len(trainer.result) == 2
 
 
-def test_inside_a_running_loop_fit_says_what_to_do() -> None:
-    async def main() -> None:
-        agl.Trainer(algorithm=play, strategy="shm").fit(tenth, train_dataset=[1])
-
-    with pytest.raises(RuntimeError, match=r"await asyncio\.to_thread\(trainer\.fit"):
-        asyncio.run(main())
-
-
 async def test_fit_works_on_another_thread_of_a_running_loop() -> None:
     trainer = agl.Trainer(algorithm=play, **STRATEGIES["cs, two runners"])
     await asyncio.to_thread(trainer.fit, tenth, [1, 2])

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import agentlightning as agl
@@ -48,7 +47,7 @@ def port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("environment", [{}, {"AGL_RUN_ID": "run-7"}])
+@pytest.mark.parametrize("environment", [pytest.param({}, marks=pytest.mark.heavy), {"AGL_RUN_ID": "run-7"}])
 def test_one_program_takes_both_roles_by_its_environment(port: int, environment: dict[str, str]) -> None:
     algorithm = start("algorithm", port, **environment)
     runners = start("runner", port, **environment)
@@ -125,13 +124,3 @@ def test_two_runs_on_one_store_do_not_see_each_other(tmp_path: Path) -> None:
     one, other = asyncio.run(served())
     assert one == [float(task) for task in range(1, 9)]
     assert other == [-reward for reward in one]
-
-
-def test_runners_elsewhere_wait_for_more_until_they_are_interrupted(port: int) -> None:
-    runners, algorithm = start("runner", port, MAX_ROLLOUTS="99"), start("algorithm", port)
-    assert "succeeded" in algorithm.communicate(timeout=60)[0]
-    assert runners.poll() is None
-    family = psutil.Process(runners.pid).children(recursive=True)
-    runners.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in runners.communicate(timeout=60)[0]
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -12,15 +12,16 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-Kind = Literal["Counter", "Histogram"]
+Kind = Literal["Counter", "Histogram", "Gauge"]
 Labels = Mapping[str, str]
 
 
 class MetricsBackend:
     """Where counts and durations go.
 
-    `inc_counter` and `observe_histogram` are the public form. Hot paths call `count` and `observe`, which do not wait;
-    of a backend that has only the first two they make tasks. All four may be called from any thread.
+    `inc_counter`, `observe_histogram` and `set_gauge` are the public form. Hot paths call `count`, `observe` and
+    `show`, which do not wait; of a backend that has only the public form they make tasks. All may be called from any
+    thread.
     """
 
     def has_prometheus(self) -> bool:
@@ -51,6 +52,22 @@ class MetricsBackend:
         """
         raise NotImplementedError
 
+    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        """Make a gauge known: a number that goes up and down.
+
+        Raises:
+            ValueError: the name is registered otherwise.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gauges")
+
+    async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
+        """Say what a gauge stands at.
+
+        Raises:
+            ValueError: it is not registered, or the labels are not those it was registered with.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gauges")
+
     async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
         """Add to a counter.
 
@@ -75,6 +92,10 @@ class MetricsBackend:
         """Add a value to a histogram without waiting."""
         _run(self.observe_histogram(name, value, labels))
 
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        """Say what a gauge stands at, without waiting."""
+        _run(self.set_gauge(name, value, labels))
+
 
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -92,7 +113,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 class ImmediateBackend(MetricsBackend):
-    """A backend that never waits: it has `count` and `observe`, and the public form follows from them."""
+    """A backend that never waits: it has `count`, `observe` and `show`, and the public form follows from them."""
 
     @override
     def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
@@ -101,6 +122,14 @@ class ImmediateBackend(MetricsBackend):
     @override
     def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
         raise NotImplementedError
+
+    @override
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no gauges")
+
+    @override
+    async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
+        self.show(name, value, labels)
 
     @override
     async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
@@ -144,6 +173,21 @@ class MultiMetricsBackend(ImmediateBackend):
     ) -> None:
         for backend in self._backends:
             backend.register_histogram(name, label_names, buckets, group_level)
+
+    @override
+    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        for backend in self._backends:
+            backend.register_gauge(name, label_names)
+
+    @override
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.show(name, value, labels)
+
+    @override
+    async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.set_gauge(name, value, labels)
 
     @override
     def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:

@@ -22,9 +22,10 @@ class ConsoleMetricsBackend(ImmediateBackend):
     """Logs all metrics in one line at INFO, at most every `log_interval_seconds`, the first event at once.
 
     A counter shows its rate per second, a histogram its 50th, 95th and 99th percentile, over the last `window_seconds`
-    (None: since the start). Of the labels the first `group_level` are kept and the rest is merged; None merges all, and
-    the value given here goes before that of a metric. What comes after the last line is logged by a timer; `close` logs
-    it at once. Memory is bounded: of many values in a short time a random sample is kept.
+    (None: since the start), a gauge what was said last (the sum where labels are merged). Of the labels the first
+    `group_level` are kept and the rest is merged; None merges all, and the value given here goes before that of a
+    metric. What comes after the last line is logged by a timer; `close` logs it at once. Memory is bounded: of many
+    values in a short time a random sample is kept.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ConsoleMetricsBackend(ImmediateBackend):
         self._group_level = group_level
         self._registered = Registered()
         self._windows: dict[tuple[str, tuple[str, ...]], Window] = {}
+        self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lock = threading.Lock()
         self._logged_at = float("-inf")
         self._timer: threading.Timer | None = None
@@ -62,6 +64,10 @@ class ConsoleMetricsBackend(ImmediateBackend):
         bounds = tuple(buckets) if buckets is not None else _DEFAULT_BUCKETS
         self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, group_level))
 
+    @override
+    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
+
     def _register(self, metric: Metric) -> None:
         with self._lock:
             self._registered.add(metric)
@@ -82,6 +88,15 @@ class ConsoleMetricsBackend(ImmediateBackend):
             timer.cancel()
             self._log()
 
+    @override
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._gauges[name, self._registered.values("Gauge", name, labels)] = value
+            due = self._is_due(now)
+        if due:
+            self._log()
+
     def _add(self, kind: Kind, name: str, value: float, labels: Labels | None) -> None:
         now = time.monotonic()
         with self._lock:
@@ -90,12 +105,18 @@ class ConsoleMetricsBackend(ImmediateBackend):
             if key not in self._windows:
                 self._windows[key] = Window(self._window_seconds)
             self._windows[key].add(value, now)
-            due = self._logged_at + self._interval
-            if now < due:
-                self._arm(due - now)
-                return
-            self._logged_at = now
-        self._log()
+            due = self._is_due(now)
+        if due:
+            self._log()
+
+    def _is_due(self, now: float) -> bool:
+        """True if a line is to be logged at once; else the timer sees to it. Under the lock."""
+        left = self._logged_at + self._interval - now
+        if left > 0:
+            self._arm(left)
+            return False
+        self._logged_at = now
+        return True
 
     def _level(self, metric: Metric) -> int:
         level = self._group_level if self._group_level is not None else metric.group_level
@@ -125,14 +146,24 @@ class ConsoleMetricsBackend(ImmediateBackend):
             if not window:
                 del self._windows[name, values]
                 continue
-            metric = self._registered[name]
-            shown = ",".join(f"{label}={value}" for label, value in zip(metric.label_names, values, strict=False))
-            title = f"{name}{{{shown}}}" if shown else name
-            if metric.kind == "Counter":
+            title = _title(self._registered[name], values)
+            if self._registered[name].kind == "Counter":
                 entries.append(f"{title}={window.rate(now, self._interval):.2f}/s")
             else:
                 entries.append(f"{title}={','.join(duration(value) for value in window.percentiles((50, 95, 99)))}")
+        stands: dict[str, float] = {}
+        for (name, values), value in self._gauges.items():
+            metric = self._registered[name]
+            title = _title(metric, values[: self._level(metric)])
+            stands[title] = stands.get(title, 0.0) + value
+        entries += [f"{title}={value:g}" for title, value in stands.items()]
         return "  ".join(sorted(entries))
+
+
+def _title(metric: Metric, values: Sequence[str]) -> str:
+    """Return the name of a metric with the labels that are kept."""
+    shown = ",".join(f"{label}={value}" for label, value in zip(metric.label_names, values, strict=False))
+    return f"{metric.name}{{{shown}}}" if shown else metric.name
 
 
 def duration(seconds: float) -> str:

@@ -62,6 +62,10 @@ class PrometheusMetricsBackend(ImmediateBackend):
         bounds = tuple(buckets) if buckets is not None else None
         self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, None))
 
+    @override
+    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
+
     def _register(self, metric: Metric) -> None:
         exposed = prometheus_name(metric.name)
         with _collectors_lock:
@@ -79,6 +83,8 @@ class PrometheusMetricsBackend(ImmediateBackend):
     def _collector(self, metric: Metric, exposed: str) -> Any:
         if metric.kind == "Counter":
             return self._client.Counter(exposed, metric.name, metric.label_names)
+        if metric.kind == "Gauge":
+            return self._client.Gauge(exposed, metric.name, metric.label_names, multiprocess_mode="livemostrecent")
         if metric.buckets is None:
             return self._client.Histogram(exposed, metric.name, metric.label_names)
         return self._client.Histogram(exposed, metric.name, metric.label_names, buckets=metric.buckets)
@@ -98,6 +104,10 @@ class PrometheusMetricsBackend(ImmediateBackend):
         if adder is None:
             adder = self._adders[(name, *values)] = self._child(name, values).observe
         adder(value)
+
+    @override
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        self._child(name, self._registered.values("Gauge", name, labels)).set(value)
 
     def _child(self, name: str, values: tuple[str, ...]) -> Any:
         _, collector = _collectors[prometheus_name(name)]

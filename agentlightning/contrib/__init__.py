@@ -1,0 +1,1 @@
+"""Integrations with other projects, none of which is needed to import them."""

@@ -1,0 +1,1 @@
+"""Reward functions out of other projects' verdicts."""

@@ -1,0 +1,1 @@
+"""Runners for other projects' agents."""

@@ -1,0 +1,143 @@
+"""Watching a run from beside its algorithm: a live table on a terminal, and the summary at the end.
+
+The rollouts are heard of through the store's feed of changes, so every algorithm is shown alike. Where nobody would see
+it (no terminal, no handler for INFO) nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, TextIO
+
+from agentlightning.adapter.rewards import final_reward
+from agentlightning.algorithm.progress import Style
+from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.trainer.report import RunReport
+from agentlightning.types import AttemptedRollout, EventPage, Rollout, RolloutEvent
+
+logger = logging.getLogger(__name__)
+
+PAGE = 200
+LOOK_SECONDS = 0.5
+"""How long one question for changes is held open, and how often the table is drawn at least."""
+CATCH_UP_SECONDS = 0.3
+"""How long the summary may wait for what it has not heard of yet."""
+
+
+@contextlib.asynccontextmanager
+async def followed(report: RunReport, store: LightningStore, style: Style, *, live: bool) -> AsyncGenerator[None]:
+    """Follow the run of which `store` is the view during the body, and sum it up when the body ends, however it does.
+
+    `live=False` shows no table: the algorithm draws its own, and the summary is in the log.
+    """
+    stream: TextIO | None = sys.stderr  # a process without a terminal may have none
+    shown = stream is not None and (style == "live" or (style == "auto" and stream.isatty()))
+    if style == "none" or not (shown or style == "plain" or logger.isEnabledFor(logging.INFO)):
+        yield
+        return
+    began = time.monotonic()
+    draw, close = _table(report, stream, began) if shown and live and stream else (_nothing, _nothing)
+    feed = _Feed(store, report)
+    following = asyncio.create_task(feed.follow(draw))
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+        with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(feed.catch_up(), CATCH_UP_SECONDS)
+        draw()
+        close()
+        line = report.line(time.monotonic() - began)
+        logger.info(line)
+        if style == "plain":
+            print(line, file=stream, flush=True)
+
+
+class _Feed:
+    """Reads the changes of a run, and the rewards of what has ended, into a report."""
+
+    def __init__(self, store: LightningStore, report: RunReport) -> None:
+        self._store = store
+        self._report = report
+        self._cursor: str | None = None
+
+    async def follow(self, draw: Callable[[], None]) -> None:
+        try:
+            while True:
+                await self._take(await self._page(LOOK_SECONDS))
+                draw()
+        except NotImplementedError:  # a store of the user's that does not tell of changes
+            logger.debug("%s tells of no changes", type(self._store).__name__)
+        except Exception as error:  # what is shown of a run must not end it
+            logger.warning("The run can no longer be followed: %s", error)
+
+    async def catch_up(self) -> None:
+        try:
+            while await self._take(await self._page(0.0)):
+                pass
+        except NotImplementedError:
+            rollouts = await self._store.query_rollouts()
+            await self._note([_standing(rollout) for rollout in rollouts])
+
+    async def _page(self, timeout: float) -> EventPage:
+        if self._cursor is None:
+            return await self._store.query_events(limit=PAGE)
+        return await self._store.query_events(after=self._cursor, limit=PAGE, timeout=timeout)
+
+    async def _take(self, page: EventPage) -> bool:
+        """Note the changes of a page and return whether there may be more."""
+        await self._note(page.events)
+        self._cursor = page.cursor
+        return bool(page.events)
+
+    async def _note(self, events: Sequence[RolloutEvent]) -> None:
+        rewards = await asyncio.gather(*(self._reward(event) for event in events))
+        for event, reward in zip(events, rewards, strict=True):
+            self._report.note(event, reward)
+
+    async def _reward(self, event: RolloutEvent) -> float | None:
+        if event.status not in FINISHED or event.outcome not in ("scored", "policy_fault"):
+            return None
+        return final_reward(await self._store.query_spans(event.rollout_id, event.attempt_id, name=AGL_ANNOTATION))
+
+
+def _standing(rollout: Rollout) -> RolloutEvent:
+    """Return what the feed would tell of a rollout as it stands."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    return RolloutEvent(
+        rollout_id=rollout.rollout_id,
+        run_id=rollout.run_id,
+        status=rollout.status,
+        mode=rollout.mode,
+        attempt_id=None if attempt is None else attempt.attempt_id,
+        attempt_status=None if attempt is None else attempt.status,
+        outcome=None if attempt is None else attempt.outcome,
+        worker_id=None if attempt is None else attempt.worker_id,
+        spans=0,
+        start_time=rollout.start_time,
+        end_time=rollout.end_time,
+    )
+
+
+def _table(report: RunReport, stream: TextIO, began: float) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what draws the table anew, and what lets it stand as it is."""
+    from rich.console import Console
+    from rich.live import Live
+
+    def now() -> Any:
+        return report.table(time.monotonic() - began)
+
+    live = Live(now(), console=Console(file=stream), refresh_per_second=4)
+    live.start()
+    return (lambda: live.update(now())), live.stop
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,132 @@
+"""How the parts of a Trainer are made out of their specs: one `_make_*` method each, the places to override."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.execution.base import ExecutionStrategy
+from agentlightning.execution.client_server import ClientServerExecutionStrategy
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.runner.agent import LitAgentRunner
+from agentlightning.runner.base import Runner
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.trainer.arguments import check_hooks
+from agentlightning.trainer.init_utils import ComponentSpec, build_component, short_name
+from agentlightning.trainer.registry import ABSENT_ALGORITHMS, AlgorithmRegistry, ExecutionStrategyRegistry
+from agentlightning.trainer.stores import check_address_is_used, default_store, named_store
+from agentlightning.types import Hook, NamedResources
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerParts:
+    """The settings that parts are made of, and the methods that make them. `Trainer` adds the runs."""
+
+    tracer: Tracer
+    max_rollouts: int | None
+    reward_fn: Callable[..., Any] | None
+    policy_faults: dict[type[Exception], float] | None
+    initial_resources: NamedResources | None
+
+    def _make_tracer(self, tracer: ComponentSpec[Tracer]) -> Tracer:
+        return _made(build_component(tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer))
+
+    def _make_adapter(self, adapter: ComponentSpec[TraceAdapter[Any]]) -> TraceAdapter[Any]:
+        made = build_component(
+            adapter,
+            expected_type=TraceAdapter,
+            spec_name="adapter",
+            default_factory=TracerTraceToTriplet,
+            dict_requires_type=False,
+            dict_default_cls=TracerTraceToTriplet,
+        )
+        return _made(made)
+
+    def _make_algorithm(self, algorithm: ComponentSpec[Algorithm]) -> Algorithm | None:
+        name = short_name(algorithm)
+        if name is not None and name in ABSENT_ALGORITHMS and name not in AlgorithmRegistry:
+            raise ValueError(f"algorithm={name!r}: {ABSENT_ALGORITHMS[name]}")
+        return build_component(
+            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=AlgorithmRegistry
+        )
+
+    def _make_strategy(
+        self, strategy: ComponentSpec[ExecutionStrategy], *, n_runners: int, port: int | None = None
+    ) -> ExecutionStrategy:
+        defaults = {"n_runners": n_runners} if port is None else {"n_runners": n_runners, "server_port": port}
+        made = _made(
+            build_component(
+                strategy,
+                expected_type=ExecutionStrategy,
+                spec_name="strategy",
+                default_factory=lambda: ClientServerExecutionStrategy(n_runners=n_runners, server_port=port),
+                optional_defaults=defaults,
+                registry=ExecutionStrategyRegistry,
+            )
+        )
+        if port is not None and made is strategy and isinstance(made, ClientServerExecutionStrategy):
+            made.server_port = port
+        check_address_is_used(strategy, made)
+        serves = getattr(made, "server_port", None) is not None and getattr(made, "managed_store", True)
+        if port is not None and not serves:
+            logger.warning("port=%d has no effect: %s serves no store", port, type(made).__name__)
+        return made
+
+    def _make_store(self, store: ComponentSpec[LightningStore], strategy: ExecutionStrategy) -> LightningStore:
+        if isinstance(store, str) and (named := named_store(store)) is not None:
+            return named
+        made = build_component(
+            store,
+            expected_type=LightningStore,
+            spec_name="store",
+            default_factory=lambda: default_store(strategy),
+        )
+        return _made(made)
+
+    def _make_runner(self, runner: ComponentSpec[Runner[Any]]) -> Runner[Any]:
+        settings = self._runner_settings()
+        made = build_component(
+            runner,
+            expected_type=Runner,
+            spec_name="runner",
+            default_factory=lambda: LitAgentRunner[Any](self.tracer, **settings),
+            optional_defaults={"tracer": lambda: self.tracer, **{k: _constant(v) for k, v in settings.items()}},
+            dict_requires_type=False,
+            dict_default_cls=LitAgentRunner,
+        )
+        if hasattr(made, "take_from_trainer"):  # it leaves open what it was not given
+            cast("Any", made).take_from_trainer(tracer=self.tracer, **settings)
+        return _made(made)
+
+    def _make_llm_proxy(self, llm_proxy: ComponentSpec[LLMProxy], *, store: LightningStore) -> LLMProxy | None:
+        return build_component(
+            llm_proxy,
+            expected_type=LLMProxy,
+            spec_name="llm_proxy",
+            allow_none=True,
+            optional_defaults={"store": store},
+            dict_requires_type=False,
+            dict_default_cls=LLMProxy,
+        )
+
+    def _normalize_hooks(self, hooks: Hook | Sequence[Hook] | None) -> tuple[Hook, ...]:
+        return check_hooks(hooks)
+
+    def _runner_settings(self) -> dict[str, Any]:
+        given = {"max_rollouts": self.max_rollouts, "reward_fn": self.reward_fn, "policy_faults": self.policy_faults}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _made(component: Any) -> Any:
+    assert component is not None
+    return component
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value

@@ -1,0 +1,173 @@
+"""`Trainer.evaluate`: rollouts without learning, what comes back, and how two results compare."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.evaluate import t_interval, t_quantile
+from agentlightning.algorithm.evaluation import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.types import AttemptedRollout
+from tests.trainer.parts import tenth
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "shm": {"strategy": "shm", "n_runners": 2},
+    "cs": {"strategy": {"type": "cs", "server_port": 0}, "n_runners": 2},
+    "cs, runner here": {"strategy": {"type": "cs", "server_port": 0, "main_process": "runner"}},
+}
+
+
+def graded(task: dict[str, Any], prompt: agl.PromptTemplate) -> float | None:
+    """Right where the prompt names the task; two tasks fail in ways of their own."""
+    if task["name"] == "broken":
+        raise KeyError(task["name"])
+    if task["name"] == "silent":
+        return None
+    return float(task["name"] in prompt.template)
+
+
+TASKS = [{"name": name} for name in ("a", "b", "c", "d", "broken", "silent")]
+
+
+def template(text: str) -> dict[str, Any]:
+    return {"prompt": agl.PromptTemplate(template=text, engine="f-string")}
+
+
+@pytest.mark.parametrize("where", STRATEGIES)
+def test_two_prompts_are_evaluated_and_compared(where: str) -> None:
+    trainer = agl.Trainer(initial_resources=template("a"), algorithm="baseline", **STRATEGIES[where])
+    before = trainer.evaluate(graded, TASKS, n_samples=2)
+    assert before.rewards == [1.0, 0.0, 0.0, 0.0, None, None]
+    assert before.mean_reward == 0.25
+    assert before.outcomes == {"scored": 8, "infrastructure_fault": 2, "unscored": 2}
+    assert before.failures == {"KeyError": 2, "no_reward": 2}
+    assert len(before.rollouts) == 12
+    assert [task.input for task in before.tasks] == TASKS
+    assert set(before.durations) == {"median", "p90", "longest"}
+
+    after = trainer.evaluate(graded, TASKS, n_samples=2, resources=template("a b c d"))
+    assert after.mean_reward == 1.0
+    compared = before.compare(after)
+    assert (compared.gained, compared.lost, compared.pairs, compared.unpaired) == (3, 0, 4, 2)
+    assert (compared.p_value, compared.verdict) == (0.25, "no evidence")
+    assert before.run_id != after.run_id
+    assert trainer.result is None
+
+
+def test_a_result_prints_as_a_table() -> None:
+    trainer = agl.Trainer(initial_resources=template("a b"), strategy="shm")
+    text = str(trainer.evaluate(graded, TASKS))
+    assert "evaluation: 6 tasks, 6 rollouts" in text
+    assert "0.500" in text
+    assert "95 % interval 0.150 to 0.850, 4 of 6 tasks" in text
+    assert "KeyError" in text
+    assert "kept in memory" in text
+
+
+def test_the_rollouts_of_an_evaluation_are_validation_of_a_run_of_their_own() -> None:
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(store=store, strategy="shm", run_id="named")
+    found = [trainer.evaluate(tenth, [1, 2]) for _ in range(2)]
+    rollouts = asyncio.run(store.query_rollouts())
+    assert {rollout.mode for rollout in rollouts} == {"val"}
+    assert {rollout.run_id for rollout in rollouts} == {result.run_id for result in found}
+    assert len(rollouts) == 4
+    assert all((result.run_id or "").startswith("named-") for result in found)
+
+
+def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
+    def agent(task: int, rollout: AttemptedRollout) -> float:
+        if rollout.attempt.sequence_id < 3:
+            raise ConnectionError("again")
+        return 1.0
+
+    config = agl.RolloutConfig(max_attempts=3, retry_condition=["failed"])
+    assert agl.Trainer(strategy="shm", rollout_config=config).evaluate(agent, [1]).rewards == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"dataset": []}, ValueError, "the dataset is empty"),
+        ({"dataset": None}, ValueError, "needs tasks"),
+        ({"dataset": 3}, TypeError, "dataset must be a list"),
+        ({"dataset": [1], "n_samples": 0}, ValueError, "n_samples must be at least 1"),
+        ({"dataset": [1], "resources": [1]}, TypeError, "resources must be a dict of names to resources"),
+        ({"dataset": [1]}, ValueError, r"give evaluate\(\) resources="),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        agl.Trainer(strategy="shm").evaluate(graded, **arguments)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def result(*rewards: float | None) -> EvaluationResult:
+    return EvaluationResult(
+        tuple(
+            EvaluatedTask(number, (EvaluatedRollout(f"ro-{number}", "scored", reward, 1.0),))
+            for number, reward in enumerate(rewards)
+        )
+    )
+
+
+def test_a_fault_is_not_a_low_reward() -> None:
+    assert result(1.0, None, None).mean_reward == 1.0
+    assert result(None).mean_reward is None
+    assert result(None).interval() is None
+    assert "no task has a reward" in str(result(None))
+
+
+def test_the_interval_of_rights_and_wrongs_is_wilsons() -> None:
+    found = result(*[1.0] * 8, 0.0, 0.0).interval()
+    assert found is not None
+    assert (round(found.low, 4), round(found.high, 4)) == (0.4902, 0.9433)
+
+
+def test_the_interval_of_other_rewards_is_students() -> None:
+    found = result(0.1, 0.2, 0.3, 0.4).interval()
+    assert found is not None
+    assert found.mean == pytest.approx(0.25)
+    assert found.high - found.mean == pytest.approx(3.18245 * 0.0645497, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (100, 1.98397)]
+)
+def test_the_quantiles_of_students_distribution(freedom: int, quantile: float) -> None:
+    assert t_quantile(0.975, freedom) == pytest.approx(quantile, rel=0.003)
+
+
+def test_nineteen_intervals_in_twenty_hold_the_mean() -> None:
+    rng, held = random.Random(0), 0
+    for _ in range(2000):
+        _, low, high = t_interval([rng.gauss(1.0, 2.0) for _ in range(6)])
+        held += low < 1.0 < high
+    assert held == pytest.approx(1900, abs=40)
+    assert t_interval([3.0]) == (3.0, -math.inf, math.inf)
+
+
+def test_the_comparison_is_paired() -> None:
+    before, after = result(*[0.0] * 8, 1.0), result(*[0.5] * 8, 1.0)
+    compared = before.compare(after)
+    assert (compared.gained, compared.lost, compared.verdict) == (8, 0, "better")
+    assert compared.p_value == 2 / 2**8
+    assert after.compare(before).verdict == "worse"
+    assert compared.difference is not None
+    assert compared.difference.mean == pytest.approx(4 / 9)
+    assert str(compared).startswith("better: 8 tasks gained, 0 lost of 9 pairs (0 without), mean difference +0.444")
+
+
+def test_only_the_same_tasks_compare() -> None:
+    with pytest.raises(ValueError, match="the same tasks: 1 here, 2 there"):
+        result(1.0).compare(result(1.0, 1.0))
+    other = EvaluationResult((EvaluatedTask("other", ()),))
+    with pytest.raises(ValueError, match="task 0 is 0 here and 'other' there"):
+        result(1.0).compare(other)
