@@ -1,14 +1,29 @@
-"""`lightning_cli`: the constructors of classes as options of a command line, on jsonargparse."""
+"""`lightning_cli`: the constructors of classes as options of a command line, on jsonargparse.
+
+Words are read as people write them, beside what YAML knows: `none` and `nil` for None, `yes` and `t` for true, a list
+as words one after the other, an enum by its value. Parts of a Trainer are names, import paths or dicts, as in Python.
+"""
 
 from __future__ import annotations
 
+import argparse
+import collections.abc
+import inspect
+import json
 import re
 import sys
-from collections.abc import Sequence
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 _NONE_WORDS = frozenset(("none", "null", "~", "nil"))
-_OPTION = re.compile(r"^--(?P<name>[A-Za-z_][\w.-]*)(?P<rest>=.*)?$", re.DOTALL)
+_TRUE_WORDS, _FALSE_WORDS = frozenset(("yes", "true", "t", "y", "1")), frozenset(("no", "false", "f", "n", "0"))
+_OPTION = re.compile(r"^--(?P<name>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?$", re.DOTALL)
+_DEPRECATED = re.compile(r"^\s*([a-z_]+(?:, [a-z_]+)*): deprecated", re.MULTILINE)
+_SCALARS = (str, int, float)
 
 
 def nullable_str(value: str) -> str | None:
@@ -20,7 +35,8 @@ def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any
     """Build one parser from the constructors of the classes, read `argv` (the process's own by default), and make them.
 
     The options of a class are `--<class name in lower case>.<parameter>`, dashes and underscores alike; `--config FILE`
-    reads them from YAML or JSON. Returns `()` without classes, the object for one class, else a tuple in order.
+    reads them from YAML or JSON. Returns `()` without classes, the object for one class, else a tuple in order. Options
+    that the docstring of a class calls deprecated are understood, and not shown by `--help`.
     """
     if not classes:
         return ()
@@ -28,15 +44,119 @@ def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any
 
     parser: Any = ArgumentParser(description=f"Options of {', '.join(cls.__name__ for cls in classes)}")
     parser.add_argument("--config", action="config", help="A YAML or JSON file with any of the options.")
-    keys = [cls.__name__.lower() for cls in classes]
-    for cls, key in zip(classes, keys, strict=True):
-        parser.add_class_arguments(cls, key, fail_untyped=False)
-    arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    options: dict[str, _Option] = {}
+    for cls in classes:
+        options |= _add_class(parser, cls)
+    arguments = list(_as_yaml(sys.argv[1:] if argv is None else argv, options))
     made = parser.instantiate(parser.parse_args(arguments))
-    objects = tuple(made[key] for key in keys)
+    objects = tuple(made[cls.__name__.lower()] for cls in classes)
     return objects[0] if len(objects) == 1 else objects
 
 
-def _with_underscores(argument: str) -> str:
-    match = _OPTION.match(argument)
-    return f"--{match['name'].replace('-', '_')}{match['rest'] or ''}" if match else argument
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Option:
+    """What a parameter may be, as far as it decides how its words are read."""
+
+    nullable: bool
+    is_bool: bool
+    is_list: bool
+    of_numbers: bool
+    """A list whose words are numbers."""
+    is_spec: bool
+    enum: type[Enum] | None
+
+    @classmethod
+    def of(cls, annotation: Any) -> _Option:
+        members = list(_members(annotation))
+        plain = [member for member in members if member is not type(None)]
+        origins = [typing.get_origin(member) or member for member in plain]
+        items = [item for member in plain for item in typing.get_args(member)]
+        enums = [member for member in plain if isinstance(member, type) and issubclass(member, Enum)]
+        return cls(
+            nullable=len(plain) < len(members) and any(origin in _SCALARS for origin in origins),
+            is_bool=plain == [bool],
+            is_list=any(origin in (list, collections.abc.Sequence) for origin in origins) and str not in plain,
+            of_numbers=bool(items) and all(item in (int, float) for item in items),
+            is_spec=str in plain and dict in origins and collections.abc.Callable in origins,
+            enum=enums[0] if enums else None,
+        )
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield what a union is made of, however it is written; an annotation that is none yields itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
+    """Add the options of a class and return them by name."""
+    key = cls.__name__.lower()
+    parameters = inspect.signature(cls).parameters
+    found = {name: _Option.of(annotation) for name, annotation in _hints(cls).items() if name in parameters}
+    specs = [name for name, option in found.items() if option.is_spec]
+    parser.add_class_arguments(cls, key, fail_untyped=False, skip=set(specs))
+    for name in specs:
+        default = parameters[name].default
+        required = default is inspect.Parameter.empty
+        text = "a short name, an import path, or a dict with `type` and settings"
+        parser.add_argument(
+            f"--{key}.{name}", type=Any, default=None if required else default, required=required, help=text
+        )
+    hidden = {name for names in _DEPRECATED.findall(inspect.getdoc(cls) or "") for name in names.split(", ")}
+    for action in parser._actions:
+        if action.dest in {f"{key}.{name}" for name in hidden}:
+            action.help = argparse.SUPPRESS
+    return {f"{key}.{name}": option for name, option in found.items()}
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the annotations of the constructor; those that cannot be resolved are left as they were written."""
+    constructor: Any = inspect.unwrap(cls.__init__)
+    try:
+        return typing.get_type_hints(constructor)
+    except Exception:  # a name that only the type checker sees; jsonargparse has ways of its own for these
+        return dict(getattr(constructor, "__annotations__", {}))
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _as_yaml(arguments: Sequence[str], options: dict[str, _Option]) -> Iterator[str]:
+    """Yield arguments with underscores in the names of options, and each value in the words of YAML."""
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        match = _OPTION.match(argument)
+        if match is None:
+            yield argument
+            continue
+        name = match["name"].replace("-", "_")
+        option = options.get(name)
+        if option is None or (match["value"] is None and (not rest or _OPTION.match(rest[0]))):
+            yield f"--{name}" if match["value"] is None else f"--{name}={match['value']}"
+            continue
+        words = [match["value"]] if match["value"] is not None else [rest.pop(0)]
+        while option.is_list and match["value"] is None and rest and not _OPTION.match(rest[0]):
+            words.append(rest.pop(0))
+        yield f"--{name}={_value(option, words)}"
+
+
+def _value(option: _Option, words: list[str]) -> str:
+    word = words[0]
+    lower = word.strip().lower()
+    if option.is_list and (len(words) > 1 or (not word.startswith("[") and lower not in _NONE_WORDS)):
+        return f"[{', '.join(words if option.of_numbers else map(json.dumps, words))}]"
+    if option.nullable and lower in _NONE_WORDS:
+        return "null"
+    if option.is_bool and lower in _TRUE_WORDS | _FALSE_WORDS:
+        return "true" if lower in _TRUE_WORDS else "false"
+    if option.enum is not None and word not in option.enum.__members__:
+        named = [member.name for member in option.enum if str(member.value) == word]
+        return named[0] if named else word
+    return word

@@ -1,19 +1,51 @@
-"""Logging of this package: `setup` and `setup_module` choose handlers and formats. The root logger is never touched."""
+"""Logging of this package: `setup` and `setup_module` choose handlers and formats. The root logger is never touched.
+
+Every line that is written within `log_context` ends with the ids of the run, the rollout and the attempt that it is
+about; as JSON it has them as fields.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 DATE_FORMAT = "%H:%M:%S"
 BASE_LOGGER = "agentlightning"
 _WIDTH_WITHOUT_TERMINAL = 200
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+_ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
+
+
+@contextmanager
+def log_context(
+    *, run_id: str | None = None, rollout_id: str | None = None, attempt_id: str | None = None
+) -> Generator[None]:
+    """Name what is being worked on: lines that are logged within, also by what is called, carry these ids.
+
+    Contexts nest; an id that is None is that of the context outside.
+    """
+    given = {"run_id": run_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
+    token = _ids.set({**log_ids(), **{name: value for name, value in given.items() if value is not None}})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+def log_ids() -> Mapping[str, str]:
+    """Return the ids of the open contexts: of `run_id`, `rollout_id` and `attempt_id` those that are known."""
+    return _ids.get({})
 
 
 def setup(
@@ -29,6 +61,7 @@ def setup(
     formatter: logging.Formatter | None = None,
     apply_to: Sequence[str] | None = None,
     files: str | Path | Mapping[str, str | Path] | None = None,
+    json_lines: bool = False,
 ) -> None:
     """Configure the logger `agentlightning`; its former handlers are replaced and closed.
 
@@ -38,24 +71,34 @@ def setup(
         formatter: for handlers that have none.
         apply_to: further loggers that get the same handlers and level.
         files: one log file, or one per logger name; folders are made.
+        json_lines: each line on the console and in the files is one JSON object, in plain text and without colours.
 
     Raises:
-        ValueError: an unknown level.
+        ValueError: an unknown level; or `json_lines` together with settings of another form.
     """
+    if json_lines and (formatter is not None or isinstance(color, dict)):
+        raise ValueError("json_lines=True chooses the form of a line: leave formatter and the options in color out")
     base = setup_module(
-        level, console=console, color=color, propagate=propagate, disable_existing_loggers=disable_existing_loggers
+        level,
+        console=console,
+        color=color if not json_lines else False,
+        propagate=propagate,
+        disable_existing_loggers=disable_existing_loggers,
     )
+    lines: logging.Formatter = JsonLines() if json_lines else PlainLines(DEFAULT_FORMAT, DATE_FORMAT)
+    if json_lines:
+        for handler in base.handlers:
+            handler.setFormatter(lines)
     for handler in dict.fromkeys(extra_handlers or ()):
         base.addHandler(handler)
     for name, submodule_level in (submodule_levels or {}).items():
         _set_submodule_level(base, name, submodule_level)
     named = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
     for name, path in named.items():
-        _add_file(logging.getLogger(name), Path(path))
-    if formatter is not None:
-        for handler in base.handlers:
-            if handler.formatter is None:
-                handler.setFormatter(formatter)
+        _add_file(logging.getLogger(name), Path(path), lines)
+    for handler in base.handlers:
+        if formatter is not None and (handler.formatter is None or isinstance(handler.formatter, _Message)):
+            handler.setFormatter(formatter)
     for name in apply_to or ():
         other = logging.getLogger(name)
         other.handlers = list(base.handlers)
@@ -117,7 +160,7 @@ def level_number(level: int | str) -> int:
 def _console_handler(color: bool | dict[str, Any]) -> logging.Handler:
     if color is False:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(DEFAULT_FORMAT, DATE_FORMAT))
+        handler.setFormatter(PlainLines(DEFAULT_FORMAT, DATE_FORMAT))
         return handler
     from rich.console import Console
     from rich.logging import RichHandler
@@ -125,7 +168,9 @@ def _console_handler(color: bool | dict[str, Any]) -> logging.Handler:
     terminal = sys.stderr is not None and sys.stderr.isatty()  # a process without a terminal may have no stderr
     console = Console(stderr=True, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
     options: dict[str, Any] = {"console": console, "rich_tracebacks": False, "markup": False}
-    return RichHandler(**options | (color if isinstance(color, dict) else {}))
+    rich_handler = RichHandler(**options | (color if isinstance(color, dict) else {}))
+    rich_handler.setFormatter(_Message("%(message)s"))
+    return rich_handler
 
 
 def _set_submodule_level(base: logging.Logger, name: str, level: int | str) -> None:
@@ -135,12 +180,47 @@ def _set_submodule_level(base: logging.Logger, name: str, level: int | str) -> N
     logging.getLogger(name).setLevel(number)
 
 
-def _add_file(logger: logging.Logger, path: Path) -> None:
+def _add_file(logger: logging.Logger, path: Path, lines: logging.Formatter) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     target = str(path.resolve())
     if any(isinstance(h, logging.FileHandler) and h.baseFilename == target for h in logger.handlers):
         return
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setLevel(logger.getEffectiveLevel())
-    handler.setFormatter(logging.Formatter(DEFAULT_FORMAT, DATE_FORMAT))
+    handler.setFormatter(lines)
     logger.addHandler(handler)
+
+
+# --- the form of a line ----------------------------------------------------------------------------------------------
+
+
+class PlainLines(logging.Formatter):
+    """A format of `logging`, and behind the message the ids that the line is about and does not name itself."""
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        named = [f"{name.removesuffix('_id')} {value}" for name, value in log_ids().items() if value not in text]
+        return f"{text} ({', '.join(named)})" if named else text
+
+
+class _Message(PlainLines):
+    """What a console writes behind its own columns; gives way to a formatter of the user's."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, process, message, the ids of `log_context`, an exception."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+            **log_ids(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.config import lightning_cli, nullable_str
 
 
@@ -53,3 +56,90 @@ def test_words_for_none() -> None:
         None,
         "nothing",
     ]
+
+
+# --- modern types ----------------------------------------------------------------------------------------------------
+
+
+class Colour(Enum):
+    RED = "#f00"
+    BLUE = "#00f"
+
+
+class Modern:
+    """A class with what is written today.
+
+    Args:
+        old: deprecated.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        mode: Literal["fast", "exact"] = "fast",
+        colour: Colour = Colour.RED,
+        weights: dict[str, float] | None = None,
+        steps: int | None = 3,
+        sizes: list[int] | None = None,
+        names: list[str] | None = None,
+        loud: bool = False,
+        anything: Any = None,
+        old: int = 1,
+    ) -> None:
+        self.given = {name: value for name, value in locals().items() if name != "self"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--modern.mode exact", {"mode": "exact"}),
+        ("--modern.colour BLUE", {"colour": Colour.BLUE}),
+        ("--modern.colour #00f", {"colour": Colour.BLUE}),
+        ("--modern.weights {a:\u00a01.5}", {"weights": {"a": 1.5}}),
+        ("--modern.steps none", {"steps": None}),
+        ("--modern.steps=NIL", {"steps": None}),
+        ("--modern.sizes 1 2 3 --modern.loud y", {"sizes": [1, 2, 3], "loud": True}),
+        ("--modern.names 1 two", {"names": ["1", "two"]}),
+        ("--modern.names [a,b]", {"names": ["a", "b"]}),
+        ("--modern.loud T", {"loud": True}),
+        ("--modern.loud=0", {"loud": False}),
+        ("--modern.anything [1,2]", {"anything": [1, 2]}),
+        ("--modern.old 7", {"old": 7}),
+    ],
+)
+def test_each_type_is_read_as_people_write_it(words: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    argv = ["--modern.path", str(tmp_path), *(word.replace("\u00a0", " ") for word in words.split(" "))]
+    given = lightning_cli(Modern, argv=argv).given
+    assert {name: given[name] for name in expected} == expected
+    assert given["path"] == tmp_path
+
+
+def test_a_value_that_is_none_of_the_choices_ends_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--modern.mode", "slow"], ["--modern.colour", "green"], ["--modern.loud", "maybe"]):
+        with pytest.raises(SystemExit) as ended:
+            lightning_cli(Modern, argv=["--modern.path", "x", *words])
+        assert ended.value.code == 2
+    assert "modern.loud" in capsys.readouterr().err
+
+
+def test_what_is_deprecated_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        lightning_cli(Modern, argv=["--help"])
+    shown = capsys.readouterr().out
+    assert "--modern.steps" in shown
+    assert "--modern.old" not in shown
+
+
+def test_the_parts_of_a_trainer_are_names_import_paths_or_dicts() -> None:
+    trainer = lightning_cli(
+        agl.Trainer,
+        argv=[
+            *("--trainer.n-runners", "2", "--trainer.algorithm", "baseline"),
+            *("--trainer.strategy", "{type: cs, server_port: 0, graceful_timeout: 3}"),
+            *("--trainer.tracer", "agentlightning.tracer.dummy.DummyTracer", "--trainer.max-rollouts", "none"),
+        ],
+    )
+    assert isinstance(trainer.algorithm, agl.Baseline)
+    assert isinstance(trainer.tracer, agl.DummyTracer)
+    assert isinstance(trainer.strategy, agl.ClientServerExecutionStrategy)
+    assert (trainer.n_runners, trainer.strategy.graceful_timeout, trainer.max_rollouts) == (2, 3, None)

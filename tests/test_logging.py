@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentlightning as agl
 import agentlightning.logging
-from agentlightning.logging import DATE_FORMAT, DEFAULT_FORMAT
+from agentlightning.logging import DATE_FORMAT, DEFAULT_FORMAT, JsonLines, log_context
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +120,72 @@ def test_the_old_function_warns() -> None:
 def test_the_formats_are_constants() -> None:
     assert DATE_FORMAT == "%H:%M:%S"
     assert all(f"%({field})" in DEFAULT_FORMAT for field in ("asctime", "levelname", "process", "name", "message"))
+
+
+# --- ids and JSON lines ----------------------------------------------------------------------------------------------
+
+
+def test_a_line_ends_with_the_ids_of_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    agl.setup_logging("INFO", color=False)
+    logger = logging.getLogger("agentlightning.store")
+    with log_context(run_id="run-1"), log_context(rollout_id="ro-2", attempt_id="at-3"):
+        logger.info("here")
+        logger.info("[Rollout ro-2] named already")
+    logger.info("outside")
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.endswith("here (run run-1, rollout ro-2, attempt at-3)")
+    assert second.endswith("[Rollout ro-2] named already (run run-1, attempt at-3)")
+    assert third.endswith("outside")
+
+
+def test_each_line_may_be_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.log"
+    agl.setup_logging("INFO", json_lines=True, files=path)
+    with log_context(run_id="run-1", rollout_id="ro-2"):
+        try:
+            raise KeyError("x")
+        except KeyError:
+            logging.getLogger("agentlightning.runner").exception("two\nlines, %s", {"of": "it"})
+    [line] = path.read_text().splitlines()
+    told = json.loads(line)
+    assert capsys.readouterr().err == line + "\n"
+    assert told["message"] == "two\nlines, {'of': 'it'}"
+    assert (told["level"], told["logger"], told["process"]) == ("ERROR", "agentlightning.runner", os.getpid())
+    assert (told["run_id"], told["rollout_id"], "attempt_id" in told) == ("run-1", "ro-2", False)
+    assert told["time"].endswith("+00:00")
+    assert told["exception"].endswith("KeyError: 'x'")
+
+
+@pytest.mark.parametrize("other", [{"formatter": logging.Formatter()}, {"color": {"show_path": False}}])
+def test_json_lines_go_with_no_other_form(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="json_lines=True chooses the form of a line"):
+        agl.setup_logging(json_lines=True, **other)
+
+
+async def test_what_is_logged_while_an_attempt_is_played_has_its_ids() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    agl.setup_logging("INFO", console=False, extra_handlers=[handler])
+    store = agl.InMemoryLightningStore()
+
+    @agl.rollout
+    def in_a_thread(task: str) -> float:
+        logging.getLogger("agentlightning.mine").info("playing %s", task)
+        return 1.0
+
+    @agl.rollout
+    async def in_a_task(task: str) -> float:
+        logging.getLogger("agentlightning.mine").info("playing %s", task)
+        return 1.0
+
+    for agent in (in_a_thread, in_a_task):
+        runner = agl.LitAgentRunner[str](agl.OtelTracer(), max_rollouts=1)
+        rollout = await store.enqueue_rollout("it", run_id=None)
+        with runner.run_context(agent=agent, store=store):
+            await runner.iter()
+        told = [json.loads(line) for line in stream.getvalue().splitlines()]
+        [mine] = [line for line in told if line["message"] == "playing it" and line["rollout_id"] == rollout.rollout_id]
+        [attempt] = await store.query_attempts(rollout.rollout_id)
+        assert mine["attempt_id"] == attempt.attempt_id
+    await store.close()

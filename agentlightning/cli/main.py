@@ -1,35 +1,42 @@
-"""`agl`: sub-commands, exit codes, and how an error is shown.
+"""`agl`: exit codes, and how an error is shown.
 
-Exit codes: 0 done; 1 failed, or a verdict that is not the one hoped for; 2 wrong use or wrong input; 130 interrupted.
-Sub-commands import what they need when they run, so that `agl --help` is quick.
+Exit codes: 0 done; 1 failed, or a verdict that is not the one hoped for; 2 wrong use or wrong input; 70 an error that
+nobody foresaw; 130 interrupted by Ctrl+C (of the commands that serve, Ctrl+C is the ordinary end: 0). An error is one
+line; with `--debug` or `AGL_DEBUG=1` its traceback comes before it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import typer
 
-from agentlightning.cli import demo, gateway, rollouts, store
+from agentlightning.cli.commands import Commands
 from agentlightning.utils.version import VERSION
 
 WRONG_INPUT = (ValueError, TypeError, ImportError)
 """Errors that the user can mend: exit code 2 and one line."""
 FAILED = (RuntimeError, OSError, ArithmeticError)
 """Errors of the world around us: exit code 1 and one line."""
+UNFORESEEN = 70
+"""Any other error: a bug, ours or of code that a command was given."""
+INTERRUPTED = 130
+
+_debug: ContextVar[bool] = ContextVar("agentlightning_cli_debug", default=False)
 
 app = typer.Typer(
     name="agl",
+    cls=Commands,
     help="Train any AI agent. `agl demo` shows an agent learning on this machine in about two minutes.",
+    epilog="Example: agl store --port 4747, then agl rollouts list --store http://127.0.0.1:4747",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("gateway")(gateway.gateway)
-app.add_typer(store.app, name="store")
-app.add_typer(rollouts.app, name="rollouts")
 
 
 def _version(wanted: bool) -> None:
@@ -41,28 +48,41 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    debug: bool = typer.Option(False, "--debug", envvar="AGL_DEBUG", help="Show the traceback of an error."),
 ) -> None:
-    pass
+    _debug.set(debug)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `agl` with the given arguments (those of the process by default) and return the exit code."""
+    _debug.set(False)
     try:
         code = app(args=None if argv is None else list(argv), prog_name="agl", standalone_mode=False)
     except KeyboardInterrupt:
-        return 130
-    except (*WRONG_INPUT, *FAILED) as error:
-        print(f"agl: {error}", file=sys.stderr)
-        return 2 if isinstance(error, WRONG_INPUT) else 1
-    except Exception as error:
-        return _usage_error(error)
+        return INTERRUPTED
+    except BrokenPipeError:  # who read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the boundary: an error becomes a line and an exit code
+        return _usage_error(error) or _told(error)
     return code if isinstance(code, int) else 0
 
 
 def _usage_error(error: Exception) -> int:
-    """Show an error of the command line itself; anything else goes on with its traceback."""
+    """Show an error of the command line itself and return its exit code; 0 if it is none."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if not callable(show) or not isinstance(code, int):
-        raise error
+        return 0
     show()
     return code
+
+
+def _told(error: Exception) -> int:
+    if _debug.get():
+        traceback.print_exception(error)
+    if isinstance(error, (*WRONG_INPUT, *FAILED)):
+        print(f"agl: {error}", file=sys.stderr)
+        return 2 if isinstance(error, WRONG_INPUT) else 1
+    hint = "" if _debug.get() else " `agl --debug ...` shows where."
+    print(f"agl: unforeseen {type(error).__name__}: {error}.{hint}", file=sys.stderr)
+    return UNFORESEEN

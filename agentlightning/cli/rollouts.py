@@ -1,40 +1,97 @@
-"""`agl rollouts`: look at what a store holds of rollouts; `explain` says what became of each model call of one."""
+"""`agl rollouts`: look at what a store holds of rollouts. What changes them is in `rollout_changes.py`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from agentlightning.cli import rollout_changes
+from agentlightning.cli.output import JSON, moment, number, shortened, show_json, show_table
+from agentlightning.cli.places import STORE, existing_rollout, with_store
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.collect import Evidence
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Attempt, AttemptedRollout, Rollout
+    from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
 
-T = TypeVar("T")
-_STORE = typer.Option("agl.db", "--store", help="A file, the folder of a run, or where the store is: http://...:4747.")
-_WIDTH_OF_FILES = 200
-"""Columns where the output is no terminal, so that no line of a table is broken."""
+_ID = typer.Argument(metavar="ID", help="Which rollout.")
 
 app = typer.Typer(no_args_is_help=True)
+app.command("retry")(rollout_changes.retry)
+app.command("cancel")(rollout_changes.cancel)
+app.command("export")(rollout_changes.export)
 
 
 @app.callback()
 def rollouts() -> None:
-    """Look at rollouts and at what became of their model calls.
+    """Look at rollouts and at what became of their model calls; try them again, cancel them, export them.
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
 
 
-@app.command("explain")
-def explain(
-    rollout_id: str = typer.Argument(metavar="ID", help="Which rollout."),
-    store: str = _STORE,
+@app.command("list")
+def list_rollouts(
+    store: str = STORE,
+    status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
+    contains: str | None = typer.Option(None, help="Only those whose id contains this."),
+    run: str | None = typer.Option(None, help="Only those of this run."),
+    limit: int = typer.Option(100, min=1, help="At most so many, the newest."),
+    as_json: bool = JSON,
 ) -> int:
+    """Show rollouts, the newest first.
+
+    Example: agl rollouts list --store run.db --status failed
+    """
+    found = with_store(store, lambda opened: _newest(opened, status, contains, run, limit))
+    if as_json:
+        show_json(found)
+        return 0
+    show_table(
+        ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in found]
+    )
+    print(f"{len(found)} rollouts")
+    return 0
+
+
+@app.command("show")
+def show(
+    rollout_id: str = _ID,
+    store: str = STORE,
+    attempt: str | None = typer.Option(None, help="Of which attempt; the latest one by default."),
+    spans: bool = typer.Option(False, "--spans", help="List every span as well."),
+    as_json: bool = JSON,
+) -> int:
+    """Show a rollout: its task, its attempts, and what agent and model said to each other.
+
+    Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
+    """
+    from agentlightning.cli.conversation import conversation, lines_of
+
+    found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
+    own = _spans_of(found, attempt)
+    said = conversation(own)
+    if as_json:
+        told: dict[str, Any] = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
+        show_json({**told, "messages": said, **({"spans": own} if spans else {})})
+        return 0
+    for line in _story(found, found.reward):
+        print(line)
+    for each in found.attempts:
+        if each.error is not None and each.error.traceback:
+            print(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}")
+    print(f"task: {found.rollout.input}")
+    for line in lines_of(said):
+        print(line)
+    if spans:
+        show_table(("span", "name", "status", "seconds"), [_span_line(span) for span in own])
+    return 0
+
+
+@app.command("explain")
+def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> int:
     """Say for each model call of a rollout who saw it, and which row it went to or why it is in none.
 
     The reasons are those of the training ledger, for the default adapter. Exit code 2 if there is no such rollout.
@@ -44,80 +101,30 @@ def explain(
     from agentlightning.adapter.explain import HEADER
     from agentlightning.algorithm.record import read_rollout
 
-    found = _with_store(store, lambda opened: _evidence(opened, rollout_id, store))
+    found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)
+    told = record.explain()
+    cells = [each.cells() for each in told.calls]
+    if as_json:
+        calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
+        head = {"rollout_id": rollout_id, "status": found.rollout.status, "reward": record.reward}
+        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": told.words()})
+        return 0
     for line in _story(found, record.reward):
         print(line)
-    told = record.explain()
-    if told.calls:
-        _show_table(HEADER, [each.cells() for each in told.calls])
+    if cells:
+        show_table(HEADER, cells)
     print(told.words())
     return 0
 
 
-@app.command("list")
-def list_rollouts(
-    store: str = _STORE,
-    status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
-    contains: str | None = typer.Option(None, help="Only those whose id contains this."),
-    run: str | None = typer.Option(None, help="Only those of this run."),
-    limit: int = typer.Option(100, min=1, help="At most so many, the newest."),
-) -> int:
-    """Show rollouts, the newest first.
-
-    Example: agl rollouts list --store run.db --status failed
-    """
-    found = _with_store(store, lambda opened: _newest(opened, status, contains, run, limit))
-    lines = [_line(rollout) for rollout in found]
-    _show_table(("rollout", "status", "mode", "attempts end", "run", "started", "input"), lines)
-    print(f"{len(found)} rollouts")
-    return 0
-
-
-# --- the store -------------------------------------------------------------------------------------------------------
-
-
-def _with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
-    from agentlightning.store.spec import store_from_spec
-
-    async def run() -> T:
-        opened = store_from_spec(_spec(place))
-        try:
-            return await ask(opened)
-        finally:
-            await opened.close()
-
-    return asyncio.run(run())
-
-
-def _spec(place: str) -> str:
-    """Return the spec of the store that an option names.
-
-    Raises:
-        BadRequestError: it names a file that is not there, or a store that dies with its process.
-    """
-    from agentlightning.errors import BadRequestError
-    from agentlightning.store.spec import spec_of
-
-    spec = spec_of(str(Path(place) / "store.db") if Path(place).is_dir() else place)
-    body = spec.partition("?")[0]
-    if body == "memory":
-        raise BadRequestError("A store in memory can be asked by its own process only; name a file or a server")
-    if body.startswith("sqlite:///") and not Path(body.removeprefix("sqlite:///")).is_file():
-        raise BadRequestError(f"There is no store file {body.removeprefix('sqlite:///')!r}; name one with --store")
-    return spec
+# --- what is asked ---------------------------------------------------------------------------------------------------
 
 
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
     from agentlightning.algorithm.collect import evidence
-    from agentlightning.errors import NotFoundError
-    from agentlightning.store.spec import public_form
 
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        hint = f"agl rollouts list --store {public_form(place)} shows those that there are"
-        raise NotFoundError(f"There is no rollout {rollout_id!r} in {public_form(place)}; {hint}")
-    return await evidence(store, rollout)
+    return await evidence(store, await existing_rollout(store, rollout_id, place))
 
 
 async def _newest(
@@ -129,12 +136,25 @@ async def _newest(
     return list(await store.query_rollouts(**filters, sort_by="start_time", sort_order="desc", limit=limit))
 
 
+def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:
+    from agentlightning.errors import NotFoundError
+
+    known = [attempt.attempt_id for attempt in found.attempts]
+    if attempt_id is None:
+        return found.counted
+    if attempt_id not in known:
+        raise NotFoundError(
+            f"Rollout {found.rollout.rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(known) or 'none'}"
+        )
+    return sorted((s for s in found.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
+
+
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
 def _story(found: Evidence, reward: float | None) -> list[str]:
     rollout = found.rollout
-    lines = [f"rollout {rollout.rollout_id}: {rollout.status}, mode {rollout.mode or '-'}, reward {_shown(reward)}"]
+    lines = [f"rollout {rollout.rollout_id}: {rollout.status}, mode {rollout.mode or '-'}, reward {number(reward)}"]
     for attempt in found.attempts:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
@@ -147,39 +167,21 @@ def _end_of(attempt: Attempt) -> str:
 
 
 def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
-    from datetime import datetime
-
     from agentlightning.types import AttemptedRollout
 
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
-    started = datetime.fromtimestamp(rollout.start_time).isoformat(sep=" ", timespec="seconds")
-    task = str(rollout.input)
     return (
         rollout.rollout_id,
         rollout.status,
         rollout.mode or "-",
         "-" if attempt is None else _end_of(attempt),
         rollout.run_id or "-",
-        started,
-        task if len(task) <= 60 else f"{task[:57]}...",
+        moment(rollout.start_time),
+        shortened(rollout.input),
     )
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
-
-
-def _show_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_FILES)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    console.print(table)
+def _span_line(span: Span) -> tuple[str, ...]:
+    seconds = None if span.start_time is None or span.end_time is None else span.end_time - span.start_time
+    status = f"{span.status.status_code} {span.status.description or ''}".strip()
+    return str(span.sequence_id), span.name, status, "-" if seconds is None else f"{seconds:.3f}"

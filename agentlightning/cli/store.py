@@ -7,6 +7,7 @@ from enum import Enum
 import typer
 
 from agentlightning.cli import store_file
+from agentlightning.cli.output import LOG_JSON, log_to_stderr
 
 
 class Backend(str, Enum):
@@ -59,6 +60,7 @@ def store(
     ),
     tracker: list[Tracker] = typer.Option([], help="Collect metrics, for these; may be repeated."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
 ) -> int:
     """Serve a store for algorithm and runners.
 
@@ -70,9 +72,8 @@ def store(
         return _refuse_options(context)
     from agentlightning.cli.amounts import read_bytes, read_seconds
     from agentlightning.cli.serving import Serving, serve
-    from agentlightning.logging import setup
 
-    setup(log_level)
+    log_to_stderr(log_level, json_lines=log_json)
     serving = Serving(
         spec=place(db, backend, mongo_uri),
         host=host,

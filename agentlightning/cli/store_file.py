@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.cli.output import JSON, show_json
+from agentlightning.cli.places import with_store
+
 if TYPE_CHECKING:
-    from agentlightning.store.base import LightningStore
+    from agentlightning.store.base import LightningStore, LightningStoreStatistics
 
 _DB = typer.Option("agl.db", help="File of the store.")
 _COPY = typer.Argument(help="Name of the copy.")
-_PLACE = typer.Argument("agl.db", help="A file, or where the store is: http://127.0.0.1:4747.")
-_PATIENCE_SECONDS = 5.0
-"""For so long `stats` asks a server that does not answer."""
+_PLACE = typer.Argument(
+    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="A file, or where the store is: http://127.0.0.1:4747."
+)
 _ELSEWHERE = {
     "mongodb": "mongodump --uri=URI copies a MongoDB database, and its server checks itself",
     "postgres": "pg_dump URI copies a PostgreSQL database, and pg_amcheck checks one",
@@ -39,7 +42,7 @@ def backup(
     return 0
 
 
-def check(db: str = _DB) -> int:
+def check(db: str = _DB, as_json: bool = JSON) -> int:
     """Check a store's file, also while it is served: SQLite's structure, and what the store itself relies on.
 
     Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
@@ -47,6 +50,9 @@ def check(db: str = _DB) -> int:
     from agentlightning.store.sqlite.check import check_file
 
     report = check_file(_file_of(db))
+    if as_json:
+        show_json(report)
+        return 1 if report.found else 0
     for problem in report.problems:
         print(problem)
     if report.found:
@@ -58,37 +64,28 @@ def check(db: str = _DB) -> int:
     return 0
 
 
-def stats(place: str = _PLACE) -> int:
-    """Show how much a store holds.
+def stats(place: str = _PLACE, as_json: bool = JSON) -> int:
+    """Show how much a store holds. `agl stats` and `agl store stats` are the same.
 
     Example: agl store stats http://127.0.0.1:4747
     """
-    import asyncio
-
-    from agentlightning.errors import BadRequestError
-    from agentlightning.store.spec import spec_of, store_from_spec
-
-    spec = spec_of(place)
-    path = Path(spec.partition("?")[0].removeprefix("sqlite:///"))
-    if spec.startswith("sqlite:") and not path.is_file():
-        raise BadRequestError(f"There is no store file {str(path)!r}")
-    patience = {"deadline": _PATIENCE_SECONDS} if spec.startswith("http") and "deadline=" not in spec else {}
-    asyncio.run(_show(store_from_spec(spec, **patience)))
+    statistics, totals = with_store(place, _counts)
+    if as_json:
+        show_json({**statistics, "rollouts": totals})
+        return 0
+    for name, value in statistics.items():
+        print(f"{name:<26} {value:.1f}" if isinstance(value, float) else f"{name:<26} {value}")
+    for status, total in totals.items():
+        print(f"rollouts {status:<17} {total}")
     return 0
 
 
-async def _show(store: LightningStore) -> None:
+async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict[str, int]]:
+    """Return the store's own counters, and how many rollouts have each status."""
     from agentlightning.store.lifecycle import ROLLOUT_STATUSES
 
-    try:
-        statistics = await store.statistics()
-        pages = {status: await store.query_rollouts(status_in=[status], limit=1) for status in ROLLOUT_STATUSES}
-    finally:
-        await store.close()
-    for name, value in statistics.items():
-        print(f"{name:<26} {value:.1f}" if isinstance(value, float) else f"{name:<26} {value}")
-    for status, page in pages.items():
-        print(f"rollouts {status:<17} {page.total}")
+    pages = {status: await store.query_rollouts(status_in=[status], limit=1) for status in ROLLOUT_STATUSES}
+    return await store.statistics(), {status: page.total for status, page in pages.items()}
 
 
 def _file_of(db: str) -> Path:

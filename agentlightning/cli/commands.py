@@ -1,0 +1,70 @@
+"""The sub-commands of `agl`: where each one lives and its line on the help page.
+
+A module is imported when its command is called, so that `agl --help` costs no more than typer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+from typing_extensions import override
+
+
+@dataclass(frozen=True)
+class Place:
+    """One sub-command: its object as `module:name` below this package, its line and its panel on the help page."""
+
+    home: str
+    line: str
+    panel: str
+
+
+_TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
+COMMANDS: dict[str, Place] = {
+    "demo": Place("demo:demo", "An ordinary agent learns to use its calculator, in about two minutes.", _TRY),
+    "doctor": Place("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
+    "run": Place("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
+    "runner": Place("runner:runner", "Join a run: play its rollouts on this machine.", _RUN),
+    "store": Place("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
+    "gateway": Place("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
+    "prometheus": Place("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
+    "agentops": Place("agentops:agentops", "Take in what the AgentOps SDK sends, and keep it in a store.", _SERVE),
+    "vllm": Place("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
+    "rollouts": Place("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
+    "resources": Place("resources:app", "List and show what algorithms have published.", _LOOK),
+    "workers": Place("workers:workers", "List the workers that a store knows.", _LOOK),
+    "stats": Place("store_file:stats", "Show how much a store holds.", _LOOK),
+}
+
+
+class Commands(TyperGroup):
+    """The group of all sub-commands. Each is a line of help until it is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, place in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=place.line, rich_help_panel=place.panel, add_help_option=False))
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.add_command(load(args[0]))
+        return super().resolve_command(ctx, args)
+
+
+def load(name: str) -> Any:
+    """Import a sub-command and return it as typer runs it."""
+    module, _, attribute = COMMANDS[name].home.partition(":")
+    found: Any = getattr(importlib.import_module(f"agentlightning.cli.{module}"), attribute)
+    holder = typer.Typer(add_completion=False)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        settings: dict[str, Any] = getattr(found, "command_settings", {})
+        holder.command(name, **settings)(found)
+    return typer.main.get_group(holder).commands[name]

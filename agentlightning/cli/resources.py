@@ -1,0 +1,97 @@
+"""`agl resources`: what algorithms have published for agents. API keys are never shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from agentlightning.cli.output import JSON, moment, shortened, show_json, show_table
+from agentlightning.cli.places import STORE, with_store
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import Resource, ResourcesUpdate
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def resources() -> None:
+    """Look at the resources of a store: the models and prompts that agents were given.
+
+    Example: agl resources list --store run.db
+    """
+
+
+@app.command("list")
+def list_resources(
+    store: str = STORE,
+    limit: int = typer.Option(100, min=1, help="At most so many, those that changed last."),
+    as_json: bool = JSON,
+) -> int:
+    """Show the newest version of each set of resources, what changed last first.
+
+    Example: agl resources list --store http://127.0.0.1:4747
+    """
+    found = with_store(store, lambda opened: _newest(opened, limit))
+    if as_json:
+        show_json(found)
+        return 0
+    lines = [
+        (each.resources_id, str(each.version), each.run_id or "-", moment(each.update_time), name, _said(resource))
+        for each in found
+        for name, resource in each.resources.items()
+    ]
+    show_table(("resources", "version", "run", "changed", "name", "what"), lines)
+    print(f"{len(found)} sets of resources")
+    return 0
+
+
+@app.command("show")
+def show(
+    resources_id: str = typer.Argument(metavar="ID", help="Which set."),
+    store: str = STORE,
+    version: int | None = typer.Option(None, help="Which version; the newest by default."),
+) -> int:
+    """Show one version of a set of resources as JSON, without API keys.
+
+    Exit code 2 if there is none. Example: agl resources show re-1a2b3c --version 3 --store run.db
+    """
+    show_json(with_store(store, lambda opened: _one(opened, resources_id, version)))
+    return 0
+
+
+async def _newest(store: LightningStore, limit: int) -> list[ResourcesUpdate]:
+    return [
+        _without_keys(each)
+        for each in await store.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
+    ]
+
+
+async def _one(store: LightningStore, resources_id: str, version: int | None) -> ResourcesUpdate:
+    from agentlightning.errors import NotFoundError
+
+    found = await store.get_resources_by_id(resources_id, version)
+    if found is None:
+        which = "" if version is None else f" in version {version}"
+        raise NotFoundError(f"There are no resources {resources_id!r}{which}; agl resources list shows those there are")
+    return _without_keys(found)
+
+
+def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
+    from agentlightning.store.server_secrets import hide_secrets
+    from agentlightning.types import PaginatedResult
+
+    return hide_secrets("query_resources", PaginatedResult(items=[update], limit=1, offset=0, total=1))[0]
+
+
+def _said(resource: Resource) -> str:
+    """Return a resource as one line: its kind, then the model and where it is, or the start of the prompt."""
+    from agentlightning.types import LLM, PromptTemplate
+
+    if isinstance(resource, LLM):
+        return f"{resource.resource_type} {resource.model} at {resource.get_base_url()}"
+    if isinstance(resource, PromptTemplate):
+        return f"{resource.engine} {shortened(resource.template)!r}"
+    return str(resource.resource_type)

@@ -1,0 +1,127 @@
+"""`agl run`: run a Trainer that a file describes or that Python makes; `agl run stop` ends a run from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from agentlightning.cli.output import JSON, LOG_JSON, log_to_stderr, show_json
+from agentlightning.cli.places import STORE, with_store
+
+START = "start"
+
+
+class _StartsByDefault(TyperGroup):
+    """A group in which `agl run X` is `agl run start X`, unless X is a sub-command."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [START, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_StartsByDefault, no_args_is_help=True)
+
+
+@app.callback()
+def run() -> None:
+    """Run a Trainer: agl run TARGET is agl run start TARGET.
+
+    Example: agl run train.yaml --set trainer.n_runners=4
+    """
+
+
+@app.command(START)
+def start(
+    target: str = typer.Argument(
+        metavar="TARGET", help="A YAML or JSON file, or module:object: a Trainer, or a function to call."
+    ),
+    agent: str | None = typer.Option(None, help="Who plays: module:object or file.py:object."),
+    train: str | None = typer.Option(None, help="Tasks to train on: a .jsonl or .json file, or module:object."),
+    val: str | None = typer.Option(None, help="Tasks to validate on, in the same forms."),
+    settings: list[str] = typer.Option([], "--set", help="A key of the file with its value; may be repeated."),
+    dev: bool = typer.Option(False, "--dev", help="Try it quickly (Trainer.dev), with a fast algorithm."),
+    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+    as_json: bool = JSON,
+) -> int:
+    """Run a Trainer until its algorithm ends, and show the result.
+
+    Ctrl+C ends the run within seconds: exit code 130 (143 after SIGTERM). An exception of your own code is shown with
+    its traceback, exit code 1.
+
+    Example: agl run train.py:trainer --agent train.py:play --train tasks.jsonl
+    """
+    from agentlightning.cli.training import in_foreground
+
+    log_to_stderr(log_level, json_lines=log_json)
+    given = {"agent": agent, "train_dataset": train, "val_dataset": val, "dev": dev or None}
+
+    def work() -> None:
+        result = _result_of(target, settings, {name: value for name, value in given.items() if value is not None})
+        if as_json:
+            show_json({"result": result})
+        elif result is not None:
+            print(f"result: {result}")
+
+    return in_foreground(work)
+
+
+@app.command("stop")
+def stop(
+    run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Which run."),
+    unnamed: bool = typer.Option(False, "--unnamed", help="The run without a name, of roles that had no AGL_RUN_ID."),
+    store: str = STORE,
+    reason: str = typer.Option("agl run stop", help="What the processes of the run write into their logs."),
+) -> int:
+    """Tell a run to end: its algorithm, and its runners wherever they are. They look about once a second.
+
+    Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
+    """
+    from agentlightning.errors import BadRequestError
+    from agentlightning.execution.run_state import name_of_run, stop_run
+
+    if (run_id is None) != unnamed:
+        raise BadRequestError("Say which run: its RUN_ID (agl rollouts list shows them), or --unnamed; not both")
+    with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
+    print(f"told {name_of_run(run_id)} to stop")
+    return 0
+
+
+def _result_of(target: str, settings: list[str], given: dict[str, Any]) -> Any:
+    """Run what the target names and return its result."""
+    from agentlightning.cli.plan import Plan, read_plan
+    from agentlightning.cli.target import is_target, load_target
+    from agentlightning.cli.training import fit
+    from agentlightning.errors import BadRequestError
+    from agentlightning.trainer import Trainer
+
+    if Path(target).is_file() or not is_target(target):
+        plan = read_plan(Path(target), settings)
+    else:
+        found = load_target("TARGET", target)
+        if settings:
+            raise BadRequestError("--set changes keys of a file; TARGET is Python, which has its settings itself")
+        if not isinstance(found, Trainer):
+            return _called(target, found, given)
+        plan = Plan(trainer=found)
+    return fit(replace(plan, **given).checked())
+
+
+def _called(target: str, found: Any, given: dict[str, Any]) -> Any:
+    from agentlightning.errors import BadRequestError
+
+    if not callable(found):
+        raise BadRequestError(
+            f"TARGET {target!r} is a {type(found).__name__}; expected a Trainer, or a function to call"
+        )
+    if given:
+        options = ", ".join("--" + name.removesuffix("_dataset") for name in given)
+        raise BadRequestError(f"{options}: TARGET {target!r} is a function, which chooses these itself")
+    return found()

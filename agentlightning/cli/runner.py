@@ -1,0 +1,82 @@
+"""`agl runner`: join a run from any machine that reaches its store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from agentlightning.cli.output import LOG_JSON, log_to_stderr
+
+
+def runner(
+    agent: str = typer.Argument(metavar="AGENT", help="Who plays: module:object or file.py:object."),
+    store: str = typer.Option(
+        ..., envvar="AGENT_LIGHTNING_STORE_URL", help="The store of the run: http://algorithm-machine:4747."
+    ),
+    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Its run id; without one, rollouts of no run."),
+    token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default."),
+    runners: int = typer.Option(1, min=1, help="Runner processes."),
+    concurrency: int = typer.Option(1, min=1, help="Rollouts at once in each of them."),
+    max_rollouts: int | None = typer.Option(None, min=1, help="End after so many rollouts of each process."),
+    outage: float = typer.Option(60.0, help="Give up when the store does not answer for so many seconds."),
+    tracer: str | None = typer.Option(None, help="Import path of another tracer class."),
+    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+) -> int:
+    """Play the rollouts of a run on this machine until the run ends or is told to stop.
+
+    It waits for a store that does not answer yet, and for one that is started anew. Exit codes: 0 the run has ended;
+    69 the store did not answer for --outage seconds; 77 it refuses the token; 130 Ctrl+C; 143 SIGTERM.
+
+    Example: agl runner my_agent:play --store http://10.0.0.5:4747 --run nightly --runners 4
+    """
+    from agentlightning.cli.training import in_foreground
+
+    log_to_stderr(log_level, json_lines=log_json)
+    if token_file is not None:
+        os.environ["AGL_TOKEN"] = _token_in(token_file)
+    if run is not None:
+        os.environ["AGL_RUN_ID"] = run
+    settings = {"concurrency": concurrency, "store_unreachable_timeout": outage}
+    return in_foreground(lambda: _play(agent, store, runners, max_rollouts, tracer, settings))
+
+
+def _play(
+    agent: str, store: str, runners: int, max_rollouts: int | None, tracer: str | None, settings: dict[str, Any]
+) -> None:
+    from agentlightning.cli.plan import Plan
+    from agentlightning.cli.target import load_target
+    from agentlightning.cli.training import fit
+    from agentlightning.store.spec import spec_of
+    from agentlightning.trainer import Trainer
+
+    player = load_target("AGENT", agent)
+    trainer = Trainer(
+        strategy={"type": "cs", "role": "runner", "managed_store": False},
+        store=spec_of(store),
+        n_runners=runners,
+        max_rollouts=max_rollouts,
+        tracer=tracer,
+        runner=settings,
+    )
+    fit(Plan(trainer, agent=player() if isinstance(player, type) else player))
+
+
+def _token_in(file: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        BadRequestError: the file cannot be read, or is empty.
+    """
+    from agentlightning.errors import BadRequestError
+
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadRequestError(f"--token-file {file}: {error.strerror}") from error
+    if not token:
+        raise BadRequestError(f"--token-file {file} is empty; expected the AGL_TOKEN of the store")
+    return token

@@ -1,0 +1,49 @@
+"""`agl vllm`: vLLM's own command line. The gateway asks it for token ids, which it gives from a certain version on."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module, metadata
+from typing import Any
+
+import typer
+
+_FIRST_WITH_TOKEN_IDS = (0, 10, 2)
+"""The first vLLM that knows `return_token_ids` in a request, which the gateway sends."""
+
+
+def vllm(context: typer.Context) -> int:
+    """Run vLLM's command line with the arguments that follow.
+
+    Behind the gateway (agl gateway, LLMProxy) its replies carry the token ids that training needs.
+
+    Example: agl vllm serve my-org/my-model --port 8000
+    """
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        raise ImportError("agl vllm runs the package 'vllm', which is not installed: pip install vllm") from None
+    if not _gives_token_ids(version):
+        first = ".".join(map(str, _FIRST_WITH_TOKEN_IDS))
+        raise ImportError(
+            f"vllm {version} gives no token ids, so that nothing it says could be trained; "
+            f"{first} or newer does: pip install --upgrade vllm"
+        )
+    vllm_main: Any = import_module("vllm.entrypoints.cli.main").main
+    before, sys.argv = sys.argv, ["vllm", *context.args]
+    try:
+        code = vllm_main()
+    finally:
+        sys.argv = before
+    return code if isinstance(code, int) else 0
+
+
+vllm.command_settings = {  # pyright: ignore[reportFunctionMemberAccess] -- read by `commands.load`
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+}
+
+
+def _gives_token_ids(version: str) -> bool:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return numbers >= _FIRST_WITH_TOKEN_IDS

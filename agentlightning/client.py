@@ -1,0 +1,6 @@
+"""The old home of the v0.1 client; see `agentlightning.legacy`."""
+
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.dev import DevTaskLoader
+
+__all__ = ["AgentLightningClient", "DevTaskLoader"]

@@ -1,0 +1,121 @@
+"""LegacyAgentRunner: polls a v0.1 client for tasks, plays them with an agent, and posts the results."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from typing import Any
+
+from agentlightning.adapter import TraceAdapter
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.deprecation import warn_once
+from agentlightning.legacy.results import as_rollout
+from agentlightning.litagent.litagent import LitAgent, is_v0_1_rollout_api
+from agentlightning.tracer.base import Tracer
+from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutLegacy, Task
+
+logger = logging.getLogger(__name__)
+
+
+class LegacyAgentRunner(ParallelWorkerBase):
+    """Deprecated: the runner of the v0.1 protocol; use `LitAgentRunner`. The tracer is initialised by whoever gives it.
+
+    `triplet_exporter` makes triplets out of the spans of an attempt. `iter` ends after `max_tasks` tasks.
+    """
+
+    def __init__(
+        self,
+        agent: LitAgent[Any],
+        client: AgentLightningClient,
+        tracer: Tracer,
+        triplet_exporter: TraceAdapter[Any],
+        worker_id: int | None = None,
+        max_tasks: int | None = None,
+    ) -> None:
+        warn_once("LegacyAgentRunner", "use agl.LitAgentRunner")
+        super().__init__()
+        self.agent = agent
+        self.client = client
+        self.tracer = tracer
+        self.triplet_exporter = triplet_exporter
+        self.worker_id = worker_id
+        self.max_tasks = max_tasks
+
+    def run(self) -> bool:
+        """Play one task; False if there was none, or its resources are not there."""
+        return asyncio.run(self.run_async())
+
+    def iter(self) -> int:
+        """Play tasks until `max_tasks` of them were played; returns how many."""
+        return asyncio.run(self.iter_async())
+
+    async def iter_async(self) -> int:
+        """Play tasks until `max_tasks` of them were played; returns how many."""
+        played = 0
+        while self.max_tasks is None or played < self.max_tasks:
+            played += await self.run_async()
+        return played
+
+    async def run_async(self) -> bool:
+        """Play one task; False if there was none, or its resources are not there."""
+        task = await self.client.poll_next_task_async()
+        if task is None:
+            return False
+        resources = await self._resources_of(task)
+        if resources is None:
+            logger.error("[Rollout %s] there are no resources %s", task.rollout_id, task.resources_id or "at all")
+            return False
+        rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
+        try:
+            rollout = await self._play(task, resources)
+        except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is played
+            logger.exception("[Rollout %s] the agent failed", task.rollout_id)
+        await self.client.post_rollout_async(rollout)
+        return True
+
+    async def _resources_of(self, task: Task) -> NamedResources | None:
+        if task.resources_id is None:
+            found = await self.client.get_latest_resources_async()
+        else:
+            found = await self.client.get_resources_by_id_async(task.resources_id)
+        return None if found is None else found.resources
+
+    async def _play(self, task: Task, resources: NamedResources) -> RolloutLegacy:
+        self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
+        async with self.tracer.trace_context(name=task.rollout_id):
+            output = await self._call(task, resources)
+        rollout = as_rollout(output, task, self._trace(), self.triplet_exporter)
+        self._tell("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
+        return rollout
+
+    async def _call(self, task: Task, resources: NamedResources) -> Any:
+        name = "training_rollout" if task.mode == "train" else "validation_rollout"
+        method = getattr(self.agent, f"{name}_async" if self.agent.is_async() else name)
+        if is_v0_1_rollout_api(method):
+            arguments: tuple[Any, ...] = (task.input, task.rollout_id, resources)
+        else:
+            described = Rollout(
+                rollout_id=task.rollout_id,
+                input=task.input,
+                start_time=task.create_time or time.time(),
+                mode=task.mode,
+                resources_id=task.resources_id,
+                status="running",
+            )
+            arguments = (task.input, resources, described)
+        output = method(*arguments) if self.agent.is_async() else await asyncio.to_thread(method, *arguments)
+        return await output if inspect.isawaitable(output) else output
+
+    def _tell(self, hook: str, *about: Any, **parts: Any) -> None:
+        try:
+            getattr(self.agent, hook)(*about, **parts)
+        except Exception:  # a hook must not cost the rollout
+            logger.exception("%s of %s failed", hook, type(self.agent).__name__)
+
+    def _trace(self) -> list[Any]:
+        try:
+            return list(self.tracer.get_last_trace())
+        except NotImplementedError:
+            return []

@@ -1,0 +1,103 @@
+"""The guides of the operator: each command in them is typed here, in the order of the page, on what the page makes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.cli.commands import load
+from agentlightning.store import SQLiteLightningStore
+from tests.cli.reference import PAGE, page
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = ("operate", "debug")
+SERVING = {"gateway", "prometheus", "runner"}
+"""Commands that end when they are told to: their arguments are read, and that is all. `agl store` is another one."""
+
+
+def blocks(guide: str, language: str) -> list[str]:
+    text = (DOCS / f"how-to/{guide}.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(guide: str) -> Iterator[list[str]]:
+    """Yield the commands of a guide as words, without `agl`."""
+    for block in blocks(guide, "bash"):
+        for line in block.splitlines():
+            words = shlex.split(line)
+            if words[0] == "agl":
+                yield words[1:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the program of the guide left behind, and a file of the name that the other guide uses."""
+    made = tmp_path_factory.mktemp("guide")
+    [program] = blocks("debug", "python")
+    (made / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, "program.py"], cwd=made, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("succeeded (scored)") >= 2
+    shutil.copy(made / "debug.db", made / "run.db")
+    return made
+
+
+def rollout_in(folder: Path) -> str:
+    async def first() -> str:
+        store = SQLiteLightningStore(folder / "debug.db")
+        [rollout, *_] = await store.query_rollouts(limit=1)
+        await store.close()
+        return rollout.rollout_id
+
+    return asyncio.run(first())
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_each_command_of_a_guide_does_what_it_is_for(
+    guide: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    for name in ("AGENT_LIGHTNING_STORE_URL", "AGL_TOKEN", "AGL_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    rollout_id = rollout_in(folder)
+    typed = 0
+    for words in commands(guide):
+        words = [rollout_id if word == "$ROLLOUT" else word for word in words]
+        if words[0] in SERVING or (words[0] == "store" and words[1].startswith("-")):
+            loaded: Any = load(words[0])
+            loaded.make_context(words[0], words[1:]).close()
+        else:
+            assert main(words) == 0, (words, capsys.readouterr().err)
+        typed += 1
+    assert typed >= 5
+
+
+def test_the_reference_says_what_the_commands_say() -> None:
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.cli.reference"
+
+
+def test_the_file_of_the_reference_is_understood(tmp_path: Path) -> None:
+    [written] = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "run.yaml").write_text(written)
+    (tmp_path / "tasks.jsonl").write_text('"Ada"\n')
+    (tmp_path / "my_agent.py").write_text(
+        "def play(task, prompt_template):\n    return float(prompt_template.format(name=task) == 'Hello, Ada!')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "agentlightning.cli", "run", "run.yaml", "--json", "--log-level", "WARNING"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "AGL_LOG_JSON": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"rewards": [\n      1.0\n    ]' in done.stdout
+    assert (tmp_path / "run.db").is_file()

@@ -1,0 +1,185 @@
+"""What a store holds, looked at and changed by hand: rollouts, resources, workers, statistics; as text and as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli import main
+from agentlightning.execution.run_state import stop_note, stop_run
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import SQLiteLightningStore
+from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import LLM, AttemptError, PromptTemplate, RolloutConfig
+from tests.cli.test_rollouts import play
+from tests.stubs.model_server import ModelServer
+from tests.test_one_rollout import agent as asks_twice
+
+SECRET = "sk-planted-key"
+
+
+@pytest.fixture
+async def store_file(tmp_path: Path) -> tuple[str, dict[str, str]]:
+    """A file with a scored, a failed and a queued rollout, a worker, and two versions of a set of resources."""
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    ids = {"scored": await play(store), "failed": await play(store, failed=True)}
+    queued = await store.enqueue_rollout("later", run_id="run-1", config=RolloutConfig(max_attempts=2))
+    resources = await store.add_resources({"llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", api_key=SECRET)})
+    await store.update_resources(
+        resources.resources_id, {"prompt": PromptTemplate(template="Hello, {name}!", engine="f-string")}
+    )
+    await store.update_worker("worker-1", {"cpu": 1}, run_id="run-1")
+    await stop_run(store, "run-0")  # leaves a row of its own among the workers
+    await store.close()
+    return str(tmp_path / "agl.db"), {**ids, "queued": queued.rollout_id, "resources": resources.resources_id}
+
+
+@pytest.fixture
+def agl(store_file: tuple[str, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command against the file; returns exit code, standard output and standard error."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, [*arguments, "--store", store_file[0]])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+async def test_a_rollout_is_shown_with_what_agent_and_model_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
+    with ModelServer() as model:
+        proxy = LLMProxy(store=store, model_list=[model.entry("m")])
+        await proxy.start()
+        await store.add_resources({"main_llm": proxy.as_resource()})
+        rollout = await store.enqueue_rollout("hello", mode="train")
+        runner = LitAgentRunner[str](OtelTracer(), max_rollouts=1)
+        with runner.run_context(agent=asks_twice, store=store):
+            await runner.iter()
+        await proxy.stop()
+    await store.close()
+    assert await asyncio.to_thread(main, ["rollouts", "show", rollout.rollout_id, "--store", str(tmp_path)]) == 0
+    first, attempt, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"rollout {rollout.rollout_id}: succeeded, mode train, reward ")
+    assert attempt.endswith(": succeeded scored")
+    assert lines[0] == "task: hello"
+    assert [line for line in lines if line.startswith("---")] == ["--- model call 1", "--- model call 2"]
+    assert sum(line.startswith("user: ") for line in lines) == 2
+    assert sum(line.startswith("assistant: ") for line in lines) == 2
+    command = ["rollouts", "export", "--format", "messages", "--store", str(tmp_path)]
+    assert await asyncio.to_thread(main, command) == 0
+    chats = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[message["role"] for message in chat["messages"]] for chat in chats] == [
+        ["user", "assistant"], ["user", "assistant", "user", "assistant"],
+    ]  # fmt: skip
+
+
+async def test_a_rollout_as_json_has_attempts_messages_and_spans(agl: Any, store_file: Any) -> None:
+    code, out, _ = await agl("rollouts", "show", store_file[1]["scored"], "--spans", "--json")
+    told = json.loads(out)
+    assert (code, told["reward"], told["rollout"]["status"]) == (0, 0.5, "succeeded")
+    assert [attempt["outcome"] for attempt in told["attempts"]] == ["scored"]
+    assert len(told["spans"]) == 6
+    assert told["messages"]
+
+
+async def test_what_the_agent_raised_is_shown_with_its_traceback(agl: Any, store_file: Any) -> None:
+    store = SQLiteLightningStore(store_file[0], synchronous="NORMAL")
+    made = await store.start_rollout("x")
+    error = AttemptError(type="KeyError", message="'x'", traceback="Traceback ...\n  in play\nKeyError: 'x'\n")
+    await store.update_attempt(made.rollout_id, made.attempt.attempt_id, status="failed", error=error)
+    await store.close()
+    out = (await agl("rollouts", "show", made.rollout_id))[1]
+    assert "failed infrastructure_fault exception, KeyError: 'x'" in out
+    assert f"--- {made.attempt.attempt_id} ended in\nTraceback ...\n  in play\nKeyError: 'x'\n" in out
+
+
+async def test_an_attempt_that_is_not_there_is_told_which_are(agl: Any, store_file: Any) -> None:
+    code, _, err = await agl("rollouts", "show", store_file[1]["scored"], "--attempt", "at-none")
+    assert (code, "has no attempt 'at-none'; it has: at-" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", [("rollouts", "list"), ("rollouts", "explain"), ("workers",), ("resources", "list")]
+)
+async def test_data_is_printed_as_one_json_document(agl: Any, store_file: Any, command: tuple[str, ...]) -> None:
+    words = (*command, store_file[1]["scored"]) if command[-1] == "explain" else command
+    code, out, _ = await agl(*words, "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert SECRET not in out
+
+
+async def test_rollouts_that_have_ended_are_tried_again_and_others_are_left_alone(agl: Any, store_file: Any) -> None:
+    path, ids = store_file
+    code, out, err = await agl("rollouts", "retry", ids["failed"], ids["queued"])
+    assert (code, out) == (1, f"{ids['failed']}: failed -> requeuing\n")
+    assert f"{ids['queued']}: queuing, unchanged: it has not ended; cancel it first" in err
+    code, out, err = await agl("rollouts", "cancel", ids["failed"], ids["scored"])
+    assert (code, out) == (1, f"{ids['failed']}: requeuing -> cancelled\n")
+    assert "has ended already" in err
+    store = SQLiteLightningStore(path)
+    assert [(await store.get_rollout_by_id(ids[name])).status for name in ("failed", "scored", "queued")] == [
+        "cancelled", "succeeded", "queuing",
+    ]  # fmt: skip
+    await store.close()
+
+
+async def test_all_open_rollouts_of_a_run_are_cancelled_at_once(agl: Any, store_file: Any) -> None:
+    code, out, _ = await agl("rollouts", "cancel", "--run", "run-1")
+    assert (code, out) == (0, f"{store_file[1]['queued']}: queuing -> cancelled\n")
+    assert (await agl("rollouts", "cancel", "--run", "run-1"))[:2] == (0, "")
+    for wrong in ([], ["ro-1", "--run", "run-1"]):
+        code, _, err = await agl("rollouts", "cancel", *wrong)
+        assert (code, "Say which rollouts" in err) == (2, True)
+
+
+async def test_an_export_holds_a_rollout_in_each_line(agl: Any, store_file: Any, tmp_path: Path) -> None:
+    out_file = tmp_path / "export.jsonl"
+    code, _, err = await agl("rollouts", "export", "--out", str(out_file))
+    records = [json.loads(line) for line in out_file.read_text().splitlines()]
+    assert (code, err) == (0, "3 lines\n")
+    assert [len(record["spans"]) for record in records] == [6, 5, 0]
+    assert (await agl("rollouts", "export", "--status", "succeeded"))[1].count("\n") == 1
+
+
+async def test_each_version_of_resources_is_shown_without_its_key(agl: Any, store_file: Any) -> None:
+    resources_id = store_file[1]["resources"]
+    _, out, _ = await agl("resources", "list")
+    assert "f-string 'Hello, {name}!'" in out
+    code, out, _ = await agl("resources", "show", resources_id, "--version", "1")
+    assert (code, json.loads(out)["resources"]["llm"]["api_key"]) == (0, None)
+    code, _, err = await agl("resources", "show", resources_id, "--version", "9")
+    assert (code, f"There are no resources '{resources_id}' in version 9" in err) == (2, True)
+
+
+async def test_workers_are_listed_and_notes_among_them_are_not(agl: Any) -> None:
+    code, out, _ = await agl("workers", "--json")
+    assert (code, [worker["worker_id"] for worker in json.loads(out)]) == (0, ["worker-1"])
+    assert (await agl("workers", "--run", "run-2"))[1].splitlines()[-1] == "0 workers"
+
+
+async def test_statistics_are_numbers_for_programs_too(
+    store_file: tuple[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(main, ["stats", store_file[0], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["total_rollouts"], told["rollouts"]["queuing"], told["rollouts"]["failed"]) == (3, 1, 1)
+
+
+async def test_a_run_is_told_to_stop(agl: Any, store_file: tuple[str, Any]) -> None:
+    assert (await agl("run", "stop", "run-7", "--reason", "enough"))[0] == 0
+    store = SQLiteLightningStore(store_file[0])
+    note = await stop_note(store, "run-7")
+    assert note is not None
+    assert note.reason == "enough"
+    await store.close()
+    assert (await agl("run", "stop"))[0] == 2

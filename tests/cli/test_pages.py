@@ -1,0 +1,128 @@
+"""Every page of `agl`: an example that parses, near misses, completion, no colours in a pipe, errors that tell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from agentlightning.cli import main
+from agentlightning.cli.commands import COMMANDS, load
+
+
+def pages() -> Iterator[tuple[str, ...]]:
+    """Yield every command that has a page, as one types it."""
+    for name in COMMANDS:
+        yield (name,)
+        yield from ((name, below) for below in getattr(load(name), "commands", {}))
+
+
+def page(*command: str) -> str:
+    """Return the page of a command without the frames that its width gives it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agentlightning.cli", *command, "--help"],
+        capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [p for p in pages() if p != ("vllm",)], ids=" ".join)
+def test_each_page_has_an_example_that_the_command_line_understands(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main([*command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    [example] = re.findall(r"Example: ((?:[A-Z_]+=\S+ )?agl [^│╭]+?)(?= [╭│]|$)", shown)
+    words = shlex.split(example.partition(",")[0])
+    words = words[words.index("agl") + 1 :]
+    assert command[-1] in words or command == ("run", "start")
+    loaded: Any = load(words[0])
+    loaded.make_context(words[0], words[1:], resilient_parsing=False).close()
+
+
+def test_the_line_of_each_command_on_the_first_page_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) in (0, 2)
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if not re.search(rf"│ {name} ", shown)] == []
+
+
+def test_the_first_page_imports_no_command() -> None:
+    program = """
+import sys
+from agentlightning.cli import main
+main(["--help"])
+print([name for name in sys.modules if name.startswith("agentlightning.")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert "agentlightning.cli.commands" in loaded
+    for name in ("agentlightning.cli.store", "agentlightning.store", "agentlightning.types"):
+        assert f"'{name}'" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["stroe"], "Did you mean 'store'"),
+        (["rollouts", "lst"], "Did you mean 'list'"),
+        (["rollouts", "list", "--statis", "failed"], "--status"),
+        (["--debg"], "--debug"),
+    ],
+)
+def test_a_near_miss_is_told_the_right_word(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(words: str) -> list[str]:
+        environment = {**os.environ, "_AGL_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+        command = [sys.executable, "-m", "agentlightning.cli"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment).stdout.split()
+
+    assert completed("agl ro") == ["rollouts"]
+    assert "retry" in completed("agl rollouts re")
+    assert completed("agl workers --li") == ["--limit"]
+
+
+def test_a_pipe_gets_no_colours() -> None:
+    assert "\x1b" not in page("rollouts")
+
+
+@pytest.mark.parametrize("asked", ["--debug", "AGL_DEBUG"])
+def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr("agentlightning.cli.findings.all_findings", broken)
+    assert main(["doctor"]) == 70
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "agl: unforeseen LookupError: no such thing. `agl --debug ...` shows where."
+    if asked == "AGL_DEBUG":
+        monkeypatch.setenv("AGL_DEBUG", "1")
+    assert main(["--debug", "doctor"] if asked == "--debug" else ["doctor"]) == 70
+    assert "in broken" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    command = f"{shlex.quote(sys.executable)} -m agentlightning.cli doctor --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[", "")
+
+
+def test_every_command_is_a_function_or_an_app_of_typer() -> None:
+    assert all(isinstance(load(name), typer.core.TyperCommand | typer.core.TyperGroup) for name in COMMANDS)
