@@ -1,0 +1,85 @@
+"""The recipes of `deploy/` as data: which parts there are, what each is started with, and what it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = DEPLOY / "docker/compose.yaml"
+DOCKERFILE = DEPLOY / "docker/Dockerfile"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+SBATCH = DEPLOY / "slurm/run.sbatch"
+PROGRAM = DEPLOY / "program/train.py"
+ENTRYPOINT = ["agl"]
+"""Of the image."""
+
+VALUES = {"AGL_TOKEN": "a-token-for-all-parts", "UPSTREAM_URL": "http://127.0.0.1:1/v1", "MODEL": "m"}
+"""What a user gives: by the shell, a Secret, or the ConfigMap."""
+SECRETS = {"token": VALUES["AGL_TOKEN"], "upstream-api-key": "a-key"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One container."""
+
+    name: str
+    command: list[str]
+    """As it is executed."""
+    environment: dict[str, str]
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+def documents() -> Iterator[dict[str, Any]]:
+    """Yield every Kubernetes object."""
+    for path in MANIFESTS:
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def workloads() -> list[dict[str, Any]]:
+    return [document for document in documents() if "template" in document.get("spec", {})]
+
+
+def interpolated(text: str, values: Mapping[str, str]) -> str:
+    """Fill `${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose does."""
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: values.get(found[1], found[2] or ""), text)
+
+
+def compose_parts(values: Mapping[str, str] = VALUES) -> list[Part]:
+    return [
+        Part(
+            name,
+            [interpolated(word, values) for word in (*service.get("entrypoint", ENTRYPOINT), *service["command"])],
+            {key: interpolated(value, values) for key, value in service["environment"].items()},
+        )
+        for name, service in compose()["services"].items()
+    ]
+
+
+def kubernetes_parts(values: Mapping[str, str] = VALUES) -> list[Part]:
+    [settings] = [document["data"] for document in documents() if document["kind"] == "ConfigMap"]
+    settings = {**settings, **{name: value for name, value in values.items() if name in settings}}
+    return [
+        _part(container, settings)
+        for workload in workloads()
+        for container in workload["spec"]["template"]["spec"]["containers"]
+    ]
+
+
+def _part(container: dict[str, Any], settings: dict[str, str]) -> Part:
+    environment = dict(settings) if "envFrom" in container else {}
+    for entry in container["env"]:
+        reference = entry.get("valueFrom")
+        environment[entry["name"]] = SECRETS[reference["secretKeyRef"]["key"]] if reference else entry["value"]
+    words = [*container.get("command", ENTRYPOINT), *container.get("args", [])]
+    filled = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in words]
+    return Part(container["name"], filled, environment)
