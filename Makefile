@@ -5,11 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.agl-setup
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.agl-setup
+VENDORS := .venv-vendors
+VENDORS_STAMP := $(VENDORS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
+# Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
+WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-chaos soak bench bench-store bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-vendors test-chaos soak bench bench-store bench-trainer bench-gateway bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -42,19 +46,25 @@ layers: setup-dev
 	$(BIN)/lint-imports
 
 check: lint types layers
-	$(BIN)/python -m pytest -q -m "not slow and not heavy"
+	$(BIN)/python -m pytest -q -m "not slow and not heavy" -n $(WORKERS) --dist loadfile
 
 test: lint types layers
-	$(BIN)/python -m pytest -m "not heavy"
+	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile
 
 test-heavy: setup-dev
-	$(BIN)/python -m pytest -m heavy --deselect tests/chaos/test_soak.py $(ARGS)
+	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist loadfile $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)
 
 bench-store: setup-dev
 	$(BIN)/python -m bench.store $(ARGS)
+
+bench-trainer: setup-dev
+	$(BIN)/python -m bench.trainer $(ARGS)
+
+bench-gateway: setup-dev
+	$(BIN)/python -m bench.gateway $(ARGS)
 
 bench-learning: setup-dev
 	$(BIN)/python -m bench.learning $(ARGS)
@@ -65,10 +75,19 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS_STAMP)
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
+
+$(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requirements.txt
+	$(PYTHON) -m venv $(VENDORS)
+	$(VENDORS)/bin/python -m pip install --quiet -c constraints-vendors.txt -r tests/tracer/requirements.txt --editable .
+	@touch $@
+
+test-vendors: $(VENDORS_STAMP)
+	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/test_collector.py $(ARGS)
 
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
+	$(BIN)/python -m tests.chaos.running
 
 soak: setup-dev
 	$(BIN)/python -m tests.chaos.soak --minutes 30 --rate 50 $(ARGS)
@@ -77,4 +96,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(VENDORS) dist build runs .pytest_cache .ruff_cache .hypothesis
