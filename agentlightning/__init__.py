@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.utils.lazy import lazy_attributes
+from agentlightning.utils.removed import explain_absent_modules
 from agentlightning.utils.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.decorator import (
         FunctionalAlgorithm,
         algo,
+    )
+    from agentlightning.algorithm.evaluation import (
+        EvaluationResult,
     )
     from agentlightning.algorithm.fast import (
         Baseline,
@@ -86,20 +90,32 @@ if TYPE_CHECKING:
         ExecutionStrategy,
         MultiprocessingEvent,
         SharedMemoryExecutionStrategy,
+        StalledError,
         StrandedWorkError,
         ThreadingEvent,
     )
+    from agentlightning.legacy import (
+        AgentLightningClient,
+        AgentLightningServer,
+        DevTaskLoader,
+        LegacyAgentRunner,
+    )
     from agentlightning.litagent import (
+        CommandAgent,
         FunctionalLitAgent,
         LitAgent,
+        ProgramFailed,
+        ProgramOutput,
         llm_rollout,
         prompt_rollout,
         rollout,
     )
     from agentlightning.llm_proxy import (
         GatewayLimits,
+        HealthChecks,
         LLMProxy,
         ModelConfig,
+        PolicyConfig,
     )
     from agentlightning.logging import configure_logger
     from agentlightning.logging import setup as setup_logging
@@ -121,9 +137,11 @@ if TYPE_CHECKING:
         SQLiteLightningStore,
     )
     from agentlightning.tracer import (
+        AgentOpsTracer,
         DummyTracer,
         OtelTracer,
         Tracer,
+        WeaveTracer,
         clear_active_tracer,
         get_active_tracer,
         set_active_tracer,
@@ -191,6 +209,9 @@ if TYPE_CHECKING:
 _HOMES: dict[str, str] = {
     "Adapter": "agentlightning.adapter",
     "AgentLightningError": "agentlightning.errors",
+    "AgentLightningClient": "agentlightning.legacy",
+    "AgentLightningServer": "agentlightning.legacy",
+    "AgentOpsTracer": "agentlightning.tracer",
     "Algorithm": "agentlightning.algorithm.base",
     "AlgorithmDiedError": "agentlightning.execution",
     "Attempt": "agentlightning.types",
@@ -205,9 +226,11 @@ _HOMES: dict[str, str] = {
     "ClientServerExecutionStrategy": "agentlightning.execution",
     "ConflictError": "agentlightning.errors",
     "Dataset": "agentlightning.types",
+    "DevTaskLoader": "agentlightning.legacy",
     "DroppedCounts": "agentlightning.types",
     "DummyTracer": "agentlightning.tracer",
     "EnqueueRolloutRequest": "agentlightning.types",
+    "EvaluationResult": "agentlightning.algorithm.evaluation",
     "Event": "agentlightning.types",
     "EventPage": "agentlightning.types",
     "ExecutionEvent": "agentlightning.execution",
@@ -216,16 +239,22 @@ _HOMES: dict[str, str] = {
     "FilterField": "agentlightning.types",
     "FilterOptions": "agentlightning.types",
     "FunctionalAlgorithm": "agentlightning.algorithm.decorator",
+    "CommandAgent": "agentlightning.litagent",
+    "ProgramFailed": "agentlightning.litagent",
+    "ProgramOutput": "agentlightning.litagent",
     "FunctionalLitAgent": "agentlightning.litagent",
     "GRPO": "agentlightning.algorithm.grpo",
     "GatewayLimits": "agentlightning.llm_proxy",
+    "HealthChecks": "agentlightning.llm_proxy",
     "GenericResponse": "agentlightning.types",
     "GoneError": "agentlightning.errors",
     "Hook": "agentlightning.types",
     "InMemoryLightningStore": "agentlightning.store",
     "LLM": "agentlightning.types",
     "LLMProxy": "agentlightning.llm_proxy",
+    "PolicyConfig": "agentlightning.llm_proxy",
     "LedgerError": "agentlightning.errors",
+    "LegacyAgentRunner": "agentlightning.legacy",
     "LightningEnvVar": "agentlightning.env_var",
     "LightningStore": "agentlightning.store",
     "LightningStoreCapabilities": "agentlightning.store",
@@ -283,6 +312,7 @@ _HOMES: dict[str, str] = {
     "StatusCode": "agentlightning.types",
     "StoreUnreachableError": "agentlightning.errors",
     "StoreWriteError": "agentlightning.errors",
+    "StalledError": "agentlightning.execution",
     "StrandedWorkError": "agentlightning.execution",
     "Task": "agentlightning.types",
     "TaskIfAny": "agentlightning.types",
@@ -300,6 +330,7 @@ _HOMES: dict[str, str] = {
     "Trainer": "agentlightning.trainer",
     "Triplet": "agentlightning.types",
     "UnauthorizedError": "agentlightning.errors",
+    "WeaveTracer": "agentlightning.tracer",
     "Worker": "agentlightning.types",
     "WorkerStatus": "agentlightning.types",
     "algo": "agentlightning.algorithm.decorator",
@@ -336,22 +367,28 @@ _HOMES: dict[str, str] = {
 _REMOVED: dict[str, str] = {
     "APO": "Prompt optimisation is not part of this release; write it with @agl.algo, or train weights with agl.GRPO.",
     "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
-    "AgentLightningClient": "The v0.1 protocol is not part of this release; use agl.LightningStoreClient.",
-    "AgentLightningServer": "The v0.1 protocol is not part of this release; use agl.LightningStoreServer.",
-    "AgentOpsTracer": "Import it from agentlightning.tracer (extra agentops); agl.OtelTracer is the default.",
-    "WeaveTracer": "Import it from agentlightning.tracer (extra weave); agl.OtelTracer is the default.",
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/backend.py.",
     "DataProto": "Return the reward from the agent, or any value with Trainer(reward_fn=...).",
-    "DevTaskLoader": "The v0.1 protocol is not part of this release; use agl.Trainer(...).dev(agent, tasks).",
-    "LegacyAgentRunner": "The v0.1 protocol is not part of this release; use agl.LitAgentRunner.",
     "RedisLightningStore": "Write a subclass of agl.LightningStore, or use agl.SQLiteLightningStore.",
     "SamplingParameters": "Use agl.LLM(sampling_parameters={...}).",
     "SystemPrompt": "Use agl.PromptTemplate.",
+    "TrainerLegacy": "Use agl.Trainer: fit(agent, train_dataset=...) in the place of the v0.1 methods.",
 }
+
+explain_absent_modules(
+    {
+        "agentlightning.models": "Import LLM from agentlightning.",
+        "agentlightning.operation": "Import operation from agentlightning.",
+        "agentlightning.prompts": "Import PromptTemplate from agentlightning.",
+        "agentlightning.store.redis": f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md.",
+    }
+)
 
 __all__ = [
     "Adapter",
     "AgentLightningError",
+    "AgentLightningClient",
+    "AgentLightningServer",
     "Algorithm",
     "AlgorithmDiedError",
     "Attempt",
@@ -366,9 +403,12 @@ __all__ = [
     "ClientServerExecutionStrategy",
     "ConflictError",
     "Dataset",
+    "DevTaskLoader",
     "DroppedCounts",
+    "AgentOpsTracer",
     "DummyTracer",
     "EnqueueRolloutRequest",
+    "EvaluationResult",
     "Event",
     "EventPage",
     "ExecutionEvent",
@@ -377,16 +417,22 @@ __all__ = [
     "FilterField",
     "FilterOptions",
     "FunctionalAlgorithm",
+    "CommandAgent",
+    "ProgramFailed",
+    "ProgramOutput",
     "FunctionalLitAgent",
     "GRPO",
     "GatewayLimits",
+    "HealthChecks",
     "GenericResponse",
     "GoneError",
     "Hook",
     "InMemoryLightningStore",
     "LLM",
     "LLMProxy",
+    "PolicyConfig",
     "LedgerError",
+    "LegacyAgentRunner",
     "LightningEnvVar",
     "LightningStore",
     "LightningStoreCapabilities",
@@ -410,6 +456,7 @@ __all__ = [
     "OtelResource",
     "OtelTraceAdapter",
     "OtelTracer",
+    "WeaveTracer",
     "Outcome",
     "PaginatedResult",
     "ParallelWorkerBase",
@@ -444,6 +491,7 @@ __all__ = [
     "StatusCode",
     "StoreUnreachableError",
     "StoreWriteError",
+    "StalledError",
     "StrandedWorkError",
     "Task",
     "TaskIfAny",

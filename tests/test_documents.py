@@ -119,7 +119,7 @@ def is_importable(name: str) -> bool:
 @each_document
 def test_every_name_of_agl_that_a_document_uses_exists(document: Path) -> None:
     present = document.read_text().partition(ABSENT)[0]
-    names = set(re.findall(r"\bagl\.(\w+)", present))
+    names = set(re.findall(r"\bagl\.(?!db\b)(\w+)", present))  # agl.db is a file
     assert sorted(name for name in names if not hasattr(agl, name)) == []
 
 

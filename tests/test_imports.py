@@ -75,7 +75,7 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["APO", "VERL", "AgentOpsTracer", "DataProto", "SystemPrompt", "AgentLightningClient", "RedisLightningStore"],
+    ["APO", "VERL", "DataProto", "SystemPrompt", "RedisLightningStore"],
 )
 def test_a_name_that_is_not_there_says_what_to_use(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"agentlightning.{name} does not exist\. .*(agl\.|Return)"):
@@ -94,6 +94,7 @@ def paths_in_the_contract() -> list[tuple[str, str]]:
         ("agentlightning.algorithm.fast", "FastAlgorithm Baseline"),
         ("agentlightning.algorithm.utils", "with_llm_proxy with_store batch_iter_over_dataset"),
         ("agentlightning.cli", "main"),
+        ("agentlightning.client", "AgentLightningClient DevTaskLoader"),
         ("agentlightning.config", "lightning_cli nullable_str"),
         ("agentlightning.emitter", "emit_exception emit_message emit_object"),
         ("agentlightning.env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
@@ -107,7 +108,9 @@ def paths_in_the_contract() -> list[tuple[str, str]]:
         ("agentlightning.logging", "DATE_FORMAT DEFAULT_FORMAT setup setup_module"),
         ("agentlightning.runner", "LitAgentRunner"),
         ("agentlightning.runner.base", "Runner"),
+        ("agentlightning.runner.legacy", "LegacyAgentRunner"),
         ("agentlightning.semconv", "AGL_ANNOTATION AGL_REWARD LightningResourceAttributes LightningSpanAttributes"),
+        ("agentlightning.server", "AgentLightningServer"),
         ("agentlightning.store", "LightningStore LightningStoreCapabilities"),
         ("agentlightning.store.base", "LightningStore LightningStoreCapabilities UNSET"),
         ("agentlightning.store.client_server", "LightningStoreClient LightningStoreServer"),

@@ -71,6 +71,20 @@ async def test_what_is_not_registered_or_lacks_a_label_is_refused(make: Callable
         await backend.observe_histogram("test.labels.calls", 1.0, {"x": "1"})
 
 
+@every_backend
+async def test_a_gauge_is_registered_like_the_others(make: Callable[[], MetricsBackend]) -> None:
+    backend = make()
+    backend.register_gauge("test.gauge.depth", ["queue"])
+    await backend.set_gauge("test.gauge.depth", 3.0, {"queue": "a"})
+    backend.show("test.gauge.depth", 2.0, {"queue": "a"})
+    with pytest.raises(ValueError, match=r"Label 'queue' is required for Gauge 'test.gauge.depth'\."):
+        await backend.set_gauge("test.gauge.depth", 1.0)
+    with pytest.raises(ValueError, match=r"is not registered \(it is a Gauge\); call register_counter"):
+        await backend.inc_counter("test.gauge.depth", 1.0, {"queue": "a"})
+    if backend.has_prometheus():
+        assert 'test_gauge_depth{queue="a"} 2.0' in generate_latest(get_prometheus_registry()).decode()
+
+
 # --- the terminal ------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +122,16 @@ def test_closing_logs_what_was_not_logged_yet(caplog: pytest.LogCaptureFixture) 
     assert lines(caplog)[1] == "a.seconds{method=put}=51.00ms,96.00ms,100.00ms  b.calls{method=get}=0.00/s"
     backend.close()
     assert len(lines(caplog)) == 2
+
+
+def test_a_gauge_shows_what_was_said_last_summed_where_labels_are_merged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    backend = ConsoleMetricsBackend(log_interval_seconds=3600.0)
+    backend.register_gauge("depth", ["queue"])
+    for queue, value in (("a", 9), ("a", 2), ("b", 3)):
+        backend.show("depth", value, {"queue": queue})
+    backend.close()
+    assert lines(caplog) == ["depth=9", "depth=5"]
 
 
 @pytest.mark.parametrize(
