@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from typing import Any
 
@@ -30,6 +31,7 @@ async def serves_then_blocks(store: LightningStore, worker_id: int, event: Execu
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
     address, runner = sys.argv[1:]
     strategy = RayExecutionStrategy(address=address)
     bundles: dict[str, Any] = {"serves": Serve(), "serves_then_blocks": serves_then_blocks}
