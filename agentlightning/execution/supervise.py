@@ -169,6 +169,8 @@ class TaskTeam:
 
     def __init__(self, members: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self._tasks = [asyncio.create_task(work, name=name) for name, work in members.items()]
+        for task in self._tasks:  # looked at, so that no failure beside the first is reported as never retrieved
+            task.add_done_callback(failure_of)
 
     async def watch(self) -> None:
         """Return when all have ended; raise what the first to fail raised. Being cancelled is no failure."""

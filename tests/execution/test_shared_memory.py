@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -81,9 +82,13 @@ def test_what_the_algorithm_raises_comes_out_unchanged(main_thread: str, n_runne
 
 
 @pytest.mark.parametrize(("main_thread", "n_runners"), LAYOUTS)
-def test_what_a_runner_raises_ends_the_run_and_comes_out_unchanged(main_thread: str, n_runners: int) -> None:
+def test_what_a_runner_raises_ends_the_run_and_comes_out_unchanged(
+    main_thread: str, n_runners: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(LookupError, match="found nothing"):
         strategy(main_thread, n_runners).execute(patient_algorithm, broken_runner, InMemoryLightningStore())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize(("main_thread", "n_runners"), LAYOUTS)
