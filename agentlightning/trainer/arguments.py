@@ -16,6 +16,7 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.progress import Style
 from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.execution.settings import check_choice
+from agentlightning.runner.hooks import check_hook
 from agentlightning.runner.outcome import check_policy_faults
 from agentlightning.trainer.init_utils import nearest
 from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
@@ -95,8 +96,15 @@ def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """Return hooks as a tuple: of none, of one, of a sequence.
 
     Raises:
-        TypeError: one is no `Hook`; says which.
+        TypeError: one is no `Hook`, says which; or a callback asks for something that it is not told.
     """
+    found = _listed_hooks(hooks)
+    for hook in found:
+        check_hook(hook)
+    return found
+
+
+def _listed_hooks(hooks: Any) -> tuple[Hook, ...]:
     if hooks is None:
         return ()
     if isinstance(hooks, Hook):
