@@ -1,4 +1,4 @@
-"""Watching a run from beside its algorithm: a live table on a terminal, and the summary at the end.
+"""Watching a run from beside its algorithm: a live line on a terminal, and the summary at the end.
 
 The rollouts are heard of through the store's feed of changes, so every algorithm is shown alike. Where nobody would see
 it (no terminal, no handler for INFO) nothing is asked.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PAGE = 200
 LOOK_SECONDS = 0.5
-"""How long one question for changes is held open, and how often the table is drawn at least."""
+"""How long one question for changes is held open, and how often the line is drawn at least."""
 CATCH_UP_SECONDS = 0.3
 """How long the summary may wait for what it has not heard of yet."""
 
@@ -34,7 +34,7 @@ CATCH_UP_SECONDS = 0.3
 async def followed(report: RunReport, store: LightningStore, style: Style, *, live: bool) -> AsyncGenerator[None]:
     """Follow the run of which `store` is the view during the body, and sum it up when the body ends, however it does.
 
-    `live=False` shows no table: the algorithm draws its own, and the summary is in the log.
+    `live=False` shows nothing: the algorithm draws its own, and the summary is in the log.
     """
     stream: TextIO | None = sys.stderr  # a process without a terminal may have none
     shown = stream is not None and (style == "live" or (style == "auto" and stream.isatty()))
@@ -42,7 +42,7 @@ async def followed(report: RunReport, store: LightningStore, style: Style, *, li
         yield
         return
     began = time.monotonic()
-    draw, close = _table(report, stream, began) if shown and live and stream else (_nothing, _nothing)
+    draw, close = _shown(report, stream, began) if shown and live and stream else (_nothing, _nothing)
     feed = _Feed(store, report)
     following = asyncio.create_task(feed.follow(draw))
     try:
@@ -126,17 +126,27 @@ def _standing(rollout: Rollout) -> RolloutEvent:
     )
 
 
-def _table(report: RunReport, stream: TextIO, began: float) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what draws the table anew, and what lets it stand as it is."""
+def _shown(report: RunReport, stream: TextIO, began: float) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what draws the line of the run anew, and what puts a table in its place at the end.
+
+    One line and no more: runners write to the same terminal, and a table drawn over it would take their words away.
+    """
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=stream)
 
     def now() -> Any:
-        return report.table(time.monotonic() - began)
+        return Text(report.status(time.monotonic() - began), no_wrap=True, overflow="ellipsis")
 
-    live = Live(now(), console=Console(file=stream), refresh_per_second=4)
+    def close() -> None:
+        live.stop()
+        console.print(report.table(time.monotonic() - began))
+
+    live = Live(now(), console=console, refresh_per_second=4, transient=True)
     live.start()
-    return (lambda: live.update(now())), live.stop
+    return (lambda: live.update(now())), close
 
 
 def _nothing() -> None:

@@ -76,6 +76,11 @@ class RunReport:
             parts.append(self.duration_text())
         return f"{self.name}: {'; '.join(parts)}; kept in {self.place}"
 
+    def status(self, seconds: float) -> str:
+        """Return how the run stands in one line."""
+        counts = f"{len(self.ended)} ended{_listed(self.outcomes)}, {self.running} running, {self.waiting} waiting"
+        return f"{self.name}, {seconds:.0f} s: {counts}; {self.reward_text()}"
+
     def reward_text(self) -> str:
         """Return the mean reward, and over how many."""
         rewards = self.rewards

@@ -91,8 +91,8 @@ class Trainer(TrainerParts):
             What an algorithm says of one rollout itself comes before it.
         run_id: a name for the run. Started again with the same name on the same durable store, `fit` goes on with what
             is open and does not repeat what has ended. None makes a new run each time (or reads `AGL_RUN_ID`).
-        progress: `auto` shows a table while it runs on a terminal, and sums up in the log elsewhere; also `live`,
-            `plain` (only the summary) and `none`.
+        progress: `auto` shows a line while it runs and a table at the end on a terminal, and sums up in the log
+            elsewhere; also `live`, `plain` (only the summary) and `none`.
         n_workers, max_tasks, triplet_exporter, dev, daemon: deprecated.
 
     Raises:

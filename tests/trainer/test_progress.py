@@ -49,6 +49,8 @@ def test_a_terminal_shows_the_run_and_what_it_came_to(tmp_path: Path) -> None:
         shown = read_all(leader)
         assert running.stdout is not None
         assert running.stdout.read() == b"done\n"
+    assert shown.count("\x1b[1A") <= 1, "only its own line is drawn over: runners write to the same terminal"
+    assert "raise KeyError(task)" in shown
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     last = last[last.rindex("run run-") :]
     assert "3 ended, 0 running, 0 waiting" in last
