@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 
 from agentlightning.errors import AgentLightningError, PolicyFault
 from agentlightning.litagent.program import ProgramResultError, ProgramTimedOut
@@ -34,6 +36,7 @@ from agentlightning.utils.otel import full_qualified_name
 
 TRACEBACK_BYTES = 8 * 1024
 MESSAGE_BYTES = 4 * 1024
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 PolicyFaults = Mapping[type[Exception], float]
 """Exception classes that are the policy's fault, and what each earns."""
 
@@ -135,8 +138,8 @@ def _policy_reward(error: BaseException, policy_faults: PolicyFaults) -> float |
 
 
 def describe(error: BaseException) -> AttemptError:
-    """Return class, message and the last part of the traceback of an exception."""
-    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    """Return class, message and the last part of the traceback of an exception, from the agent's own code on."""
+    stack = "".join(traceback.format_exception(type(error), error, agents_part(error)))
     try:
         message = str(error)
     except Exception:  # a broken __str__ of the user's
@@ -146,6 +149,14 @@ def describe(error: BaseException) -> AttemptError:
         message=message.encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore"),
         traceback=stack.encode("utf-8", "replace")[-TRACEBACK_BYTES:].decode("utf-8", "ignore"),
     )
+
+
+def agents_part(error: BaseException) -> TracebackType | None:
+    """Return the traceback without our frames above the first that is not of this package; whole if all are."""
+    part = error.__traceback__
+    while part is not None and part.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        part = part.tb_next
+    return part or error.__traceback__
 
 
 def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Exception], float]:

@@ -8,7 +8,7 @@ import random
 import time
 
 from agentlightning.errors import BusyError, ConflictError
-from agentlightning.runner.outcome import Ending
+from agentlightning.runner.outcome import Ending, agents_part
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.within import within
@@ -58,7 +58,7 @@ def log_failure(ending: Ending, prefix: str) -> None:
         ending.reason,
         type(cause).__name__,
         cause,
-        exc_info=cause if serious and ending.reason == "exception" else None,
+        exc_info=(type(cause), cause, agents_part(cause)) if serious and ending.reason == "exception" else None,
     )
 
 

@@ -145,6 +145,8 @@ async def test_a_crash_is_a_failed_attempt_with_its_traceback_and_no_reward(
     assert (error.type, error.message) == ("ZeroDivisionError", "by my own fault")
     assert error.traceback is not None
     assert 'raise ZeroDivisionError("by my own fault")' in error.traceback
+    first = error.traceback.splitlines()[1]
+    assert __file__ in first, "it begins in the agent's code, not in ours"
     assert await rewards(store, played) == []
 
 
