@@ -52,7 +52,7 @@ test: lint types layers
 	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile
 
 test-heavy: setup-dev
-	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)
