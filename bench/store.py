@@ -6,54 +6,24 @@ in which others had the core; all else is wall time, so measure on a quiet machi
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Callable
 
+from bench.parts import Part, options_of, run_parts
 from bench.store_durable import measure_durable
-from bench.store_figures import HEAD, QUIET_STEPS_PER_SECOND, Figure, MachineShare, steps_per_second, wait_for_quiet
 from bench.store_http import measure_http
 from bench.store_memory import measure_memory
 from bench.store_otlp import measure_otlp
 from bench.store_waiting import measure_long_waits, measure_wake_ups
 
-PARTS: dict[str, Callable[[bool], list[Figure]]] = {
-    "memory": measure_memory,
-    "http": measure_http,
-    "durable": measure_durable,
-    "otlp": measure_otlp,
-    "wake": measure_wake_ups,
-    "wait": measure_long_waits,
+PARTS: dict[str, Part] = {
+    "memory": lambda options: measure_memory(options.quick),
+    "http": lambda options: measure_http(options.quick),
+    "durable": lambda options: measure_durable(options.quick),
+    "otlp": lambda options: measure_otlp(options.quick),
+    "wake": lambda options: measure_wake_ups(options.quick),
+    "wait": lambda options: measure_long_waits(options.quick),
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts, with commas: {','.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="smaller and shorter, to try it out")
-    parser.add_argument("--wait-quiet", type=float, default=0.0, help="seconds to wait for an idle machine, per part")
-    options = parser.parse_args()
-    chosen = [name.strip() for name in options.only.split(",")]
-    if unknown := [name for name in chosen if name not in PARTS]:
-        parser.error(f"unknown part {unknown[0]!r}; expected any of {', '.join(PARTS)}")
-    missed: list[Figure] = []
-    began = time.monotonic()
-    print(HEAD)
-    for name in chosen:
-        wait_for_quiet(options.wait_quiet)
-        share, speed = MachineShare(), steps_per_second()
-        for figure in PARTS[name](options.quick):
-            print(figure.line(), flush=True)
-            missed += [figure] if figure.met is False else []
-        print(
-            f"({name}: others used {share.of_others():.0%} of the machine; "
-            f"plain Python ran at {speed / QUIET_STEPS_PER_SECOND:.0%} of its speed on the reference machine)\n",
-            flush=True,
-        )
-    print(f"{len(missed)} targets missed, {time.monotonic() - began:.0f} s")
-    return 1 if missed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_parts(options_of(__doc__, PARTS), PARTS))
