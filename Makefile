@@ -20,7 +20,7 @@ setup: $(STAMP)
 setup-dev: $(DEV_STAMP)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; this is %s. Choose another with: make PYTHON=python3.12" % sys.version.split()[0])'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is %s. Choose another with: make PYTHON=python3.12" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt

@@ -35,6 +35,12 @@ class BadRequestError(AgentLightningError, ValueError):
     http_status = 400
 
 
+class TokenReusedError(BadRequestError):
+    """The token of a call was used before, for a call with other arguments (HTTP 422)."""
+
+    http_status = 422
+
+
 class GoneError(AgentLightningError, RuntimeError):
     """The thing existed and was dropped, for example spans that were evicted (HTTP 410)."""
 
@@ -75,6 +81,11 @@ class StoreWriteError(AgentLightningError, OSError):
     http_status = 507
 
 
+class DamagedRecordError(AgentLightningError, RuntimeError):
+    """A record of the store cannot be read; the text names it. A fault of the store's data, not of the request (HTTP
+    500)."""
+
+
 class PolicyFault(AgentLightningError):
     """Raised by an agent to say: the policy did this wrong, and this is the reward it earns.
 
@@ -96,7 +107,7 @@ class MissingExtraError(AgentLightningError, ImportError):
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         super().__init__(
             f"{feature} needs the package '{missing}', which is not installed. "
-            f"Install it with: pip install 'agentlightning[{extra}]'"
+            f"Install it with: pip install 'agl-framework[{extra}]'"
         )
 
 
@@ -125,6 +136,7 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
     for cls in (
         NotFoundError,
         ConflictError,
+        TokenReusedError,
         BadRequestError,
         GoneError,
         TooLargeError,
@@ -132,6 +144,7 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
         UnauthorizedError,
         StoreUnreachableError,
         StoreWriteError,
+        DamagedRecordError,
     )
 }
-"""Classes that a server names in its reply and a client raises again."""
+"""Classes that a server names in its reply and a client raises again; one that refines another comes before it."""

@@ -6,6 +6,8 @@ about; as JSON it has them as fields.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import logging
 import sys
@@ -13,16 +15,24 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.private_files import make_private, private_folder
+from agentlightning.terminal import json_text, one_line, shortened, some_lines
+
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 DATE_FORMAT = "%H:%M:%S"
 BASE_LOGGER = "agentlightning"
 _WIDTH_WITHOUT_TERMINAL = 200
+MOST_CHARACTERS = 64 * 1024
+"""Length of a message, and of a traceback."""
+MOST_ON_CONSOLE = 16 * 1024
+_MOST_COLOURED = 500
+"""Length of a message in colours; 0.03 s of the highlighter at worst, 8 s for 16,000 characters."""
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
 
@@ -137,6 +147,10 @@ def setup_module(
     return logger
 
 
+setup_logging = setup
+setup_module_logging = setup_module
+
+
 def configure_logger(level: int = logging.INFO, name: str = BASE_LOGGER) -> logging.Logger:
     """Deprecated: use `setup_module`."""
     warnings.warn("configure_logger is deprecated, use setup_logging", DeprecationWarning, stacklevel=2)
@@ -163,14 +177,30 @@ def _console_handler(color: bool | dict[str, Any]) -> logging.Handler:
         handler.setFormatter(PlainLines(DEFAULT_FORMAT, DATE_FORMAT))
         return handler
     from rich.console import Console
-    from rich.logging import RichHandler
 
     terminal = sys.stderr is not None and sys.stderr.isatty()  # a process without a terminal may have no stderr
     console = Console(stderr=True, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
     options: dict[str, Any] = {"console": console, "rich_tracebacks": False, "markup": False}
-    rich_handler = RichHandler(**options | (color if isinstance(color, dict) else {}))
+    rich_handler = _console_class()(**options | (color if isinstance(color, dict) else {}))
     rich_handler.setFormatter(_Message("%(message)s"))
     return rich_handler
+
+
+@functools.cache
+def _console_class() -> type[Any]:
+    """Return rich's handler with bounds: the time of its highlighter grows with the square of a text."""
+    from rich.console import ConsoleRenderable
+    from rich.logging import RichHandler
+    from rich.text import Text
+
+    class BoundedHandler(RichHandler):
+        @override
+        def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
+            if len(message) <= _MOST_COLOURED:
+                return super().render_message(record, message)
+            return Text(shortened(message, MOST_ON_CONSOLE))
+
+    return BoundedHandler
 
 
 def _set_submodule_level(base: logging.Logger, name: str, level: int | str) -> None:
@@ -181,10 +211,11 @@ def _set_submodule_level(base: logging.Logger, name: str, level: int | str) -> N
 
 
 def _add_file(logger: logging.Logger, path: Path, lines: logging.Formatter) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     target = str(path.resolve())
     if any(isinstance(h, logging.FileHandler) and h.baseFilename == target for h in logger.handlers):
         return
+    make_private(path)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setLevel(logger.getEffectiveLevel())
     handler.setFormatter(lines)
@@ -195,7 +226,20 @@ def _add_file(logger: logging.Logger, path: Path, lines: logging.Formatter) -> N
 
 
 class PlainLines(logging.Formatter):
-    """A format of `logging`, and behind the message the ids that the line is about and does not name itself."""
+    """A format of `logging`, and behind the message the ids that the line is about and does not name itself.
+
+    What is logged is bounded, and holds nothing that a terminal obeys; values that are filled in stay on one line.
+    """
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        shown = copy.copy(record)
+        shown.msg, shown.args, shown.exc_text = message_of(record), None, None
+        return super().format(shown)
+
+    @override
+    def formatException(self, ei: Any) -> str:
+        return bounded_exception(super().formatException(ei))
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -214,13 +258,55 @@ class JsonLines(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,
-            "message": record.getMessage(),
+            "message": message_of(record),
             **log_ids(),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+            line["exception"] = bounded_exception(self.formatException(record.exc_info))
+        return json_text(json.dumps(line, ensure_ascii=False, default=str))
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Return the message of a record with its values filled in, each as one line, and bounded."""
+    text, args = str(record.msg), record.args
+    if args:
+        shown = (
+            {key: _shown(each) for key, each in args.items()} if isinstance(args, Mapping) else tuple(map(_shown, args))
+        )
+        try:
+            text %= shown
+        except (TypeError, ValueError):  # a number of another kind, which %d takes and a text does not
+            text = record.getMessage()
+    return some_lines(shortened(text, MOST_CHARACTERS))
+
+
+def bounded_exception(text: str) -> str:
+    """Return a traceback without control characters; of a long one the end, where the exception is told."""
+    if len(text) > MOST_CHARACTERS:
+        text = f"({len(text)} characters) ...{text[-MOST_CHARACTERS:]}"
+    return some_lines(text)
+
+
+def _shown(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float)) else _Shown(value)
+
+
+class _Shown:
+    """A value that is filled into a message."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @override
+    def __str__(self) -> str:
+        return one_line(shortened(str(self._value), MOST_CHARACTERS))
+
+    @override
+    def __repr__(self) -> str:
+        return one_line(shortened(repr(self._value), MOST_CHARACTERS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pydantic import BaseModel
+from agentlightning.field_help import Value
 
 AGL_ANNOTATION = "agentlightning.annotation"
 AGL_MESSAGE = "agentlightning.message"
@@ -13,6 +13,15 @@ AGL_EXCEPTION = "agentlightning.exception"
 AGL_OPERATION = "agentlightning.operation"
 AGL_REWARD = "agentlightning.reward"
 AGL_VIRTUAL = "agentlightning.virtual"
+AGL_SPANS_CUT = "agentlightning.spans_cut"
+"""The last span of an attempt that had more spans than are kept (20,000, and rewards): says how many are left out."""
+
+CHANGED_TEXTS = "agentlightning.changed_texts"
+"""Attribute of a span: the keys whose texts were changed because no store can hold them (half a surrogate pair became
+U+FFFD) or because they were longer than 8 Mi characters."""
+
+HIDDEN_KEYS = "agentlightning.hidden_keys"
+"""Attribute of a span: the places in whose texts something was hidden that has the shape of a key."""
 
 CONTROL_PREFIX = "agl-control:"
 """Ids of rows among the workers that no worker is behind: notes of runs. Lists leave them out unless asked for it."""
@@ -40,6 +49,13 @@ class LightningSpanAttributes(Enum):
     OPERATION_NAME = "agentlightning.operation.name"
     OPERATION_INPUT = "agentlightning.operation.input"
     OPERATION_OUTPUT = "agentlightning.operation.output"
+
+
+class LightningCutAttributes(Enum):
+    """Keys on a span `AGL_SPANS_CUT`: counts of spans."""
+
+    KEPT = "agentlightning.spans_cut.kept"
+    LEFT_OUT = "agentlightning.spans_cut.left_out"
 
 
 class LightningCallAttributes(Enum):
@@ -91,11 +107,13 @@ class RewardAttributes(Enum):
     REWARD_VALUE = "value"
 
 
-class RewardPydanticModel(BaseModel):
+class RewardPydanticModel(Value):
     """One dimension of a reward; element 0 of a list of them is the primary one."""
 
     name: str
+    """The dimension, such as `primary`."""
     value: float
+    """A finite number."""
 
 
 class LinkAttributes(Enum):
@@ -105,8 +123,10 @@ class LinkAttributes(Enum):
     VALUE_MATCH = "value_match"
 
 
-class LinkPydanticModel(BaseModel):
+class LinkPydanticModel(Value):
     """All spans whose attribute `key_match` equals `value_match` (`trace_id` and `span_id` are reserved keys)."""
 
     key_match: str
+    """The attribute to compare."""
     value_match: str
+    """The value that it must have."""

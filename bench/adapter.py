@@ -10,8 +10,9 @@ from typing import Any
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.adapter.triplet import TraceToTripletBase
-from agentlightning.llm_proxy.calls import CallTokens, ModelCall
-from agentlightning.llm_proxy.spans import spans_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span
 from bench.store_figures import Figure, clock
 
@@ -80,7 +81,7 @@ def records(calls: int) -> list[Span]:
     """Return what this gateway writes: two spans for each call, with typed tokens beside the text form."""
     spans: list[Span] = []
     for index in range(calls):
-        call = ModelCall("ro-1", "at-1", 2 * index + 1, arrived_at=_BEGAN + 2 * index * 0.001)
+        call = GatewayCall("ro-1", "at-1", 2 * index + 1, arrived_at=_BEGAN + 2 * index * 0.001)
         call.request = {"model": "policy", "messages": [{"role": "user", "content": f"question {index}"}]}
         said = {"role": "assistant", "content": "answer"}
         choice = {"index": 0, "message": said, "finish_reason": "stop", "token_ids": COMPLETION}

@@ -38,7 +38,8 @@ class _Set:
 
 
 @contextmanager
-def _set_up(kind: str) -> Generator[_Set]:
+def set_up(kind: str) -> Generator[_Set]:
+    """Hold the three processes; the gateway's store is of a kind."""
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Child(Engine))
         gateway = stack.enter_context(Child(GatewayPart, kind, engine.opened))
@@ -50,7 +51,7 @@ def measure_added_time(quick: bool) -> list[Figure]:
     seconds, rounds = (1.0, 3) if quick else (3.0, 5)
     added: dict[float, list[float]] = {0.5: [], 0.99: []}
     alone: list[float] = []
-    with _set_up("memory") as bench:
+    with set_up("memory") as bench:
         for way in (bench.direct, bench.through):
             bench.callers.call("at_rate", *way, RATE, 0.5)
         used = bench.gateway.cpu_seconds()
@@ -75,7 +76,7 @@ def measure_rate(quick: bool) -> list[Figure]:
     seconds, rounds = (1.0, 2) if quick else (3.0, 3)
     figures: list[Figure] = []
     for kind in ("memory", "sqlite"):
-        with _set_up(kind) as bench:
+        with set_up(kind) as bench:
             bench.callers.call("closed_loop", *bench.through, IN_FLIGHT, 0.5)
             fresh, used, calls = bench.gateway.call("mebibytes"), bench.gateway.cpu_seconds(), 0.0
             rates: list[float] = []
@@ -99,11 +100,11 @@ def measure_streams(quick: bool) -> list[Figure]:
     """The first byte of a stream, and the memory of many open ones."""
     times, rounds = (50, 3) if quick else (200, 5)
     delays: list[float] = []
-    with _set_up("memory") as bench:
+    with set_up("memory") as bench:
         for _ in range(rounds):
             direct, through = (bench.callers.call("first_bytes", *way, times) for way in (bench.direct, bench.through))
             delays.append(1e3 * (statistics.median(through) - statistics.median(direct)))
-    with _set_up("sqlite") as bench:
+    with set_up("sqlite") as bench:
         before = bench.gateway.call("mebibytes")
         bench.callers.call("hold_streams", *bench.through, OPEN_STREAMS)
         during = bench.gateway.call("mebibytes")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from agentlightning.llm_proxy import GatewayLimits, LLMProxy
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from bench.gateway_engine import HELD, REQUEST

@@ -11,6 +11,7 @@ import sys
 from bench.parts import Part, options_of, run_parts
 from bench.store_durable import measure_durable
 from bench.store_http import measure_http
+from bench.store_idle import measure_idle_polls
 from bench.store_memory import measure_memory
 from bench.store_otlp import measure_otlp
 from bench.store_waiting import measure_long_waits, measure_wake_ups
@@ -22,6 +23,7 @@ PARTS: dict[str, Part] = {
     "otlp": lambda options: measure_otlp(options.quick),
     "wake": lambda options: measure_wake_ups(options.quick),
     "wait": lambda options: measure_long_waits(options.quick),
+    "idle": lambda options: measure_idle_polls(options.quick),
 }
 
 

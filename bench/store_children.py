@@ -8,9 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Protocol
-
-from typing_extensions import Self
+from typing import Any, Protocol, Self
 
 from bench.store_figures import cpu_seconds
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import AttemptedRollout
 from bench.store_figures import Figure
@@ -77,7 +77,7 @@ async def _sqlite() -> AsyncIterator[EngineStore]:
 
 
 @contextlib.contextmanager
-def _postgres_server() -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """The address of a server of one's own.
 
     Raises:
@@ -86,7 +86,7 @@ def _postgres_server() -> Iterator[str]:
     if importlib.util.find_spec("agentlightning.store.postgres") is None:
         raise LookupError("there is no PostgreSQL store")
     if importlib.util.find_spec("psycopg") is None:
-        raise LookupError("psycopg is not installed: pip install 'agentlightning[postgres]'")
+        raise LookupError("psycopg is not installed: pip install 'agl-framework[postgres]'")
     from tests.stubs.postgres_server import PostgresServer, find_binaries
 
     if find_binaries() is None:
@@ -97,7 +97,7 @@ def _postgres_server() -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def _postgres() -> AsyncIterator[EngineStore]:
-    with _postgres_server() as uri:
+    with postgres_server() as uri:
         from agentlightning.store.postgres import PostgresLightningStore
 
         store = PostgresLightningStore(uri)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import AttemptedRollout
-from agentlightning.utils.auth import Receive, Scope, Send
+from agentlightning.utils.http.auth import Receive, Scope, Send
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from bench.store_spans import model_calls
 
@@ -21,7 +21,7 @@ CALLS_IN_FLIGHT = 16
 
 
 class StoreServer:
-    """A store server; `kind` is `memory` or `sqlite` (a file that is gone at the end)."""
+    """A store server; `kind` is `memory`, `sqlite` (a file that is gone at the end) or the address of a database."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -29,8 +29,7 @@ class StoreServer:
     async def open(self) -> str:
         """Return the address."""
         self._folder = tempfile.TemporaryDirectory()
-        path = Path(self._folder.name) / "bench.db"
-        self._store: EngineStore = InMemoryLightningStore() if self._kind == "memory" else SQLiteLightningStore(path)
+        self._store: EngineStore = self._make(Path(self._folder.name) / "bench.db")
         self._server = LightningStoreServer(self._store, port=0)
         await self._server.start()
         return self._server.endpoint
@@ -39,6 +38,15 @@ class StoreServer:
         await self._server.stop()
         await self._store.close()
         self._folder.cleanup()
+
+    def _make(self, path: Path) -> EngineStore:
+        if self._kind == "memory":
+            return InMemoryLightningStore()
+        if self._kind == "sqlite":
+            return SQLiteLightningStore(path)
+        from agentlightning.store.postgres import PostgresLightningStore
+
+        return PostgresLightningStore(self._kind)
 
 
 class BareServer:

@@ -12,9 +12,9 @@ from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.http.operations import POLL_SECONDS
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.routes import POLL_SECONDS
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import EnqueueRolloutRequest
 from bench.store_children import Child

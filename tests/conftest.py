@@ -1,11 +1,12 @@
-"""Servers that tests of several folders use, started when the first test asks, and the package's logger as it was."""
+"""Servers that tests of several folders use, started when the first test asks; what a test leaves in the process."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from agentlightning import process_secrets
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 
@@ -23,3 +24,23 @@ def package_logger_as_it_was() -> Iterator[None]:
     yield
     logger.setLevel(level)
     logger.propagate, logger.handlers = propagate, handlers
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_of_another_test() -> Iterator[None]:
+    """A token that a test sets is held by the process until it is forgotten."""
+    yield
+    process_secrets.forget()
+
+
+_KEPT_OF_A_SECTION = 1_000_000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Bound what a test printed and logged, as UTF-8: test processes send it to each other, hostile texts too."""
+    report = yield
+    report.sections = [
+        (name, text[-_KEPT_OF_A_SECTION:].encode("utf-8", "replace").decode()) for name, text in report.sections
+    ]
+    return report

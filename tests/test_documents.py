@@ -46,11 +46,15 @@ def python_blocks(document: Path) -> list[str]:
 
 @each_document
 def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> None:
-    spans = re.findall(r"`([^`\n]+)`", prose(document))
-    paths = [span for span in spans if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span)]
-    paths = [path for path in paths if "/" in path or path.endswith((".py", ".md", ".toml"))]
-    bases = (ROOT, document.parent, ROOT / "agentlightning")
-    assert [path for path in paths if not any((base / path).exists() for base in bases)] == []
+    """A path is relative to the root, the package, the document, or a folder that is named on the same line."""
+    missing: list[str] = []
+    for line in prose(document).splitlines():
+        paths = [span for span in re.findall(r"`([^`]+)`", line) if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span)]
+        paths = [path for path in paths if "/" in path or path.endswith((".py", ".md", ".toml"))]
+        bases = [ROOT, document.parent, ROOT / "agentlightning"]
+        bases += [base / path for path in paths if path.endswith("/") for base in bases[:3]]
+        missing += [path for path in paths if not any((base / path).exists() for base in bases)]
+    assert missing == []
 
 
 @each_document
@@ -148,10 +152,19 @@ def test_modules_that_migration_calls_absent_are_absent() -> None:
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
-@each_document
-def test_the_python_of_a_document_compiles(document: Path) -> None:
-    for number, block in enumerate(python_blocks(document)):
-        compile(block, f"{document.name}, block {number}", "exec")
+def all_python_blocks() -> list[tuple[str, str]]:
+    """Return every Python block of every document, with the name of its document and its number."""
+    return [(f"{d.relative_to(ROOT)}-{n}", block) for d in DOCUMENTS for n, block in enumerate(python_blocks(d))]
+
+
+@pytest.mark.parametrize(("name", "block"), all_python_blocks(), ids=[name for name, _ in all_python_blocks()])
+def test_the_python_of_a_document_compiles(name: str, block: str) -> None:
+    assert compile(block, name, "exec").co_names, "a block that names nothing shows nothing"
+
+
+def test_documents_that_show_a_fence_of_python_have_blocks_that_are_found() -> None:
+    fences = sum(document.read_text().count("\n```python\n") for document in DOCUMENTS)
+    assert len(all_python_blocks()) == fences > 0
 
 
 @agl.rollout

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.logging import RichHandler
 
 import agentlightning as agl
 import agentlightning.logging
@@ -45,7 +46,7 @@ def test_the_root_logger_is_left_alone_and_handlers_are_replaced() -> None:
     agl.setup_logging("INFO")
     base = logging.getLogger("agentlightning")
     assert logging.getLogger().handlers == before
-    assert [type(handler).__name__ for handler in base.handlers] == ["RichHandler"]
+    assert [isinstance(handler, RichHandler) for handler in base.handlers] == [True]
     assert (base.level, base.propagate) == (logging.INFO, False)
 
 

@@ -10,7 +10,7 @@ import json
 import urllib.request
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm.ledger import Ledger, read_rollout
+from agentlightning.algorithm.ledger.ledger import Ledger, read_rollout
 from agentlightning.litagent import rollout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner

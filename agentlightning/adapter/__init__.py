@@ -1,19 +1,19 @@
-"""Adapters: from stored spans to what algorithms learn from."""
+"""Adapters turn stored spans into what algorithms learn from: model calls, triplets, token rows, messages."""
 
-from agentlightning.adapter.attributes import Problem
 from agentlightning.adapter.base import Adapter, OtelTraceAdapter, TraceAdapter
-from agentlightning.adapter.calls import CallRef, ModelCall, model_calls
-from agentlightning.adapter.credit import RewardMatchPolicy
-from agentlightning.adapter.explain import CallWitness, Explanation
+from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
+from agentlightning.adapter.explain import CallWitness, ExplainedCall, Explanation
 from agentlightning.adapter.messages import TraceToMessages
-from agentlightning.adapter.samples import (
+from agentlightning.adapter.rows.samples import (
     Sample,
     SampleReading,
     samples_from_calls,
     samples_from_triplets,
 )
-from agentlightning.adapter.seams import RowCause, RowStart, SeamCause
-from agentlightning.adapter.tree import TraceTree
+from agentlightning.adapter.rows.seams import RowCause, RowStart, SeamCause
+from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy
+from agentlightning.adapter.tree.tree import TraceTree
 from agentlightning.adapter.triplet import (
     LlmProxyTraceToTriplet,
     TracerTraceToTriplet,
@@ -33,6 +33,7 @@ __all__ = [
     "RewardMatchPolicy",
     "TripletReading",
     "Explanation",
+    "ExplainedCall",
     "CallWitness",
     "Problem",
     "CallRef",

@@ -1,7 +1,8 @@
 """What became of every model call of an attempt, in a form that a person can read.
 
 One line per call: who saw it, how it ended, whether its tokens are known, which row it went to and why that row began,
-or why it is in none. The reasons are those of the training ledger (`algorithm/record.py`), as far as spans tell them.
+or why it is in none. The reasons are those of the training ledger (`algorithm/ledger/record.py`), as far as spans tell
+them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentlightning.adapter.calls import CallRef, ModelCall
-from agentlightning.adapter.drift import Decode
-from agentlightning.adapter.samples import SampleReading
-from agentlightning.adapter.seams import RowCause, describe
-from agentlightning.adapter.witnesses import MatchedBy, SeenBy
+from agentlightning.adapter.calls.calls import CallRef, ModelCall
+from agentlightning.adapter.calls.matching import MatchedBy, SeenBy
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.samples import SampleReading
+from agentlightning.adapter.rows.seams import RowCause, describe
 from agentlightning.errors import NoTrainableCallError
+from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningCallAttributes
 
 HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")
@@ -36,7 +38,8 @@ _TO_TRY: Final[Mapping[str, str]] = {
     "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and "
     "exclude_llm_call_in_reward, and at the gateway's policies (frozen and external ones are not trained, of several "
     "trained ones the adapter must name one (policy=))",
-    "stale": "they came after the attempt had lapsed: allow more time per attempt, or look for a worker that hangs",
+    "stale": "they came after the attempt had ended or lapsed: allow more time per attempt, or look for a worker that "
+    "hangs or a process that the agent left behind",
     "superseded_attempt": "a later attempt took their place: look at that one",
     "infrastructure_fault": "the attempt failed: look at its error (agl rollouts explain shows it)",
     "cancelled": "the attempt was cancelled: allow more time per rollout or per step",
@@ -47,13 +50,15 @@ _TO_TRY: Final[Mapping[str, str]] = {
 }
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
-class CallWitness:
+class ExplainedCall:
     """One model call: who saw it, how it ended, and what became of it."""
 
     number: int
     """1 for the first call of the rollout, in the order of arrival."""
     call: ModelCall
+    """The call as it was read from the spans."""
     row: int | None = None
     """Number of its row among those of its attempt, 1 for the first."""
     begins: RowCause | None = None
@@ -63,18 +68,18 @@ class CallWitness:
 
     @property
     def seen_by(self) -> SeenBy:
-        """Where nobody says otherwise, the gateway."""
-        return "gateway" if self.call.witness is None else self.call.witness.seen_by
+        """Who recorded the call; the gateway for a call that was made from a triplet."""
+        return "gateway" if self.call.spans is None else self.call.spans.seen_by
 
     @property
     def matched_by(self) -> MatchedBy | None:
-        """How the two witnesses found each other; None if only one saw the call."""
-        return None if self.call.witness is None else self.call.witness.matched_by
+        """How the spans of gateway and tracer were matched; None if only one of them saw the call."""
+        return None if self.call.spans is None else self.call.spans.matched_by
 
     @property
     def has_tokens(self) -> bool:
         """Both lists of token ids are known."""
-        return bool(self.call.prompt_token_ids and self.call.completion_token_ids)
+        return self.call.has_tokens
 
     @property
     def model(self) -> str | None:
@@ -94,9 +99,9 @@ class CallWitness:
 
     @property
     def error(self) -> str | None:
-        """What a failed call was answered."""
-        witness = self.call.witness
-        span = None if witness is None else witness.record or witness.seen
+        """The error that the agent got for a failed call; None for others."""
+        found = self.call.spans
+        span = None if found is None else found.record or found.seen
         return None if span is None or span.status.status_code != "ERROR" else span.status.description
 
     def cells(self) -> tuple[str, ...]:
@@ -107,32 +112,39 @@ class CallWitness:
             self.call.agent or "-",
             self.model or "-",
             self.call.state,
-            _shown(self.prompt_tokens),
-            _shown(self.completion_tokens),
+            _or_dash(self.prompt_tokens),
+            _or_dash(self.completion_tokens),
             "yes" if self.has_tokens else "no",
             seen,
-            _shown(self.row),
+            _or_dash(self.row),
             self.reason or self.begins or "continues its row",
         )
 
     def _first(self, *keys: str) -> Any:
-        witness = self.call.witness
-        spans = () if witness is None else (witness.request, witness.record, witness.seen)
+        own = self.call.spans
+        spans = () if own is None else (own.request, own.record, own.seen)
         found = (span.attributes.get(key) for key in keys for span in spans if span is not None)
         return next((value for value in found if value is not None), None)
 
 
+CallWitness = ExplainedCall
+"""Another name of `ExplainedCall`."""
+
+
+@explain_fields
 @dataclass(frozen=True)
 class Explanation:
     """What became of the model calls of a rollout. `str` gives it as text."""
 
     rollout_id: str
-    calls: list[CallWitness]
+    """The rollout whose calls these are."""
+    calls: list[ExplainedCall]
+    """Each call, in the order of arrival."""
     seams: list[str] = field(default_factory=list[str])
     """The first seams with their tokens and words."""
 
     @property
-    def trainable(self) -> list[CallWitness]:
+    def trainable(self) -> list[ExplainedCall]:
         """The calls that are in rows."""
         return [each for each in self.calls if each.row is not None]
 
@@ -204,7 +216,7 @@ def explain_calls(
         for start in reading.seams[: _MOST_SEAMS - len(seams)]:
             seams.append(describe(start, calls, decode, names))
     told = [
-        CallWitness(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
+        ExplainedCall(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
         for number, call in enumerate(calls, start=1)
     ]
     return Explanation(rollout_id, told, seams)
@@ -218,7 +230,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-def _shown(value: int | None) -> str:
+def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 

@@ -4,7 +4,7 @@ Departures from the described system, which raised on most of these: a message w
 without a name, is left out and logged; an assistant's text is kept beside its tool calls; a function without parameters
 has none; tool calls are read from the completion itself before child spans are asked; content that spells a list of
 parts is that list; the gateway's spans of a call that the tracer saw too are not told twice; other instrumentations are
-understood (`spellings.py`).
+understood (`spans/conventions.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from typing_extensions import TypedDict
 
-from agentlightning.adapter.attributes import as_dict, decode_text, dicts_in, is_list
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.adapter.policies import checked_policy, without_other_policies
-from agentlightning.adapter.spellings import spoken
-from agentlightning.adapter.tokens import RAW_SPAN, REQUEST_SPAN, response_id
+from agentlightning.adapter.calls.policies import checked_policy, without_other_policies
+from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.spans.conventions import chat_messages
+from agentlightning.adapter.spans.tokens import RAW_SPAN, REQUEST_SPAN, response_id
 from agentlightning.types import Span
 from agentlightning.utils.attributes import unflatten_attributes
 
@@ -67,7 +67,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 continue
             parts = {part.rpartition(".")[2]: group_genai_dict(span.attributes or {}, part) for part in _PARTS}
             if not (parts["prompt"] or parts["completion"]):
-                parts["prompt"], parts["completion"] = spoken(span.attributes or {})
+                parts["prompt"], parts["completion"] = chat_messages(span.attributes or {})
             if any(parts.values()):
                 children = self.get_tool_calls(span, source)
                 functions = as_dict(parts["request"]).get("functions") or group_genai_dict(

@@ -11,28 +11,37 @@ from typing import Final
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
-from agentlightning.adapter.attributes import Problem
-from agentlightning.adapter.base import TraceAdapter
-from agentlightning.adapter.calls import CallRef, ModelCall, model_calls, selected_calls
-from agentlightning.adapter.collector import collector_paused
-from agentlightning.adapter.credit import RewardMatchPolicy
-from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.base import TraceAdapter, garbage_collection_paused
+from agentlightning.adapter.calls.calls import (
+    ANY_AGENT,
+    CallRef,
+    CallSelection,
+    ModelCall,
+    call_of_triplet,
+    calls_by_name,
+    model_calls,
+)
+from agentlightning.adapter.calls.policies import checked_policy, is_call_of_other_policy, is_of_other_policy
 from agentlightning.adapter.explain import Explanation, explain_calls
-from agentlightning.adapter.policies import checked_policy, is_call_of_other_policy, is_of_other_policy
-from agentlightning.adapter.rewards import reward_value
-from agentlightning.adapter.samples import SampleReading, samples_from_calls, unusable
-from agentlightning.adapter.selection import LLM_CALL_MATCH
-from agentlightning.adapter.tokens import (
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.samples import SampleReading, samples_from_calls, unusable
+from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.spans.rewards import reward_value
+from agentlightning.adapter.spans.tokens import (
     FAILED_STATES,
     RAW_SPAN,
     REQUEST_SPAN,
     CallReading,
+    call_name,
     has_failed,
     is_stale,
     read_call,
     refused_for_budget,
 )
-from agentlightning.adapter.tree import TraceTree, known_metadata, put_reward
+from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy
+from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
+from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
+from agentlightning.field_help import explain_fields
 from agentlightning.types import Span, Triplet
 
 __all__ = [
@@ -60,12 +69,15 @@ class Transition(BaseModel):
     reward: float | None = None
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class TripletReading:
     """Triplets, and what of the trace did not make it into one."""
 
     triplets: list[Triplet]
+    """The model calls as training data."""
     problems: list[Problem] = field(default_factory=list[Problem])
+    """What was left out, and why."""
 
 
 class TraceToTripletBase(TraceAdapter[list[Triplet]]):
@@ -82,20 +94,36 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         """Return what `adapt` returns, together with a list of what was left out."""
         return TripletReading(self.adapt(source))
 
+    def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
+        """Return those of the calls that the adapter selects. Calls and spans are of one attempt.
+
+        The triplets that `read` gives decide.
+
+        Raises:
+            LedgerError: a triplet has tokens and names no call, or its tokens are not those of the call.
+        """
+        reading, by_name = self.read(source), calls_by_name(calls)
+        found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
+        return CallSelection([call for call in found if call is not None], reading.problems)
+
     def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
         """Return what became of every model call in the spans of a rollout; print it to read it.
 
         `decode` turns token ids into their text; it tells a drift of the template from one of the tokenizer for
         certain. Whether the attempt's outcome and reward allow training is not asked here: `agl rollouts explain` does.
+
+        Raises:
+            LedgerError: as for `select`.
         """
         calls = model_calls(source)
         attempts = dict.fromkeys(call.ref.attempt_id for call in calls)
         named, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
         for attempt_id in attempts:
             own = [call for call in calls if call.ref.attempt_id == attempt_id]
-            reading = self.read([span for span in source if span.attempt_id == attempt_id])
-            own, selected = selected_calls(own, reading.triplets)
-            usable = [call for call in selected if call.state not in FAILED_STATES and not call.stale]
+            selection = self.select([span for span in source if span.attempt_id == attempt_id], own)
+            selected = {call.ref: call for call in selection.calls}
+            own = [selected.get(call.ref, call) for call in own]
+            usable = [call for call in selected.values() if call.state not in FAILED_STATES and not call.stale]
             readings.append(samples_from_calls(usable, decode=decode))
             in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
             reasons.update({call.ref: _why_left_out(call, self.policy) for call in own if call.ref not in in_rows})
@@ -109,7 +137,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
     """Triplets out of the tree of all spans of an attempt; the default adapter.
 
     It reads the spans of tracers and the records of the gateway, and makes one triplet of the two spans of one call.
-    The rules and what differs from the described system: `tree.py`, `repair.py`, `selection.py`, `credit.py`.
+    The rules and what differs from the described system: `tree.py`, `repair.py`, `selection.py`, `reward_matching.py`.
 
     Args:
         repair_hierarchy: Put spans without their parent where their times say they belong.
@@ -156,7 +184,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def read(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        with collector_paused():
+        with garbage_collection_paused():
             tree = self._tree(source)
             triplets = tree.to_trajectory(
                 llm_call_match=self.llm_call_match,
@@ -167,6 +195,28 @@ class TracerTraceToTriplet(TraceToTripletBase):
                 _skip_empty_token_spans=self._skip_empty_token_spans,
             )
         return TripletReading(triplets, tree.problems)
+
+    def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
+        """Return those of the calls that the adapter selects, without making triplets of them."""
+        if type(self).read is not TracerTraceToTriplet.read:  # a subclass chooses among the triplets
+            return super().select(source, calls)
+        with garbage_collection_paused():
+            tree, by_name = self._tree(source), calls_by_name(calls)
+            rules = SelectionRules(
+                self.llm_call_match, self.agent_match, self.exclude_llm_call_in_reward, policy=self.policy
+            )
+            chosen: list[SelectedCall[TraceTree]] = []
+            selected: list[ModelCall] = []
+            for node, span in tree.answered(tree.ordered_calls(rules)):
+                call = by_name.get(call_name(span))
+                if self._skip_empty_token_spans and not (call and call.has_tokens):
+                    tree.report_empty(span)
+                    continue
+                chosen.append(node)
+                if call is not None:
+                    selected.append(call.of_agent(None if node.agent_name == ANY_AGENT else node.agent_name))
+            tree.matched_rewards(chosen, self.reward_match)
+        return CallSelection(selected, tree.problems)
 
     def visualize(
         self,
@@ -210,7 +260,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        with collector_paused():
+        with garbage_collection_paused():
             return self._read(source)
 
     def _read(self, source: Sequence[Span]) -> TripletReading:
@@ -234,7 +284,7 @@ def _why_left_out(call: ModelCall, policy: str | None) -> str:
     if call.stale:
         return "stale"
     if call.state in FAILED_STATES:
-        return "budget" if call.witness is not None and refused_for_budget(call.witness.record) else call.state
+        return "budget" if call.spans is not None and refused_for_budget(call.spans.record) else call.state
     if is_call_of_other_policy(call, policy):
         return "not_selected"
     return unusable(call) or "not_selected"

@@ -1,19 +1,16 @@
-"""Algorithm: what it is given before it runs, and what it must do. Subclass it, or decorate a function with `@algo`."""
+"""`Algorithm`, the base class of all algorithms: what the Trainer gives it, and what it must define."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
-
-if TYPE_CHECKING:
-    from agentlightning.trainer.trainer import Trainer
-
 
 _BY_METHOD = {
     "store": "call get_store()",
@@ -24,7 +21,20 @@ _BY_METHOD = {
     "llm_proxy": "call get_llm_proxy(); it is a server, to which an OpenAI client talks at its address",
     "_batch": "iterate over agentlightning.algorithm.utils.batch_iter_over_dataset(dataset, batch_size)",
 }
-"""What programs look for on an algorithm, and how it is had."""
+"""Attributes that programs look for on an algorithm, and what to use instead."""
+
+
+class AlgorithmTrainer(AgentTrainer, Protocol):
+    """What an algorithm can ask of its `Trainer`, which stands in a layer above."""
+
+    @property
+    def adapter(self) -> TraceAdapter[Any]: ...
+
+    @property
+    def llm_proxy(self) -> LLMProxy | None: ...
+
+    @property
+    def n_runners(self) -> int: ...
 
 
 class Algorithm:
@@ -34,7 +44,7 @@ class Algorithm:
     that is bound stays for the life of the algorithm.
     """
 
-    _trainer: Trainer | None = None
+    _trainer: AlgorithmTrainer | None = None
     _store: LightningStore | None = None
     _adapter: TraceAdapter[Any] | None = None
     _initial_resources: NamedResources | None = None
@@ -66,11 +76,11 @@ class Algorithm:
 
     # --- what the Trainer binds ------------------------------------------------------------------------------------
 
-    def set_trainer(self, trainer: Trainer) -> None:
+    def set_trainer(self, trainer: AlgorithmTrainer) -> None:
         """Bind the Trainer."""
         self._trainer = trainer
 
-    def get_trainer(self) -> Trainer:
+    def get_trainer(self) -> AlgorithmTrainer:
         """Return the Trainer.
 
         Raises:

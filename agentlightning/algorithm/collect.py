@@ -1,4 +1,4 @@
-"""Rollouts in batches: enqueue, wait with an end, cancel what is left, and fetch the evidence. For every algorithm."""
+"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel what is left, fetch the evidence."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.adapter.rewards import final_reward
-from agentlightning.adapter.tokens import is_stale
-from agentlightning.algorithm.record import attempt_verdict
+from agentlightning.adapter.spans.rewards import final_reward
+from agentlightning.adapter.spans.tokens import is_stale
+from agentlightning.algorithm.ledger.record import attempt_verdict
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout, Span
@@ -52,7 +52,7 @@ class Evidence:
 
 LatePolicy = Literal["drop", "wait", "resubmit"]
 """What becomes of rollouts that are late: they are cancelled; or waited for as long as others still end, each end
-beginning the time anew; or cancelled and played once more, with the same time, by whoever claims them then."""
+beginning the time anew; or cancelled and enqueued once more, with the same time limit."""
 
 
 async def collect(

@@ -1,4 +1,4 @@
-"""FastAlgorithm, the mark of algorithms that need no hardware, and Baseline, which plays the tasks and sums up."""
+"""`FastAlgorithm` marks algorithms that need no special hardware; `Baseline` runs an agent on every task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
-from agentlightning.adapter.calls import model_calls
+from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
@@ -30,7 +30,7 @@ class FastAlgorithm(Algorithm):
 
 @dataclass
 class BaselineResult:
-    """What Baseline saw."""
+    """Rewards, outcomes and durations of the rollouts of a `Baseline` run."""
 
     rewards: list[float | None] = field(default_factory=list[float | None])
     """Of each rollout, in order; None where it failed or earned nothing."""
@@ -51,7 +51,7 @@ class BaselineResult:
 
 
 class Baseline(FastAlgorithm):
-    """Plays every task of both datasets and logs what happened: the smoke test of an agent.
+    """Runs the agent on every task of both datasets and logs what happened: the smoke test of an agent.
 
     Args:
         n_epochs: passes over the datasets.
@@ -59,7 +59,7 @@ class Baseline(FastAlgorithm):
         span_verbosity: what is logged of each span: nothing, the names of its attributes, or those with their values.
         timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is late.
         late_rollouts: what becomes of it: `drop` cancels it, `wait` lets the time begin anew with each rollout that
-            ends, `resubmit` cancels it and plays its task once more.
+            ends, `resubmit` cancels it and enqueues its task once more.
 
     Raises:
         BadRequestError: a value out of its range.
@@ -99,15 +99,15 @@ class Baseline(FastAlgorithm):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> BaselineResult:
-        """Play the tasks and return the rewards.
+        """Run the agent on the tasks and return the rewards.
 
         Raises:
             BadRequestError: both datasets are empty.
         """
-        return await self._play(train_dataset, val_dataset)
+        return await self._run_tasks(train_dataset, val_dataset)
 
     @with_llm_proxy()
-    async def _play(
+    async def _run_tasks(
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
         tasks = [*_with_mode(train_dataset, "train"), *_with_mode(val_dataset, "val")]

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a live table on a terminal, plain lines elsewhere."""
+"""Displays of a training run: a live table on a terminal, plain lines for pipes and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
+
+from agentlightning.terminal import one_line, some_lines
 
 Style = Literal["auto", "live", "plain", "none"]
 
@@ -42,27 +44,27 @@ class StepFigures:
 
 
 class Progress(Protocol):
-    """Somebody who watches a run."""
+    """Receives what happens in a run."""
 
     def note(self, text: str) -> None:
-        """Something happened that is said once."""
+        """Report something that happened."""
         ...
 
     def rollouts(self, done: int, of: int, what: str) -> None:
-        """Rollouts of the present batch came to their end."""
+        """Report how many rollouts of the present batch have ended."""
         ...
 
     def step(self, figures: StepFigures) -> None:
-        """A step is over."""
+        """Report the figures of a step that is over."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """End the display."""
         ...
 
 
 def make_progress(style: Style, stream: TextIO | None = None) -> Progress:
-    """Return the display for this terminal; `auto` is live on a terminal and plain elsewhere."""
+    """Return the display of a style; `auto` is live on a terminal and plain otherwise."""
     stream = stream or sys.stdout
     if style == "none" or stream is None:  # a process without a terminal has no standard output
         return Silent()
@@ -94,13 +96,13 @@ class Plain:
         self._stream = stream
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(some_lines(text), file=self._stream, flush=True)
 
     def rollouts(self, done: int, of: int, what: str) -> None:
         pass
 
     def step(self, figures: StepFigures) -> None:
-        print(step_line(figures), file=self._stream, flush=True)
+        print(one_line(step_line(figures)), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
@@ -144,7 +146,7 @@ class Live:
         self._live.start()
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(some_lines(text), highlight=False, markup=False)
 
     def rollouts(self, done: int, of: int, what: str) -> None:
         self._batch = f"{what}: {done} of {of} rollouts done"
@@ -169,7 +171,7 @@ class Live:
             table.add_column(name, justify="left" if name == "excluded" else "right")
         table.add_column("train s", justify="right")
         for figures in self._steps[-self._ROWS :]:
-            table.add_row(*_cells(figures))
+            table.add_row(*(Text(one_line(cell)) for cell in _cells(figures)))
         elapsed = time.monotonic() - self._began
         return Group(table, Text(f"{elapsed:5.0f} s  {self._batch}", style="dim"))
 

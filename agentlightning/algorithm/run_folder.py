@@ -1,4 +1,4 @@
-"""The folder of one training run: settings, one line of metrics per step, the model, the log."""
+"""The folder of a training run: settings, one line of metrics per step, the model, the log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import BadRequestError
+from agentlightning.private_files import open_private, private_folder
 
-_PACKAGES = ("agentlightning", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
+_PACKAGES = ("agl-framework", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
 
 
 def new_run_folder(parent: str | Path = "runs") -> Path:
@@ -29,7 +30,7 @@ def new_run_folder(parent: str | Path = "runs") -> Path:
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         folder = Path(parent) / (name + suffix)
         try:
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
         return folder
@@ -44,7 +45,7 @@ def check_writable(folder: str | Path) -> Path:
     """
     path = Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private_folder(path)
         probe = path / ".writable"
         probe.write_text("")
         probe.unlink()
@@ -85,7 +86,7 @@ class RunFolder:
 
     def append_metrics(self, figures: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`; numbers that are not finite become null."""
-        with (self.path / "metrics.jsonl").open("a") as file:
+        with open_private(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(_finite(figures)) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -104,7 +105,8 @@ def versions() -> dict[str, str]:
 
 def _write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    with open_private(temporary, "w") as file:
+        file.write(json.dumps(value, indent=2, default=str) + "\n")
     temporary.replace(path)
 
 

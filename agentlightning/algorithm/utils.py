@@ -1,4 +1,4 @@
-"""Small helps for algorithms: batches over a dataset, time limits, and decorators that hand in store and gateway."""
+"""Helpers for algorithms: batches over a dataset, time limits, and decorators that pass store and gateway."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_timeout(config: RolloutConfig | None, timeout_seconds: float) -> Rollou
 
 
 def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Hand the algorithm's store to a coroutine method, first after self."""
+    """Pass the algorithm's store to a coroutine method, as its first argument after self."""
 
     @functools.wraps(method)
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> T:
@@ -64,7 +64,7 @@ def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T
 def with_llm_proxy(
     required: bool = False, auto_start: bool = True
 ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
-    """Hand the algorithm's gateway (or None) to a coroutine method, first after self.
+    """Pass the algorithm's gateway (or None) to a coroutine method, as its first argument after self.
 
     With `auto_start` a gateway that does not run is started before and stopped after, also on an error.
 

@@ -1,5 +1,12 @@
 """The command `agl`; one file per sub-command."""
 
+import sys
+
+from agentlightning.process_secrets import protect_early
+
+if sys.argv[1:2] != ["vllm"]:  # see there
+    protect_early()
+
 from agentlightning.cli.main import main
 
 __all__ = ["main"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
 
 
 def agentops(
@@ -23,7 +23,7 @@ def agentops(
     """
     import asyncio
 
-    from agentlightning.cli.agentops_server import serve
+    from agentlightning.cli.support.agentops_server import serve
     from agentlightning.store.spec import spec_of
 
     log_to_stderr(log_level, json_lines=log_json)

@@ -38,7 +38,7 @@ COMMANDS: dict[str, Place] = {
     "rollouts": Place("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
     "resources": Place("resources:app", "List and show what algorithms have published.", _LOOK),
     "workers": Place("workers:workers", "List the workers that a store knows.", _LOOK),
-    "stats": Place("store_file:stats", "Show how much a store holds.", _LOOK),
+    "stats": Place("store_data:stats", "Show how much a store holds.", _LOOK),
 }
 
 

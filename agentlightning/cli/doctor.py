@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentlightning.cli.output import JSON, show_json, show_table
+from agentlightning.cli.support.output import JSON, say, show_json, show_table
 
 
 def doctor(
@@ -22,7 +22,7 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from agentlightning.cli.findings import all_findings
+    from agentlightning.cli.support.diagnosis import all_findings
 
     found = all_findings(store, port)
     if as_json:
@@ -31,5 +31,5 @@ def doctor(
         show_table(("", "what", "found"), [(each.state, each.what, each.found) for each in found])
     wrong = [finding for finding in found if finding.state == "wrong"]
     if not as_json:
-        print(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
+        say(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
     return 1 if wrong else 0

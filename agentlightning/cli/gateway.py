@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr, say
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
@@ -114,7 +114,7 @@ def _journal(spec: str, port: int) -> str | None:
 
 
 async def _serve(spec: str, options: dict[str, Any]) -> None:
-    from agentlightning.cli.serving import end_of_process
+    from agentlightning.cli.support.serving import end_of_process
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.spec import is_store_spec, store_from_spec
 
@@ -128,18 +128,18 @@ async def _serve(spec: str, options: dict[str, Any]) -> None:
         ids = attempt.rollout_id, attempt.attempt.attempt_id
         try:
             llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])
-            print(f"OPENAI_BASE_URL={llm.endpoint}/v1", flush=True)
-            print(f"ANTHROPIC_BASE_URL={llm.endpoint}", flush=True)
+            say(f"OPENAI_BASE_URL={llm.endpoint}/v1")
+            say(f"ANTHROPIC_BASE_URL={llm.endpoint}")
             for role in proxy.roles:
                 own = proxy.as_resource(*ids, model=llm.model, role=role)
-                print(f"the role {role}: OPENAI_BASE_URL={own.endpoint}/v1", flush=True)
-            print(f"api key: {llm.api_key or 'any'}", flush=True)
-            print(f"calls are recorded for rollout {ids[0]}", flush=True)
+                say(f"the role {role}: OPENAI_BASE_URL={own.endpoint}/v1")
+            say(f"api key: {llm.api_key or 'any'}")
+            say(f"calls are recorded for rollout {ids[0]}")
             await end
         finally:
             await proxy.stop()
             await store.update_attempt(*ids, status="succeeded")
-            print(json.dumps({"rollout": ids[0], **proxy.stats()}), flush=True)
+            say(json.dumps({"rollout": ids[0], **proxy.stats()}))
     finally:
         await store.close()
 

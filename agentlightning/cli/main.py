@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextvars import ContextVar
 
 import typer
 
 from agentlightning.cli.commands import Commands
+from agentlightning.cli.support.output import say, show_traceback
+from agentlightning.process_secrets import server_token
 from agentlightning.utils.version import VERSION
 
 WRONG_INPUT = (ValueError, TypeError, ImportError)
@@ -41,16 +42,19 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"agentlightning {VERSION}")
+        say(f"agentlightning {VERSION}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
     debug: bool = typer.Option(False, "--debug", envvar="AGL_DEBUG", help="Show the traceback of an error."),
 ) -> None:
     _debug.set(debug)
+    if context.invoked_subcommand != "vllm":
+        server_token()  # leaves the environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,10 +83,10 @@ def _usage_error(error: Exception) -> int:
 
 def _told(error: Exception) -> int:
     if _debug.get():
-        traceback.print_exception(error)
+        show_traceback(error)
     if isinstance(error, (*WRONG_INPUT, *FAILED)):
-        print(f"agl: {error}", file=sys.stderr)
+        say(f"agl: {error}", lines=True, to_stderr=True)
         return 2 if isinstance(error, WRONG_INPUT) else 1
     hint = "" if _debug.get() else " `agl --debug ...` shows where."
-    print(f"agl: unforeseen {type(error).__name__}: {error}.{hint}", file=sys.stderr)
+    say(f"agl: unforeseen {type(error).__name__}: {error}.{hint}", lines=True, to_stderr=True)
     return UNFORESEEN

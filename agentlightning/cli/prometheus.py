@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
+from agentlightning.private_files import private_folder
 
 
 def prometheus(
@@ -44,7 +45,7 @@ def _folder() -> str:
         raise BadRequestError(
             "PROMETHEUS_MULTIPROC_DIR is not set: name the folder that the processes share, for them and for this one"
         )
-    os.makedirs(folder, exist_ok=True)
+    private_folder(folder)
     return folder
 
 
@@ -65,7 +66,7 @@ async def _serve(host: str, port: int, path: str, folder: str, access_log: bool)
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from agentlightning.cli.small_server import app_with_doors, serve_until_signal
+    from agentlightning.cli.support.small_server import app_with_doors, serve_until_signal
     from agentlightning.utils.metrics import get_prometheus_registry
     from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 

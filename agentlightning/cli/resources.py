@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentlightning.cli.output import JSON, moment, shortened, show_json, show_table
-from agentlightning.cli.places import STORE, with_store
+from agentlightning.cli.support.output import JSON, moment, say, shortened, show_json, show_table
+from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -44,7 +44,7 @@ def list_resources(
         for name, resource in each.resources.items()
     ]
     show_table(("resources", "version", "run", "changed", "name", "what"), lines)
-    print(f"{len(found)} sets of resources")
+    say(f"{len(found)} sets of resources")
     return 0
 
 
@@ -80,7 +80,7 @@ async def _one(store: LightningStore, resources_id: str, version: int | None) ->
 
 
 def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
-    from agentlightning.store.server_secrets import hide_secrets
+    from agentlightning.store.http.redaction import hide_secrets
     from agentlightning.types import PaginatedResult
 
     return hide_secrets("query_resources", PaginatedResult(items=[update], limit=1, offset=0, total=1))[0]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentlightning.cli import rollout_changes
-from agentlightning.cli.output import JSON, moment, number, shortened, show_json, show_table
-from agentlightning.cli.places import STORE, existing_rollout, with_store
+from agentlightning.cli import rollouts_change as rollout_changes
+from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
+from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.collect import Evidence
@@ -52,7 +52,7 @@ def list_rollouts(
     show_table(
         ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in found]
     )
-    print(f"{len(found)} rollouts")
+    say(f"{len(found)} rollouts")
     return 0
 
 
@@ -68,7 +68,7 @@ def show(
 
     Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
     """
-    from agentlightning.cli.conversation import conversation, lines_of
+    from agentlightning.cli.support.conversation import conversation, lines_of
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     own = _spans_of(found, attempt)
@@ -78,13 +78,13 @@ def show(
         show_json({**told, "messages": said, **({"spans": own} if spans else {})})
         return 0
     for line in _story(found, found.reward):
-        print(line)
+        say(line)
     for each in found.attempts:
         if each.error is not None and each.error.traceback:
-            print(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}")
-    print(f"task: {found.rollout.input}")
+            say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
+    say(f"task: {found.rollout.input}")
     for line in lines_of(said):
-        print(line)
+        say(line, lines=True)
     if spans:
         show_table(("span", "name", "status", "seconds"), [_span_line(span) for span in own])
     return 0
@@ -99,7 +99,7 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     Example: agl rollouts explain ro-1a2b3c --store run.db
     """
     from agentlightning.adapter.explain import HEADER
-    from agentlightning.algorithm.record import read_rollout
+    from agentlightning.algorithm.ledger.record import read_rollout
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)
@@ -111,10 +111,10 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
         show_json({**head, "attempts": found.attempts, "calls": calls, "summary": told.words()})
         return 0
     for line in _story(found, record.reward):
-        print(line)
+        say(line)
     if cells:
         show_table(HEADER, cells)
-    print(told.words())
+    say(told.words())
     return 0
 
 
@@ -153,11 +153,15 @@ def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:
 
 
 def _story(found: Evidence, reward: float | None) -> list[str]:
+    from agentlightning.tracer.scope import spans_left_out
+
     rollout = found.rollout
     lines = [f"rollout {rollout.rollout_id}: {rollout.status}, mode {rollout.mode or '-'}, reward {number(reward)}"]
     for attempt in found.attempts:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
+        if missing := spans_left_out([span for span in found.spans if span.attempt_id == attempt.attempt_id]):
+            lines.append(f"  {missing} spans of it are not kept: an attempt keeps 20,000 spans, and its rewards")
     return lines
 
 

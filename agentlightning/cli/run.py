@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from agentlightning.cli.output import JSON, LOG_JSON, log_to_stderr, show_json
-from agentlightning.cli.places import STORE, with_store
+from agentlightning.cli.support.output import JSON, LOG_JSON, log_to_stderr, say, show_json
+from agentlightning.cli.support.store_access import STORE, with_store
 
 START = "start"
 
@@ -58,7 +58,7 @@ def start(
 
     Example: agl run train.py:trainer --agent train.py:play --train tasks.jsonl
     """
-    from agentlightning.cli.training import in_foreground
+    from agentlightning.cli.support.training import in_foreground
 
     log_to_stderr(log_level, json_lines=log_json)
     given = {"agent": agent, "train_dataset": train, "val_dataset": val, "dev": dev or None}
@@ -68,7 +68,7 @@ def start(
         if as_json:
             show_json({"result": result})
         elif result is not None:
-            print(f"result: {result}")
+            say(f"result: {result}")
 
     return in_foreground(work)
 
@@ -85,20 +85,20 @@ def stop(
     Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
     """
     from agentlightning.errors import BadRequestError
-    from agentlightning.execution.run_state import name_of_run, stop_run
+    from agentlightning.execution.run.stop_note import name_of_run, stop_run
 
     if (run_id is None) != unnamed:
         raise BadRequestError("Say which run: its RUN_ID (agl rollouts list shows them), or --unnamed; not both")
     with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
-    print(f"told {name_of_run(run_id)} to stop")
+    say(f"told {name_of_run(run_id)} to stop")
     return 0
 
 
 def _result_of(target: str, settings: list[str], given: dict[str, Any]) -> Any:
     """Run what the target names and return its result."""
-    from agentlightning.cli.plan import Plan, read_plan
-    from agentlightning.cli.target import is_target, load_target
-    from agentlightning.cli.training import fit
+    from agentlightning.cli.support.plan import Plan, read_plan
+    from agentlightning.cli.support.target import is_target, load_target
+    from agentlightning.cli.support.training import fit
     from agentlightning.errors import BadRequestError
     from agentlightning.trainer import Trainer
 

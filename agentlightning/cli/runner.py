@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
+from agentlightning.process_secrets import TOKEN, hold, read_secret
 
 
 def runner(
@@ -29,15 +30,17 @@ def runner(
     """Play the rollouts of a run on this machine until the run ends or is told to stop.
 
     It waits for a store that does not answer yet, and for one that is started anew. Exit codes: 0 the run has ended;
-    69 the store did not answer for --outage seconds; 77 it refuses the token; 130 Ctrl+C; 143 SIGTERM.
+    69 the store did not answer for --outage seconds; 77 it refuses the token; 130 Ctrl+C; 143 SIGTERM; 1 runners died
+    again and again. Each runner is a process of its own, started again when an agent ends it; what agents start ends
+    with it.
 
     Example: agl runner my_agent:play --store http://10.0.0.5:4747 --run nightly --runners 4
     """
-    from agentlightning.cli.training import in_foreground
+    from agentlightning.cli.support.training import in_foreground
 
     log_to_stderr(log_level, json_lines=log_json)
     if token_file is not None:
-        os.environ["AGL_TOKEN"] = _token_in(token_file)
+        hold(TOKEN, _token_in(token_file))
     if run is not None:
         os.environ["AGL_RUN_ID"] = run
     settings = {"concurrency": concurrency, "store_unreachable_timeout": outage}
@@ -47,9 +50,9 @@ def runner(
 def _play(
     agent: str, store: str, runners: int, max_rollouts: int | None, tracer: str | None, settings: dict[str, Any]
 ) -> None:
-    from agentlightning.cli.plan import Plan
-    from agentlightning.cli.target import load_target
-    from agentlightning.cli.training import fit
+    from agentlightning.cli.support.plan import Plan
+    from agentlightning.cli.support.target import load_target
+    from agentlightning.cli.support.training import fit
     from agentlightning.store.spec import spec_of
     from agentlightning.trainer import Trainer
 
@@ -69,14 +72,11 @@ def _token_in(file: Path) -> str:
     """Return the token in a file.
 
     Raises:
-        BadRequestError: the file cannot be read, or is empty.
+        BadRequestError: the file cannot be read, is empty, or others may read it.
     """
     from agentlightning.errors import BadRequestError
 
     try:
-        token = file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise BadRequestError(f"--token-file {file}: {error.strerror}") from error
-    if not token:
-        raise BadRequestError(f"--token-file {file} is empty; expected the AGL_TOKEN of the store")
-    return token
+        return read_secret(str(file), f"--token-file {file}")
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error

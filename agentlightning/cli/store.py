@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import typer
 
-from agentlightning.cli import store_file
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli import store_data as store_file
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
 
 
-class Backend(str, Enum):
+class Backend(StrEnum):
     """Where the data lies."""
 
     SQLITE = "sqlite"
@@ -19,7 +19,7 @@ class Backend(str, Enum):
     POSTGRES = "postgres"
 
 
-class Tracker(str, Enum):
+class Tracker(StrEnum):
     """Where the metrics go."""
 
     PROMETHEUS = "prometheus"
@@ -70,8 +70,8 @@ def store(
     """
     if context.invoked_subcommand is not None:
         return _refuse_options(context)
-    from agentlightning.cli.amounts import read_bytes, read_seconds
-    from agentlightning.cli.serving import Serving, serve
+    from agentlightning.cli.support.amounts import read_bytes, read_seconds
+    from agentlightning.cli.support.serving import Serving, serve
 
     log_to_stderr(log_level, json_lines=log_json)
     serving = Serving(

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from agentlightning.process_secrets import TOKEN, discard
+
 _FIRST_WITH_TOKEN_IDS = (0, 10, 2)
 """The first vLLM that knows `return_token_ids` in a request, which the gateway sends."""
 
@@ -30,6 +32,7 @@ def vllm(context: typer.Context) -> int:
             f"vllm {version} gives no token ids, so that nothing it says could be trained; "
             f"{first} or newer does: pip install --upgrade vllm"
         )
+    discard(TOKEN)  # an engine has no use for it, and is traced by its own workers
     vllm_main: Any = import_module("vllm.entrypoints.cli.main").main
     before, sys.argv = sys.argv, ["vllm", *context.args]
     try:

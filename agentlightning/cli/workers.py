@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentlightning.cli.output import JSON, moment, show_json, show_table
-from agentlightning.cli.places import STORE, with_store
+from agentlightning.cli.support.output import JSON, moment, say, show_json, show_table
+from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -29,7 +29,7 @@ def workers(
         show_json(found)
         return 0
     show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in found])
-    print(f"{len(found)} workers")
+    say(f"{len(found)} workers")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What runner and reward share of a policy kernel such as Agent-OS: which violations belong to the attempt that plays.
+"""What runner and reward share about a policy kernel such as Agent-OS: the violations of the attempt that runs.
 
 A kernel is any object with `on_violation(callback)`: it calls the callback with what it refused, in the thread or task
 of the agent that asked. The agent itself uses the kernel as it likes. Nothing of Agent-OS is imported.

@@ -39,11 +39,11 @@ def calc_agent(task: Task, llm: LLM) -> float:
 
 def is_right(reply: str, answer: float | str) -> bool:
     """Return whether the reply is the answer: the same number, or the same text in any case."""
-    said = reply.strip().rstrip(".")
+    text = reply.strip().rstrip(".")
     try:
-        return float(said) == float(answer)
+        return float(text) == float(answer)
     except ValueError:
-        return said.casefold() == str(answer).strip().rstrip(".").casefold()
+        return text.casefold() == str(answer).strip().rstrip(".").casefold()
 
 
 @functools.cache

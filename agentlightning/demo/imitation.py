@@ -1,4 +1,4 @@
-"""The warm start of the demo's policy: imitation of shown conversations, to a measured accuracy.
+"""Warm start of the demo's policy: it imitates conversations until it has a measured accuracy.
 
 Reinforcement learning can only prefer what the policy already does sometimes. So the model is first shown conversations
 that use the calculator, until it copies numbers, and then, while the learning rate falls, a mixture in which most
@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agentlightning.algorithm.grpo.chat import message_body
+from agentlightning.algorithm.grpo.engine.chat import message_body
+from agentlightning.algorithm.grpo.engine.tool_calls import Reply, ToolCall, messages_for_template
 from agentlightning.algorithm.grpo.policy import Policy
-from agentlightning.algorithm.grpo.quiet import one_thread
-from agentlightning.algorithm.grpo.tool_calls import Reply, ToolCall, messages_for_template
+from agentlightning.algorithm.grpo.torch_setup import one_thread
 from agentlightning.demo import settings
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.demo.measurement import Measured, measure
 from agentlightning.demo.model import make_model, make_tokenizer
-from agentlightning.demo.play import Measured, measure
 from agentlightning.demo.tasks import Task, draw_imitation_task
 
 Progress = Callable[[int, Measured], None]
@@ -109,9 +109,9 @@ class WarmStart:
 
     def _step(self, shown: float) -> None:
         """Take one step on fresh conversations, of which the share `shown` uses the tool."""
-        tokens, said = self._conversations(shown)
-        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][said[:, 1:]]  # (N, width)
-        loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][said[:, 1:]])
+        tokens, mask = self._conversations(shown)
+        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+        loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
@@ -119,13 +119,13 @@ class WarmStart:
         self._steps += 1
 
     def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
-        """Return conversations, padded on the right, and where the assistant speaks: (B, T) int64, (B, T) bool."""
+        """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
         rows = [self._conversation(self._random.random() < shown) for _ in range(settings.IMITATION_BATCH)]
         length = max(map(len, rows))
         pad = self._tokenizer.pad_token_id
         tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
-        said = torch.tensor([self._said_by_assistant(row) + [False] * (length - len(row)) for row in rows])
-        return tokens, said
+        mask = torch.tensor([self._assistant_mask(row) + [False] * (length - len(row)) for row in rows])
+        return tokens, mask
 
     def _conversation(self, shows_tool: bool) -> list[int]:
         task, expression = draw_imitation_task(self._random)
@@ -133,13 +133,13 @@ class WarmStart:
         text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _said_by_assistant(self, row: list[int]) -> list[bool]:
-        said: list[bool] = []
-        speaking = False
+    def _assistant_mask(self, row: list[int]) -> list[bool]:
+        mask: list[bool] = []
+        inside = False
         for token in row:
-            said.append(speaking)
-            speaking = token == self._assistant or (speaking and token != self._eos)
-        return said
+            mask.append(inside)
+            inside = token == self._assistant or (inside and token != self._eos)
+        return mask
 
 
 def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:

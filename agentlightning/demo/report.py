@@ -1,14 +1,15 @@
-"""The report at the end of the demo: before and after on the same tasks, a test, a verdict, two conversations."""
+"""The report at the end of the demo: figures before and after on the same tasks, a test, two conversations, a curve."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from agentlightning.algorithm.evaluate import Comparison, compare
-from agentlightning.algorithm.grpo.evaluation import Evaluation
+from agentlightning.algorithm.evaluation.statistics import Comparison, compare
 from agentlightning.algorithm.grpo.grpo import GRPOResult
+from agentlightning.algorithm.grpo.held_out import Evaluation
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from agentlightning.utils.otel import filter_and_unflatten_attributes
@@ -16,18 +17,16 @@ from agentlightning.utils.otel import filter_and_unflatten_attributes
 
 def verdict(result: GRPOResult) -> Comparison:
     """Compare the last sampled evaluation with the first, task by task."""
-    before, after = result.evaluation("sampled", last=False), result.evaluation("sampled", last=True)
-    assert before is not None
-    assert after is not None
+    before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
     return compare(before.solved, after.solved)
 
 
 def report_lines(result: GRPOResult, comparison: Comparison) -> list[str]:
     """Return the figures of the report, line by line."""
-    lines = ["", f"held-out tasks: {len(_one(result, 'sampled', False).rewards)}, the same before and after"]
+    lines = ["", f"held-out tasks: {len(evaluation_of(result, 'sampled', False).rewards)}, the same before and after"]
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
     for sampling in ("sampled", "greedy"):
-        before, after = _one(result, sampling, False), _one(result, sampling, True)
+        before, after = evaluation_of(result, sampling, False), evaluation_of(result, sampling, True)
         lines.append(f"  {'solved, ' + sampling:20}{before.accuracy:>9.1%}{after.accuracy:>9.1%}")
     lines.append(
         f"  {comparison.gained} tasks gained, {comparison.lost} lost; "
@@ -38,7 +37,8 @@ def report_lines(result: GRPOResult, comparison: Comparison) -> list[str]:
     return lines
 
 
-def _one(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
+def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
+    """Return the first or last evaluation with a sampling; a demo has both."""
     found = result.evaluation(sampling, last=last)
     assert found is not None, sampling
     return found
@@ -46,7 +46,7 @@ def _one(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
 
 async def conversations(store: LightningStore, result: GRPOResult, comparison: Comparison) -> list[str]:
     """Return two conversations on one task, before and after; a task that was gained if there is one."""
-    before, after = _one(result, "sampled", False), _one(result, "sampled", True)
+    before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
     pairs = list(zip(before.solved, after.solved, strict=True))
     index = next((i for i, pair in enumerate(pairs) if pair == (False, True)), 0)
     lines: list[str] = []
@@ -90,3 +90,28 @@ def _arguments(text: Any) -> str:
     except (TypeError, ValueError):
         return str(text)
     return ", ".join(f"{name}={value!r}" for name, value in values.items()) if isinstance(values, dict) else str(values)
+
+
+def draw_curve(result: GRPOResult, path: Path) -> None:
+    """Write a PNG with the mean reward of each step and the accuracy on held-out tasks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    rewards = [(m.step, m.mean_reward) for m in result.metrics if m.mean_reward is not None]
+    axes.plot([s for s, _ in rewards], [r for _, r in rewards], color="tab:blue", label="mean reward of the step")
+    for sampling, color in (("sampled", "tab:orange"), ("greedy", "tab:green")):
+        points = [(e.step, e.accuracy) for e in result.evaluations if e.sampling == sampling]
+        if points:
+            label = f"held-out accuracy, {sampling}"
+            axes.plot([s for s, _ in points], [a for _, a in points], "o--", color=color, label=label)
+    axes.set(xlabel="training step", ylabel="reward / share of tasks solved", ylim=(0, 1.02), xlim=(0, None))
+    axes.set_title("What the agent learned")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

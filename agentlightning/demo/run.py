@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _TOOL_TOKENS = 16
 """Of a result of the calculator, with the signs around it."""
-_NEEDED = ("torch", "transformers", "openai", "matplotlib")
+_PACKAGES = ("torch", "transformers", "openai", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
 
 
 def _check_packages() -> None:
-    for package in _NEEDED:
+    for package in _PACKAGES:
         try:
             found = importlib.util.find_spec(package) is not None
         except ImportError:  # whoever keeps packages from being imported may say so in this way
@@ -138,8 +138,7 @@ def _check(options: DemoOptions) -> None:
 
 def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, out: TextIO) -> DemoOutcome:
     import agentlightning as agl
-    from agentlightning.demo.curve import draw_curve
-    from agentlightning.demo.report import conversations, report_lines, verdict
+    from agentlightning.demo.report import conversations, draw_curve, evaluation_of, report_lines, verdict
 
     agl.setup_logging("INFO", console=False, files=str(folder / "log.txt"))
     RunFolder(folder).write_config(demo=dataclasses.asdict(options))
@@ -156,7 +155,7 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
         _say(out, line)
     _say(out, f"model, metrics.jsonl, curve.png, config.json, store.db and log.txt lie in {folder}")
     logger.info("verdict: %s, p = %.2g", comparison.verdict, comparison.p_value)
-    greedy = [result.evaluation("greedy", last=last) for last in (False, True)]
+    greedy = [evaluation_of(result, "greedy", last) for last in (False, True)]
     return DemoOutcome(
         better=comparison.verdict == "better",
         before=comparison.before.mean,

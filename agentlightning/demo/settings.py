@@ -1,4 +1,4 @@
-"""Numbers of the demo that were measured to work, in one place."""
+"""Settings of the demo: sizes, rates and limits that were measured to work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIN_USER_TASKS: Final = 16
 MAX_TURNS: Final = 3  # model calls of one rollout at most
 MAX_NEW_TOKENS: Final = 24  # of one call; a tool call for two numbers of three digits takes 12
 
-CONCURRENCY: Final = 4  # rollouts that one runner plays at a time
+CONCURRENCY: Final = 4  # rollouts that one runner runs at a time
 
 # The model: Llama layout, 0.23 million parameters and what the vocabulary takes.
 LAYERS: Final = 2

@@ -14,8 +14,9 @@ from typing_extensions import ParamSpec
 from agentlightning.emitter.wrapping import OpenOperation, bound_arguments, signature_of, traced
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
 from agentlightning.tracer.base import Tracer, get_active_tracer
+from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.tracer.scope import ended_scope
 from agentlightning.types import SpanCoreFields, TraceStatus
 from agentlightning.utils.otel import (
     check_attributes_sanity,
@@ -44,10 +45,16 @@ def emitting_tracer(active: Tracer | None, what: str, propagate: bool) -> Tracer
     """Return the tracer that shall take a span: the active one, or one that sends nothing.
 
     Raises:
-        RuntimeError: the span shall be sent and no tracer is active.
+        RuntimeError: the span shall be sent and no tracer is active; or what emits it was left behind by a rollout.
     """
     if not propagate:
         return _DUMMY
+    if active is None and (ended := ended_scope()) is not None:
+        ended.refuse()
+        raise RuntimeError(
+            f"No active tracer found: rollout {ended.rollout_id} has ended, and this {what} span comes from a task or "
+            "thread that was started inside it. Wait for what you start before the agent returns."
+        )
     if active is None:
         raise RuntimeError(
             f"No active tracer found. Cannot emit {what} span. Emit inside a rollout, or inside "
@@ -165,7 +172,7 @@ class OperationContext:
             tracer = get_active_tracer() if self._propagate else _DUMMY
             if tracer is None:
                 return None
-            given = lenient_attributes({INPUT: bound_arguments(signature, args, kwargs)})
+            given = any_attributes({INPUT: bound_arguments(signature, args, kwargs)})
             return OpenOperation(tracer, {**attributes, **given})
 
         return cast(Callable[P, R], traced(fn, begin, OUTPUT))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -18,6 +16,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter
 
 from agentlightning.emitter.annotation import emit_annotation
+from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.emitter.target import Target, target_attributes
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
 from agentlightning.types import SpanCoreFields, SpanLike
@@ -82,34 +81,9 @@ def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str,
     return flatten_attributes({REWARD: _dimensions(values, primary_key, None)})
 
 
-def as_number(value: Any) -> float | None:
-    """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
-    if isinstance(value, (bool, int, float, numbers.Real)):
-        return float(value)
-    item = getattr(value, "item", None)
-    if getattr(value, "ndim", None) == 0 and callable(item):
-        return as_number(item())
-    return None
-
-
-def finite_number(value: Any) -> float:
-    """Return a reward as a float.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is NaN or infinite.
-    """
-    number = as_number(value)
-    if number is None:
-        raise TypeError(f"Reward must be a number, got: {type(value).__name__}")
-    if not math.isfinite(number):
-        raise ValueError(f"Reward must be finite, got: {number}")
-    return number
-
-
 def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[dict[str, Any]]:
     if not isinstance(reward, Mapping):
-        return [{"name": name or PRIMARY, "value": finite_number(reward)}]
+        return [{"name": name or PRIMARY, "value": checked_reward(reward)}]
     values = cast(Mapping[str, Any], reward)
     for key, value in values.items():
         if as_number(value) is None:
@@ -121,7 +95,7 @@ def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[
     if primary_key not in values:
         raise ValueError(f"Primary key '{primary_key}' not found in reward dict keys: {list(values)}")
     order = [primary_key, *(key for key in values if key != primary_key)]
-    return [{"name": key, "value": finite_number(values[key])} for key in order]
+    return [{"name": key, "value": checked_reward(values[key])} for key in order]
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from opentelemetry import trace as trace_api
 
+from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import SpanLike
 from agentlightning.utils.otel import make_link_attributes
@@ -28,13 +29,17 @@ _TARGETS = get_args(Target)
 _NEEDS_ID = ("call", "agent")
 
 
+@explain_fields
 @dataclass(frozen=True)
 class RewardTarget:
     """What a reward names as its target and its giver; None where it does not say."""
 
     target: Target | None
+    """What is rewarded: `call`, `step`, `agent` or `rollout`."""
     target_id: str | None
+    """Which one: the id of the model's reply, the span id of the step, or the name of the agent."""
     source: str | None
+    """Who gave the reward."""
 
 
 def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentlightning.semconv import AGL_OPERATION
 from agentlightning.tracer.base import Tracer
-from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.tracer.conversion import any_attributes
 from agentlightning.types import SpanCoreFields, SpanRecordingContext
 
 
@@ -41,7 +41,7 @@ class OpenOperation:
     def record(self, values: dict[str, Any]) -> None:
         """Put values on the span, whatever they are."""
         assert self._recording is not None
-        self._recording.record_attributes(lenient_attributes(values))
+        self._recording.record_attributes(any_attributes(values))
 
     def suspend(self) -> None:
         """Let the span not be the current one for a while, if its tracer can do that."""

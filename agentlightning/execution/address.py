@@ -41,7 +41,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """What runners are told."""
+        """The URL that runners connect to."""
         return f"http://[{self.target}]:{self.port}" if ":" in self.target else f"http://{self.target}:{self.port}"
 
     def at(self, port: int) -> Address:

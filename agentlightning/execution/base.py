@@ -1,14 +1,17 @@
 """What a strategy runs and what it promises: the two bundles, `ExecutionStrategy`, and how a run may fail.
 
-A bundle is one coroutine function that holds everything its side needs but the store. A strategy decides where the
-bundles run (threads, processes, machines) and how they end.
-"""
+A bundle is one coroutine function that holds everything it needs but the store. A strategy decides where the
+bundles run (threads, processes, machines) and how they end. What all strategies share is here too: how many rollouts
+are open, the exit codes of processes, and the checks of settings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, StoreUnreachableError, UnauthorizedError
+from agentlightning.store.base import QUEUING, RUNNING, LightningStore
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AlgorithmBundle(Protocol):
-    """The algorithm's side. What it returns is the result of the run.
+    """What the algorithm runs. What it returns is the result of the run.
 
     It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`; and
     `llm_proxy`, the gateway of the run.
@@ -27,7 +30,7 @@ class AlgorithmBundle(Protocol):
 
 
 class RunnerBundle(Protocol):
-    """One runner's side; called once per worker.
+    """What one runner runs; called once per worker.
 
     It may also offer `run_id`, and `store_unreachable_timeout`: how long the store may be away, in seconds.
     """
@@ -49,7 +52,7 @@ class ExecutionStrategy:
     """True if several runners live in this process, so that each needs a runner object of its own."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
-        """Run both sides until the algorithm ends, and return what it returned (None if it was interrupted).
+        """Run both bundles until the algorithm ends, and return what it returned (None if it was interrupted).
 
         Raises what the algorithm raised; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
         rollouts are open and no runner is left.
@@ -67,3 +70,110 @@ class StalledError(AgentLightningError, RuntimeError):
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):
     """The process that ran the algorithm ended in an unexpected way; holds its traceback if it left one."""
+
+
+def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore:
+    """Return the store as this run sees it."""
+    scope: Callable[[LightningStore], LightningStore] | None = getattr(algorithm, "scope", None)
+    return scope(store) if scope is not None else store
+
+
+def open_work_counter(algorithm: AlgorithmBundle, store: LightningStore) -> Callable[[], Awaitable[int]]:
+    """Return a coroutine function that counts the rollouts of this run that are not at an end."""
+    view = view_of(algorithm, store)
+    unfinished = sorted(QUEUING | RUNNING)
+
+    async def count() -> int:
+        try:
+            return (await view.query_rollouts(status_in=unfinished, limit=1)).total
+        except NotImplementedError:  # a store of the user's that cannot tell
+            return 0
+
+    return count
+
+
+FAILED = 1
+"""Anything that has no code of its own; the traceback tells."""
+STORE_UNREACHABLE = 69
+"""The store did not answer for `store_unreachable_timeout` seconds (EX_UNAVAILABLE): try again later."""
+UNAUTHORIZED = 77
+"""The store refuses the token (EX_NOPERM): set AGL_TOKEN."""
+INTERRUPTED = 130
+"""Ctrl+C."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the code with which a process ends because of `error`. 0 is for one that was told to stop."""
+    match error:
+        case SystemExit(code=None):
+            return 0
+        case SystemExit(code=int(code)):
+            return code
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case UnauthorizedError():
+            return UNAUTHORIZED
+        case StoreUnreachableError():
+            return STORE_UNREACHABLE
+        case _:
+            return FAILED
+
+
+def error_with(code: int | None) -> type[UnauthorizedError | StoreUnreachableError] | None:
+    """Return the class of errors that has this code for its own; None if there is none."""
+    return {UNAUTHORIZED: UnauthorizedError, STORE_UNREACHABLE: StoreUnreachableError}.get(code or 0)
+
+
+T = TypeVar("T", bound=str)
+
+
+def check_count(name: str, value: int, *, minimum: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `minimum`.
+
+    Raises:
+        TypeError: it is no whole number (True and False are none).
+        ValueError: it is too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of at least {minimum}; got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}; got {value}")
+    return value
+
+
+def check_seconds(name: str, value: float) -> float:
+    """Return `value` if it is a number of seconds: finite and not negative.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, infinite or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds; got {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number of seconds, 0 or more; got {value}")
+    return float(value)
+
+
+def check_port(name: str, value: int) -> int:
+    """Return `value` if it is a TCP port, or 0 for a free one.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is not within 0 to 65535.
+    """
+    if check_count(name, value, minimum=0) > 65535:
+        raise ValueError(f"{name} must be at most 65535; got {value}")
+    return value
+
+
+def check_choice(name: str, value: str, choices: Sequence[T]) -> T:
+    """Return `value` if it is one of the choices, spelt exactly.
+
+    Raises:
+        ValueError: it is not.
+    """
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")

@@ -10,14 +10,21 @@ from typing_extensions import override
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
-from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from agentlightning.execution.layouts import Layout
-from agentlightning.execution.processes import StartMethod, default_start_method
-from agentlightning.execution.settings import check_choice, check_count, check_port, check_seconds
-from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
-from agentlightning.execution.supervise import Patience
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    check_choice,
+    check_count,
+    check_port,
+    check_seconds,
+)
+from agentlightning.execution.processes.team import StartMethod, default_start_method
+from agentlightning.execution.run.layouts import Layout
+from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
+from agentlightning.execution.run.supervisor import Patience
 from agentlightning.store.base import LightningStore
-from agentlightning.utils.auth import is_loopback
+from agentlightning.utils.http.auth import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +40,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         server_host: address to bind, and to connect to; None reads `AGL_SERVER_HOST`, 127.0.0.1 by default.
         server_port: None reads `AGL_SERVER_PORT`, 4747 by default. The role `both` may also be given 0, a free one, and
             leaves a default port that is in use for a free one.
-        n_runners: number of runner processes.
+        n_runners: number of runner processes. As the role `runner`, too, one is a child, unless it cannot be (said in a
+            warning): it would be forked off an open accelerator, or spawned with what cannot be pickled.
         graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Higher than the
             longest rollout, so that none is broken off.
         terminate_timeout: seconds after each of SIGINT, SIGTERM and SIGKILL.
-        main_process: the side that stays in this process; `runner` needs the role `both` and one runner.
+        main_process: the side that stays in this process; `runner` needs the role `both` and one runner,
+            and is for debugging: an agent that ends its process ends the program.
         managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
             hands the given store to both sides as it is.
         allowed_exit_codes: exit codes of children that are no failure.

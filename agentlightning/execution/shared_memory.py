@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
 from collections.abc import Coroutine
 from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
-from agentlightning.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    check_choice,
+    check_count,
+    check_seconds,
+    open_work_counter,
+)
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.interrupts import Interrupts
-from agentlightning.execution.loops import run
-from agentlightning.execution.settings import check_choice, check_count, check_seconds
-from agentlightning.execution.sides import HASTY_TELL_SECONDS, TELL_SECONDS, Opening, algorithm_watchers, run_ends
-from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
-from agentlightning.execution.supervise import Patience, Supervision, TaskTeam
-from agentlightning.execution.threads import LoopThread
-from agentlightning.execution.work import open_work_counter
+from agentlightning.execution.processes.dead_workers import end_attempts
+from agentlightning.execution.processes.team import SETTLE_STOPPED_SECONDS
+from agentlightning.execution.run.roles import (
+    HASTY_TELL_SECONDS,
+    TELL_SECONDS,
+    OpenedRun,
+    algorithm_watchers,
+    run_ends,
+    run_of,
+)
+from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
+from agentlightning.execution.run.supervisor import Patience, Supervision, TaskTeam
+from agentlightning.runner.base import worker_label
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loop_thread import LoopThread
+from agentlightning.utils.concurrency.loops import run, within
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +50,9 @@ INTERRUPT_SECONDS = 3.0
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """Runs every bundle in this process, each on an event loop of its own, all but one on daemon threads.
+
+    An agent that ends its process (`os._exit`, a crash) ends the program with that exit code, and what agents start is
+    not ended with the run; where that matters, use `cs`, or runners with `isolation="process"`.
 
     Args:
         n_runners: number of runner threads.
@@ -102,7 +124,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         interrupts: Interrupts,
         threads: list[LoopThread],
     ) -> Any:
-        event, opening = ThreadingEvent(), Opening(algorithm)
+        event, opened_run = ThreadingEvent(), OpenedRun(algorithm)
 
         def on_thread(name: str, bundle: Any, *args: Any) -> Coroutine[Any, Any, Any]:
             threads.append(LoopThread(name, lambda: bundle(*args)))
@@ -113,10 +135,10 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if self.main_thread == "algorithm":
             for i in range(self.n_runners):
                 members[f"runner-{i}"] = on_thread(f"runner-{i}", runner, store, i, event)
-            playing: Coroutine[Any, Any, Any] = opening(store, event)
+            algorithm_work: Coroutine[Any, Any, Any] = opened_run(store, event)
         else:
             members["runner-0"] = runner(store, 0, event)
-            playing = on_thread("algorithm", opening, store, event)
+            algorithm_work = on_thread("algorithm", opened_run, store, event)
         aside = threads[-1] if self.main_thread == "runner" else None  # the thread of the algorithm
         stall = StallPolicy(self.stall_timeout, self.on_stall)
         supervision = Supervision(
@@ -127,13 +149,23 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             hasty=Patience(ask=0.0, interrupt=INTERRUPT_SECONDS),
             poll_interval=self.poll_interval,
             count_open_work=open_work_counter(algorithm, store),
-            watchers=algorithm_watchers(opening, store, event, stall, aside.whereabouts if aside else None),
+            watchers=algorithm_watchers(opened_run, store, event, stall, aside.stack if aside else None),
         )
         try:
-            return await supervision.conduct(playing)
+            return await supervision.conduct(algorithm_work)
         finally:
             self.interrupted = supervision.interrupted
+            await self._end_attempts(store, run_of(runner))
             await run_ends(algorithm, store, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
+
+    async def _end_attempts(self, store: LightningStore, run_id: str | None) -> None:
+        """End what the runners still hold: a claim that one of them did not wait for."""
+        host, pid = socket.gethostname(), os.getpid()
+        workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
+        message = "its runner ended with its run, with this attempt in hand"
+        with contextlib.suppress(Exception):  # the store is away: then the lease runs out
+            ending = end_attempts(store, workers, message, stopped=True, run_id=run_id)
+            await within(SETTLE_STOPPED_SECONDS, ending)
 
     def _join(self, threads: list[LoopThread]) -> None:
         timeout = 0.1 if self.interrupted else self.join_timeout

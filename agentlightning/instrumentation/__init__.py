@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from importlib.util import find_spec
 
-from agentlightning.instrumentation import agentops, agentops_langchain
+from agentlightning.instrumentation import agentops
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _VENDORS = (
     (
         "agentops_langchain",
         AGENTOPS_LANGCHAIN_INSTALLED,
-        agentops_langchain.instrument_agentops_langchain,
-        agentops_langchain.uninstrument_agentops_langchain,
+        agentops.instrument_agentops_langchain,
+        agentops.uninstrument_agentops_langchain,
     ),
 )
 """Name, installed, patch, restore; in the order in which they are applied."""

@@ -3,13 +3,17 @@
 Unless `enable_agentops_service()` was called before, `agentops.init` reaches nothing: no log-in, no exporter, no
 metrics, no upload of what the program prints. Its decorators, sessions and instrumentors work as ever; their spans go
 to the tracer provider of the program.
+
+Beside LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
+argument, where AgentOps does not look, so that every chain would be `unknown_chain` and adapters would find no agent.
+LangGraph runs through the same callbacks, so its own instrumentor would record every node twice.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from opentelemetry import trace as trace_api
@@ -37,16 +41,10 @@ def agentops_service_enabled() -> bool:
 
 def instrument_agentops() -> bool:
     """Apply the patches; False, with an error in the log, if this AgentOps has not what they need."""
-    try:
-        _OFFLINE.apply()
-    except (ImportError, AttributeError) as error:
-        logger.error("AgentOps is not patched, it may reach its service: %s", error)
+    if not _applied(_OFFLINE, "AgentOps is not patched, it may reach its service"):
         return False
-    try:
-        _REPLIES.apply()
-    except (ImportError, AttributeError) as error:
+    if not _applied(_REPLIES, "AgentOps is not patched, its spans would have no token ids"):
         _OFFLINE.restore()
-        logger.error("AgentOps is not patched, its spans would have no token ids: %s", error)
         return False
     return True
 
@@ -57,10 +55,29 @@ def uninstrument_agentops() -> None:
     _OFFLINE.restore()
 
 
+def instrument_agentops_langchain() -> bool:
+    """Patch the LangChain handler of AgentOps; False, with an error in the log, if it has not what the patch needs."""
+    return _applied(_LANGCHAIN, "The LangChain handler of AgentOps is not patched")
+
+
+def uninstrument_agentops_langchain() -> None:
+    """Take back what one `instrument_agentops_langchain` did."""
+    _LANGCHAIN.restore()
+
+
+def _applied(patch: Patch, failure: str) -> bool:
+    try:
+        patch.apply()
+    except (ImportError, AttributeError) as error:
+        logger.error("%s: %s", failure, error)
+        return False
+    return True
+
+
 # --- the service -------------------------------------------------------------------------------------------------
 
 
-def _set_up_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_setup(original: Callable[..., Any]) -> Callable[..., Any]:
     """AgentOps makes a provider, exporters and a meter here, and replaces `print`."""
 
     @functools.wraps(original)
@@ -72,7 +89,7 @@ def _set_up_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     return setup_telemetry
 
 
-def _log_in_nowhere(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_log_in(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _start_auth_task(client: Any, api_key: str) -> None:
         if _service_enabled:
@@ -81,7 +98,7 @@ def _log_in_nowhere(original: Callable[..., Any]) -> Callable[..., Any]:
     return _start_auth_task
 
 
-def _ask_nobody(original: Any) -> Any:
+def _without_requests(original: Any) -> Any:
     """The client for everything else; a class method of AgentOps."""
 
     async def async_request(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,9 +108,9 @@ def _ask_nobody(original: Any) -> Any:
 
 
 _OFFLINE = Patch(
-    ("agentops.sdk.core", "setup_telemetry", _set_up_nothing),
-    ("agentops.client.client", "Client._start_auth_task", _log_in_nowhere),
-    ("agentops.client.http.http_client", "HttpClient.async_request", _ask_nobody),
+    ("agentops.sdk.core", "setup_telemetry", _without_setup),
+    ("agentops.client.client", "Client._start_auth_task", _without_log_in),
+    ("agentops.client.http.http_client", "HttpClient.async_request", _without_requests),
 )
 
 
@@ -120,7 +137,7 @@ def _parsed(reply: Any) -> Any:
     return parse() if callable(parse) and hasattr(reply, "http_response") else reply
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _collecting_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _process_chunk(stream: Any, chunk: Any) -> None:
         if not hasattr(stream, _TOKENS):
@@ -131,7 +148,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     return _process_chunk
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _setting_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _finalize_stream(stream: Any) -> None:
         tokens = getattr(stream, _TOKENS, None)
@@ -144,8 +161,35 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _REPLIES = Patch(
     (_STREAMS, "handle_chat_attributes", _with_tokens),
-    (_STREAMS, "OpenaiStreamWrapper._process_chunk", _noting),
-    (_STREAMS, "OpenaiStreamWrapper._finalize_stream", _telling),
-    (_STREAMS, "OpenAIAsyncStreamWrapper._process_chunk", _noting),
-    (_STREAMS, "OpenAIAsyncStreamWrapper._finalize_stream", _telling),
+    (_STREAMS, "OpenaiStreamWrapper._process_chunk", _collecting_tokens),
+    (_STREAMS, "OpenaiStreamWrapper._finalize_stream", _setting_tokens),
+    (_STREAMS, "OpenAIAsyncStreamWrapper._process_chunk", _collecting_tokens),
+    (_STREAMS, "OpenAIAsyncStreamWrapper._finalize_stream", _setting_tokens),
+)
+
+
+# --- LangChain ----------------------------------------------------------------------------------------------------
+
+
+def _named(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_chain_start(handler: Any, serialized: Mapping[str, Any] | None, inputs: Any, **kwargs: Any) -> Any:
+        known = dict(serialized or {})
+        name = kwargs.get("name")
+        if isinstance(name, str) and name:
+            known.setdefault("name", name)
+        known.setdefault("id", str(kwargs.get("run_id") or known.get("name") or "unknown"))
+        return original(handler, known, inputs, **kwargs)
+
+    return on_chain_start
+
+
+_LANGCHAIN = Patch(
+    ("agentops.integration.callbacks.langchain.callback", "LangchainCallbackHandler.on_chain_start", _named),
+    (
+        "agentops.instrumentation",
+        "AGENTIC_LIBRARIES",
+        lambda known: {name: known[name] for name in known if name != "langgraph"},
+    ),
+    ("agentops.instrumentation", "TARGET_PACKAGES", lambda names: names - {"langgraph"}),
 )

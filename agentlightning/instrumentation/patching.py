@@ -1,4 +1,4 @@
-"""Attributes of foreign modules that are replaced for a while, all at once, and put back by the last who asked."""
+"""Patches of other packages: attributes that are replaced together and restored when the last user ends."""
 
 from __future__ import annotations
 

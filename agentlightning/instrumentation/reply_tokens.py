@@ -21,7 +21,7 @@ def token_attributes(reply: Any) -> dict[str, Any]:
 
 
 class ReplyTokens:
-    """What the chunks of a stream say of tokens, put together."""
+    """Collects the tokens of a whole reply, or of the chunks of a stream."""
 
     def __init__(self) -> None:
         self._prompt: list[int] = []
@@ -65,7 +65,7 @@ def _fields(value: Any) -> Mapping[str, Any]:
         return {}
     try:
         dumped = dump(mode="json", warnings=False)
-    except Exception:  # a model of the program's own, or a stream: it has no tokens to tell of
+    except Exception:  # a foreign model's own error: such a reply has no tokens to read
         return {}
     return cast(Mapping[str, Any], dumped) if isinstance(dumped, Mapping) else {}
 

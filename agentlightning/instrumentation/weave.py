@@ -1,4 +1,4 @@
-"""Weave without Weights & Biases: a client whose calls are told to a listener and sent nowhere.
+"""Weave without Weights & Biases: a client whose calls are reported to a listener and sent nowhere.
 
 `@weave.op`, sessions and the integrations of Weave ask the global client to begin and to finish calls. While the patch
 is applied that client is ours, also for a program that calls `weave.init` itself; it keeps Weave's own bookkeeping
@@ -25,7 +25,7 @@ _FALLBACK_PROJECT = "agl/weave"
 
 
 class CallListener(Protocol):
-    """Hears of the calls of Weave. Runs in the context of the caller, and must not raise."""
+    """Receives the calls of Weave. Runs in the context of the caller, and must not raise."""
 
     def begun(self, call: Any, parent: Any | None, current: bool) -> None:
         """A call began below `parent`; what follows in this context is below it if `current`."""
@@ -47,7 +47,7 @@ _installed = _Installed()
 
 
 def instrument_weave(project: str, listener: CallListener) -> Any:
-    """Make a client that tells `listener` the global one, patch the libraries that Weave knows, and return the client.
+    """Make a client that reports to `listener` the global one, patch the libraries that Weave knows, and return it.
 
     Weave has one client per process: where ours is there already it is returned, with the listener that it has.
 
@@ -168,7 +168,7 @@ def _local_client_class() -> Any:
     base: Any = weave_client.WeaveClient
 
     class LocalClient(base):
-        """Keeps nothing; tells its listener."""
+        """Stores nothing; reports to its listener."""
 
         def __init__(self, project: str, listener: CallListener, before: Any) -> None:
             entity, _, name = project.rpartition("/")
@@ -177,14 +177,14 @@ def _local_client_class() -> Any:
             self.future_executor = self.future_executor_fastlane = _NoWork()
             self.listener = listener
             self.before = before
-            self._told = False
+            self._warned = False
 
         def _save_op(self, op: Any, name: str | None = None) -> Any:
             return refs.OpRef(self.entity, self.project, name or op.name, _NO_DIGEST)
 
         def _save_object(self, val: Any, name: str, branch: str = "latest") -> Any:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 logger.warning("Weave runs without its service here: %r and other objects are published nowhere", name)
             return refs.ObjectRef(self.entity, self.project, name, _NO_DIGEST)
 

@@ -1,4 +1,4 @@
-"""AgentLightningClient: asks a v0.1 server for tasks and resources, and posts results. Every call in two forms."""
+"""`AgentLightningClient` gets tasks and resources from a v0.1 server and posts results; each call is sync and async."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning.legacy.deprecation import warn_once
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, Task, TaskIfAny
-from agentlightning.utils.auth import auth_headers, server_token
+from agentlightning.utils.http.auth import auth_headers, server_token
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""DevTaskLoader: a v0.1 client without a server, to try an agent on a few tasks."""
+"""`DevTaskLoader` is a v0.1 client without a server, to try an agent on a few tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LegacyAgentRunner: polls a v0.1 client for tasks, plays them with an agent, and posts the results."""
+"""`LegacyAgentRunner` polls a v0.1 client for tasks, runs an agent on them, and posts the results."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class LegacyAgentRunner(ParallelWorkerBase):
         self.max_tasks = max_tasks
 
     def run(self) -> bool:
-        """Play one task; False if there was none, or its resources are not there."""
+        """Run one task; False if there was none, or its resources are not there."""
         return asyncio.run(self.run_async())
 
     def iter(self) -> int:
-        """Play tasks until `max_tasks` of them were played; returns how many."""
+        """Run tasks until `max_tasks` of them are done; return how many."""
         return asyncio.run(self.iter_async())
 
     async def iter_async(self) -> int:
-        """Play tasks until `max_tasks` of them were played; returns how many."""
-        played = 0
-        while self.max_tasks is None or played < self.max_tasks:
-            played += await self.run_async()
-        return played
+        """Run tasks until `max_tasks` of them are done; return how many."""
+        done = 0
+        while self.max_tasks is None or done < self.max_tasks:
+            done += await self.run_async()
+        return done
 
     async def run_async(self) -> bool:
-        """Play one task; False if there was none, or its resources are not there."""
+        """Run one task; False if there was none, or its resources are not there."""
         task = await self.client.poll_next_task_async()
         if task is None:
             return False
@@ -69,8 +69,8 @@ class LegacyAgentRunner(ParallelWorkerBase):
             return False
         rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
         try:
-            rollout = await self._play(task, resources)
-        except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is played
+            rollout = await self._run_task(task, resources)
+        except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is done
             logger.exception("[Rollout %s] the agent failed", task.rollout_id)
         await self.client.post_rollout_async(rollout)
         return True
@@ -82,7 +82,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
             found = await self.client.get_resources_by_id_async(task.resources_id)
         return None if found is None else found.resources
 
-    async def _play(self, task: Task, resources: NamedResources) -> RolloutLegacy:
+    async def _run_task(self, task: Task, resources: NamedResources) -> RolloutLegacy:
         self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
         async with self.tracer.trace_context(name=task.rollout_id):
             output = await self._call(task, resources)

@@ -1,4 +1,4 @@
-"""AgentLightningServer: the v0.1 server, which keeps tasks and results in memory."""
+"""`AgentLightningServer`, the v0.1 server, keeps tasks and results in memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.legacy.deprecation import warn_once
-from agentlightning.legacy.desk import TaskDesk
+from agentlightning.legacy.task_queue import TaskQueue
 from agentlightning.types import (
     GenericResponse,
     NamedResources,
@@ -22,8 +23,9 @@ from agentlightning.types import (
     RolloutMode,
     TaskIfAny,
 )
-from agentlightning.utils.allowed_hosts import AllowedHosts, HostDoor
-from agentlightning.utils.auth import ASGIApp, BearerAuth, check_bind, server_token
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.auth import ASGIApp, BearerAuth, check_bind, server_token
+from agentlightning.utils.http.body import client_hold, read_body
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 _NEWS_SECONDS = 1.0
@@ -31,7 +33,7 @@ _NEWS_SECONDS = 1.0
 
 
 class AgentLightningServer:
-    """Deprecated: hands tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
+    """Deprecated: gives tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
 
     Its methods belong to the loop that called `start`. Beyond loopback it needs `AGL_TOKEN`, as every server does.
     """
@@ -43,7 +45,7 @@ class AgentLightningServer:
         self.host, self.port = host, port
         self.startup_event = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._desk = TaskDesk(task_timeout_seconds)
+        self._queue = TaskQueue(task_timeout_seconds)
         self._news = asyncio.Event()
         app: ASGIApp = Starlette(routes=self._routes())
         if token is not None:
@@ -116,10 +118,10 @@ class AgentLightningServer:
         """Return all results and forget them."""
         return self._running().take_all()
 
-    def _running(self) -> TaskDesk:
+    def _running(self) -> TaskQueue:
         if not self.startup_event.is_set():
             raise RuntimeError("The server does not run; await start() first")
-        return self._desk
+        return self._queue
 
     # --- for clients -----------------------------------------------------------------------------------------------
 
@@ -134,29 +136,34 @@ class AgentLightningServer:
     async def _task(self, request: Request) -> Response:
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
-        task = self._desk.claim(time.time())
+        task = self._queue.claim(time.time())
         return _model(TaskIfAny(is_available=task is not None, task=task))
 
     async def _latest(self, request: Request) -> Response:
-        return self._told(self._desk.latest, "No resources have been set on the server.")
+        return self._resources_response(self._queue.latest, "No resources have been set on the server.")
 
     async def _resources(self, request: Request) -> Response:
         resources_id = request.path_params["resources_id"]
-        return self._told(self._desk.resources(resources_id), f"Resources {resources_id!r} not found.")
+        return self._resources_response(self._queue.resources(resources_id), f"Resources {resources_id!r} not found.")
 
-    def _told(self, found: ResourcesUpdate | None, absent: str) -> Response:
+    def _resources_response(self, found: ResourcesUpdate | None, absent: str) -> Response:
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
         return _refused(404, absent) if found is None else _model(found)
 
     async def _rollout(self, request: Request) -> Response:
         try:
-            rollout = RolloutLegacy.model_validate_json(await request.body())
+            with client_hold(request.scope) as hold:
+                body = await read_body(request.scope, request.receive, hold)
+                rollout = RolloutLegacy.model_validate_json(body)
+        except AgentLightningError as error:
+            headers = {"Retry-After": "1"} if isinstance(error, BusyError) else None
+            return _refused(error.http_status, str(error), headers)
         except ValidationError as error:
             return _refused(
                 422, f"The body is no RolloutLegacy: {error.errors(include_url=False, include_input=False)}"
             )
-        self._desk.complete(rollout)
+        self._queue.complete(rollout)
         self._news.set()
         return _model(GenericResponse(status="ok", message=f"Rollout {rollout.rollout_id} received."))
 
@@ -165,5 +172,5 @@ def _model(value: TaskIfAny | ResourcesUpdate | GenericResponse) -> Response:
     return Response(value.model_dump_json(), media_type="application/json")
 
 
-def _refused(status: int, detail: str) -> Response:
-    return JSONResponse({"detail": detail}, status_code=status)
+def _refused(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": detail}, status_code=status, headers=headers)

@@ -6,14 +6,11 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.base import Tracer
 from agentlightning.types import NamedResources, Rollout, RolloutMode, RolloutRawResult
-
-if TYPE_CHECKING:
-    from agentlightning.runner.base import Runner
-    from agentlightning.tracer.base import Tracer
-    from agentlightning.trainer.trainer import Trainer
 
 T = TypeVar("T")
 _GENERAL = ("rollout_async", "rollout")
@@ -28,6 +25,27 @@ _METHODS: dict[RolloutMode | None, tuple[str, ...]] = {
 """For each mode, the methods from the most to the least special; of each pair the asynchronous one first."""
 
 
+class AgentTrainer(Protocol):
+    """What an agent can ask of its `Trainer`, which stands in a layer above."""
+
+    @property
+    def tracer(self) -> Tracer: ...
+
+    @property
+    def store(self) -> LightningStore: ...
+
+
+class AgentRunner(Protocol):
+    """What an agent can ask of its `Runner`, which stands in a layer above."""
+
+    @property
+    def worker_id(self) -> int | None: ...
+
+    async def step(
+        self, input: Any, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
+    ) -> Rollout: ...
+
+
 class LitAgent(Generic[T]):
     """An agent that can be trained. Override one of `rollout` and `rollout_async`, or a pair of more special ones.
 
@@ -37,8 +55,8 @@ class LitAgent(Generic[T]):
 
     needs_resources: bool = True
     """False lets attempts run where no resources were published; they get an empty dictionary."""
-    _trainer_ref: weakref.ref[Trainer] | None = None
-    _runner_ref: weakref.ref[Runner[T]] | None = None
+    _trainer_ref: weakref.ref[AgentTrainer] | None = None
+    _runner_ref: weakref.ref[AgentRunner] | None = None
 
     def __init__(self, *, trained_agents: str | None = None) -> None:
         if trained_agents is not None:
@@ -56,7 +74,7 @@ class LitAgent(Generic[T]):
     # --- what to override ------------------------------------------------------------------------------------------
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Play one task, in any mode that has no method of its own."""
+        """Run one task, in any mode that has no method of its own."""
         raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
@@ -64,19 +82,19 @@ class LitAgent(Generic[T]):
         raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
 
     def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Play one task in mode `train`."""
+        """Run one task in mode `train`."""
         return self.rollout(task, resources, rollout)
 
     def validation_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Play one task in mode `val` or `test`."""
+        """Run one task in mode `val` or `test`."""
         return self.rollout(task, resources, rollout)
 
     async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Play one task in mode `train`."""
+        """Run one task in mode `train`."""
         return await self.rollout_async(task, resources, rollout)
 
     async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Play one task in mode `val` or `test`."""
+        """Run one task in mode `val` or `test`."""
         return await self.rollout_async(task, resources, rollout)
 
     def is_async(self) -> bool:
@@ -84,7 +102,7 @@ class LitAgent(Generic[T]):
         return any(_overridden(self, name) for name in (*_TRAINING, *_VALIDATION) if name.endswith("_async"))
 
     def method_for(self, mode: RolloutMode | None) -> Callable[..., Any]:
-        """Return the method that plays a rollout of this mode: the most special one that is overridden.
+        """Return the method that runs a rollout of this mode: the most special one that is overridden.
 
         Raises:
             NotImplementedError: none is.
@@ -98,11 +116,11 @@ class LitAgent(Generic[T]):
 
     # --- where it runs ---------------------------------------------------------------------------------------------
 
-    def set_trainer(self, trainer: Trainer) -> None:
+    def set_trainer(self, trainer: AgentTrainer) -> None:
         """Remember the trainer, weakly."""
         self._trainer_ref = weakref.ref(trainer)
 
-    def get_trainer(self) -> Trainer:
+    def get_trainer(self) -> AgentTrainer:
         """Return the trainer.
 
         Raises:
@@ -111,15 +129,15 @@ class LitAgent(Generic[T]):
         return _alive(self._trainer_ref, "Trainer")
 
     @property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> AgentTrainer:
         """The trainer."""
         return self.get_trainer()
 
-    def set_runner(self, runner: Runner[T]) -> None:
+    def set_runner(self, runner: AgentRunner) -> None:
         """Remember the runner, weakly."""
         self._runner_ref = weakref.ref(runner)
 
-    def get_runner(self) -> Runner[T]:
+    def get_runner(self) -> AgentRunner:
         """Return the runner.
 
         Raises:
@@ -128,7 +146,7 @@ class LitAgent(Generic[T]):
         return _alive(self._runner_ref, "Runner")
 
     @property
-    def runner(self) -> Runner[T]:
+    def runner(self) -> AgentRunner:
         """The runner."""
         return self.get_runner()
 

@@ -1,4 +1,4 @@
-"""One model call on its way through the gateway: the value that every part of it fills in and the recorder writes."""
+"""One model call at the gateway: the value that every step fills in and the recorder writes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.llm_proxy.engines import Engine
-from agentlightning.llm_proxy.models import Endpoint
-from agentlightning.llm_proxy.policies import Policy
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.endpoints.engines import Engine
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.policies import CallPolicy
 from agentlightning.llm_proxy.replies import CallFailed, CallState
 from agentlightning.utils.id import generate_id
 
 
-@dataclass(frozen=True, slots=True)
-class CallTokens:
-    """What the model server consumed and produced, in its own token ids."""
-
-    prompt_token_ids: list[int]
-    """Empty where the server never gives them."""
-    completion_token_ids: list[int]
-    logprobs: list[float] | None
-    """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
-
-
 @dataclass(slots=True)
-class ModelCall:
+class GatewayCall:
     """Begins when the attempt has been checked, with its number from the store; ends in exactly one state."""
 
     rollout_id: str
@@ -39,7 +29,7 @@ class ModelCall:
     """Route of the dialect that the agent speaks."""
     role: str | None = None
     """Of the agent, where its URL names one."""
-    policy: Policy | None = None
+    policy: CallPolicy | None = None
     """Whose call it is; None where the gateway has no policies, or the request could not be read."""
     streamed: bool = False
     """The agent asked for a stream."""
@@ -56,10 +46,12 @@ class ModelCall:
     """The weights that served it; None if it did not come that far."""
     first_frame_at: float | None = None
     """Wall clock; when the first frame of a stream came."""
-    endpoint: Endpoint | None = None
+    endpoint: ModelEndpoint | None = None
     """Where the reply came from."""
     engine: Engine | None = None
     """What serves there."""
+    bytes: int = 0
+    """Of request and reply, as far as they came."""
     upstream_tries: int = 0
     state: CallState = "upstream_error"
     http_status: int = 500
@@ -67,27 +59,27 @@ class ModelCall:
     error: str | None = None
     error_code: str | None = None
 
-    def heard(self, reply: dict[str, Any] | None) -> None:
-        """A stream broke off: keep what came of the reply, but for its tokens, since nobody knows the rest."""
+    def broke_off(self, reply: dict[str, Any] | None) -> None:
+        """Keep what came of a reply whose stream broke off, without its tokens, since the rest is unknown."""
         if reply is not None:
             hidden = ("prompt_token_ids", "token_ids", "logprobs")
             choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
             self.reply = {**{k: v for k, v in reply.items() if k not in hidden}, "choices": choices}
 
     def answered(self, reply: dict[str, Any], tokens: CallTokens | None, *, generated: bool = True) -> None:
-        """The model server answered; `generated` is False where a reply has no tokens by its nature."""
+        """Note the reply of the model server; `generated` is False where a reply has no tokens by its nature."""
         self.reply, self.tokens = reply, tokens
         whole = tokens is not None and bool(tokens.prompt_token_ids)
         self.state = ("ok" if whole else "no_tokens") if generated else "no_generation"
         self.http_status = 200
 
     def failed(self, failure: CallFailed) -> None:
-        """There is no answer, or the rest of it is missing."""
+        """Note that there is no reply, or that the rest of it is missing."""
         self.state, self.http_status, self.error = failure.state, failure.status, failure.message
         self.error_code = failure.code
 
     def left(self) -> None:
-        """The agent closed its connection."""
+        """Note that the agent closed its connection."""
         self.state, self.http_status, self.error = "client_left", 499, "the agent closed its connection"
 
     @property

@@ -1,8 +1,8 @@
-"""The gateway as an ASGI app: whose call is it, may it be made, make it, keep it, answer it.
+"""The gateway as an ASGI app: it identifies the attempt, admits the call, forwards it, records it and replies.
 
 A call that passed the checks of address, key and attempt has a number from the store and ends as two spans of its
-attempt, whatever becomes of it; only then is it answered. What the checks refuse is no call of an attempt and leaves no
-span.
+attempt, however it ends; only then is it answered. A request that fails the checks is no call of an attempt and leaves
+no span.
 """
 
 from __future__ import annotations
@@ -10,30 +10,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.llm_proxy.addresses import COUNT_TOKENS, MODELS, CallAddress, parse_address, spoken
-from agentlightning.llm_proxy.admission import AttemptBook, Slots
-from agentlightning.llm_proxy.budget import Budgets
-from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.errors import BusyError, TooLargeError
+from agentlightning.llm_proxy.access.addresses import COUNT_TOKENS, MODELS, CallAddress, dialect_of, parse_address
+from agentlightning.llm_proxy.access.admission import AttemptBook, Slots, check_key
+from agentlightning.llm_proxy.access.budget import Budgets
+from agentlightning.llm_proxy.access.json_shape import expanded_bytes
+from agentlightning.llm_proxy.access.limits import GatewayLimits
+from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
-from agentlightning.llm_proxy.engines import OTHER
-from agentlightning.llm_proxy.journal import Journal
-from agentlightning.llm_proxy.keys import check_key
-from agentlightning.llm_proxy.limits import GatewayLimits
-from agentlightning.llm_proxy.listing import model_listing
-from agentlightning.llm_proxy.models import ModelTable
+from agentlightning.llm_proxy.endpoints.engines import OTHER
+from agentlightning.llm_proxy.endpoints.models import ModelTable
+from agentlightning.llm_proxy.forwarding import Forwarder, ReplyStream, StreamEnd
+from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import PolicyTable
-from agentlightning.llm_proxy.privacy import Privacy
-from agentlightning.llm_proxy.recorder import ask_store, is_final, keep
-from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, Reply, json_reply, refuse
-from agentlightning.llm_proxy.serving import Outlet, Server, Tail
-from agentlightning.llm_proxy.tape import Tape
-from agentlightning.llm_proxy.upstream import Upstream
+from agentlightning.llm_proxy.recording.journal import Journal
+from agentlightning.llm_proxy.recording.privacy import Privacy
+from agentlightning.llm_proxy.recording.recorder import ask_store, is_final, keep
+from agentlightning.llm_proxy.recording.replay import CallFile
+from agentlightning.llm_proxy.replies import AgentReply, CallFailed, ClientLeft, JsonReply, json_reply
+from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
-from agentlightning.utils.auth import Receive, Scope, Send
+from agentlightning.utils.http.auth import Receive, Scope, Send
+from agentlightning.utils.http.body import ClientLeftError, read_body
+from agentlightning.utils.http.byte_budget import PROCESS, Hold
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +57,13 @@ class Gateway:
         gate: WeightGate,
         upstream: Upstream,
         privacy: Privacy,
-        tape: Tape | None = None,
+        call_file: CallFile | None = None,
         journal: Journal | None = None,
     ) -> None:
         self._store, self._models, self._policies = store, models, policies
         self._token, self._limits = token, limits
-        self._server = Server(models, policies, gate, upstream, limits.call_seconds, tape)
+        self._forwarder = Forwarder(models, policies, gate, upstream, limits.call_seconds, call_file, upstream.off_loop)
+        self._off_loop = upstream.off_loop
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
@@ -68,20 +74,24 @@ class Gateway:
 
     @property
     def in_hand(self) -> int:
-        """Calls that have arrived and are not answered."""
+        """Calls in progress: arrived and not answered."""
         return self._slots.taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reply = await self._answer(scope, receive, Outlet(send))
+            reply = await self._reply_to(scope, receive, ReplyStream(send))
         except CallFailed as failure:
             self.ended["rejected"] += 1
-            reply = spoken(scope["raw_path"]).failure(failure)
+            reply = dialect_of(scope["raw_path"]).failure(failure)
+        except Exception:  # boundary: a fault of ours outside a call is logged, counted and answered
+            logger.exception("the gateway failed in %s", scope["method"])
+            self.ended["rejected"] += 1
+            reply = dialect_of(scope["raw_path"]).failure(_internal_error())
         if reply is not None:
             await reply.send(send)
 
-    async def _answer(self, scope: Scope, receive: Receive, outlet: Outlet) -> Reply | Tail | None:
-        """Return what to send; None when nobody is there to read it."""
+    async def _reply_to(self, scope: Scope, receive: Receive, reply_stream: ReplyStream) -> AgentReply | None:
+        """Return the reply to send; None if the agent has left."""
         if scope["path"] == "/health":
             return json_reply({"status": "ok"})
         address = parse_address(scope["raw_path"], scope["method"])
@@ -89,25 +99,40 @@ class Gateway:
         store, seconds = self._store(), self._limits.store_seconds
         if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):
             await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
-        if address.role is not None and address.route in (MODELS, COUNT_TOKENS):  # of a call its record tells
+        if address.role is not None and address.route in (MODELS, COUNT_TOKENS):  # for a model call the record says so
             self._policies.role_in_url(address.role)
         if address.route == MODELS:
-            return json_reply(model_listing(self._models(), address.model))
+            return json_reply(self._models().listing(address.model))
         if address.route == COUNT_TOKENS:
-            return await self._count_tokens(address, receive)
+            return await self._count_tokens(address, scope, receive)
         dialect = DIALECTS[address.route]
-        call = await self._arrival(store, address, scope)
+        call = await self._begin_call(store, address, scope)
         if self._journal is not None:
             self._journal.begun(call)
-        reply = await self._outcome(store, call, dialect, receive, outlet)
-        return await self._conclude(store, call, dialect, outlet, reply)
+        with self._hold(address) as hold:
+            reply = await self._make_call(store, call, dialect, _IncomingRequest(scope, receive, hold), reply_stream)
+            return await self._conclude(store, call, dialect, reply_stream, reply)
 
-    async def record_cut_short(self, calls: Sequence[ModelCall]) -> None:
-        """Record calls that an earlier process had in hand when it ended: their agents got no answer from it."""
+    def _hold(self, address: CallAddress) -> Hold:
+        return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)
+
+    async def _hold_value(self, raw: bytes, hold: Hold) -> None:
+        """Reserve the bytes that a large body will take when decoded; at most the attempt's share.
+
+        Raises:
+            CallFailed: 429, the attempt or the process holds too many bytes.
+        """
+        if len(raw) >= LARGE_BYTES:
+            size = await self._off_loop.run(len(raw), expanded_bytes, raw)
+            with _busy():
+                hold.add(max(0, min(size, self._limits.bytes_per_attempt) - hold.size))
+
+    async def record_cut_short(self, calls: Sequence[GatewayCall]) -> None:
+        """Record calls that an earlier process had in hand when it ended: their agents got no reply from it."""
         assert self._journal is not None
         store, seconds = self._store(), self._limits.store_seconds
         for call in calls:
-            call.failed(refuse(503, "The gateway's process ended during the call", state="upstream_error"))
+            call.failed(CallFailed(503, "The gateway's process ended during the call", state="upstream_error"))
             lost = await keep(store, call, self._privacy, seconds)
             if lost is None or is_final(lost):
                 self._journal.ended(call)
@@ -116,26 +141,27 @@ class Gateway:
         if calls:
             logger.warning("%d calls were in hand when an earlier gateway process ended", len(calls))
 
-    async def _count_tokens(self, address: CallAddress, receive: Receive) -> Reply | None:
+    async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
-        with self._slots.take(address.rollout_id, address.attempt_id):
+        with self._slots.take(address.rollout_id, address.attempt_id), self._hold(address) as hold:
             try:
-                raw = await _body(receive, self._limits.body_bytes)
-                counting = self._server.count_tokens(raw, address.rollout_id)
+                raw = await _body(scope, receive, hold, self._limits.body_bytes)
+                await self._hold_value(raw, hold)
+                counting = self._forwarder.count_tokens(raw, address.rollout_id)
                 return await asyncio.wait_for(counting, self._limits.call_seconds)
             except ClientLeft:
                 return None
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 text = f"Counting took longer than {self._limits.call_seconds} seconds"
-                raise refuse(504, text, code="timeout") from None
+                raise CallFailed(504, text, code="timeout") from None
 
-    async def _arrival(self, store: LightningStore, address: CallAddress, scope: Scope) -> ModelCall:
+    async def _begin_call(self, store: LightningStore, address: CallAddress, scope: Scope) -> GatewayCall:
         number = store.get_next_span_sequence_id(address.rollout_id, address.attempt_id)
         sequence_id = await ask_store(number, self._limits.store_seconds)
         wanted = DIALECTS[address.route].forwarded
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         sent = {name: value for name, value in headers if name in wanted} if wanted else {}
-        return ModelCall(
+        return GatewayCall(
             address.rollout_id,
             address.attempt_id,
             sequence_id,
@@ -144,43 +170,48 @@ class Gateway:
             role=address.role,
         )
 
-    async def _outcome(
-        self, store: LightningStore, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
-    ) -> Reply | Tail | None:
-        """Make the call and return the reply for the agent; how it ended is in `call`."""
+    async def _make_call(
+        self,
+        store: LightningStore,
+        call: GatewayCall,
+        dialect: Dialect,
+        incoming: _IncomingRequest,
+        reply_stream: ReplyStream,
+    ) -> AgentReply | None:
+        """Make the call and return the reply for the agent; `call` says how it ended."""
         try:
             self._budgets.check(call.rollout_id)
             with self._slots.take(call.rollout_id, call.attempt_id):
-                return await self._while_connected(call, dialect, receive, outlet)
-        except CallFailed as failure:
-            call.failed(failure)
-            return _failed_reply(dialect, failure, outlet)
+                return await self._while_connected(call, dialect, incoming, reply_stream)
+        except CallFailed as refused:
+            failure = refused
         except ClientLeft:
             call.left()
             return None
-        except asyncio.CancelledError:  # the gateway stops: a last word, then go
-            call.failed(refuse(503, "The gateway stopped during the call", state="upstream_error"))
-            await self._conclude(store, call, dialect, outlet, None, seconds=0.5)
+        except asyncio.CancelledError:  # the gateway stops: record the call, then end
+            call.failed(CallFailed(503, "The gateway stopped during the call", state="upstream_error"))
+            await self._conclude(store, call, dialect, reply_stream, None, seconds=0.5)
             raise
-        except Exception:  # boundary: a fault of ours must not look like the agent's
+        except Exception:  # boundary: a fault of ours is logged and recorded as one
             logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
-            failure = refuse(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
-            call.failed(failure)
-            return _failed_reply(dialect, failure, outlet)
+            failure = _internal_error()
+        call.failed(failure)
+        return _failed_reply(dialect, failure, reply_stream)
 
     async def _while_connected(
-        self, call: ModelCall, dialect: Dialect, receive: Receive, outlet: Outlet
-    ) -> Reply | Tail:
+        self, call: GatewayCall, dialect: Dialect, incoming: _IncomingRequest, reply_stream: ReplyStream
+    ) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         has_body = asyncio.Event()
 
-        async def serve() -> Reply | Tail:
-            raw = await _body(receive, self._limits.body_bytes)
+        async def serve() -> AgentReply:
+            raw = await _body(incoming.scope, incoming.receive, incoming.hold, self._limits.body_bytes)
             has_body.set()
-            return await self._server.serve(call, dialect, raw, outlet)
+            await self._hold_value(raw, incoming.hold)
+            return await self._forwarder.serve(call, dialect, raw, reply_stream)
 
         work = asyncio.ensure_future(serve())
-        gone = asyncio.ensure_future(_disconnected(receive, has_body))
+        gone = asyncio.ensure_future(_until_disconnected(incoming.receive, has_body))
         tasks: set[asyncio.Future[Any]] = {work, gone}
         try:
             await asyncio.wait(tasks, timeout=self._limits.call_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -192,20 +223,21 @@ class Gateway:
         if finished:
             raise ClientLeft
         text = f"The call took longer than {self._limits.call_seconds} seconds"
-        raise refuse(504, text, code="timeout", state="upstream_error")
+        raise CallFailed(504, text, code="timeout", state="upstream_error")
 
     async def _conclude(
         self,
         store: LightningStore,
-        call: ModelCall,
+        call: GatewayCall,
         dialect: Dialect,
-        outlet: Outlet,
-        reply: Reply | Tail | None,
+        reply_stream: ReplyStream,
+        reply: AgentReply | None,
         seconds: float | None = None,
-    ) -> Reply | Tail | None:
-        """Keep the spans, then let the reply go; without the spans there is no reply, and no end of a stream."""
+    ) -> AgentReply | None:
+        """Store the spans, then return the reply; without the spans there is no reply, and no end of a stream."""
         self._budgets.add(call, call.endpoint)
-        lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds)
+        answered = call.error is None
+        lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
         if lost is not None:
@@ -213,13 +245,15 @@ class Gateway:
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
             logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
             message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
-            return _failed_reply(dialect, refuse(503, message, code="record_lost", retry_after=1.0), outlet)
+            return _failed_reply(dialect, CallFailed(503, message, code="record_lost", retry_after=1.0), reply_stream)
         self.ended[call.state] += 1
+        if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
+            return _failed_reply(dialect, CallFailed(500, call.error, code="internal_error"), reply_stream)
         if call.state == "no_tokens" and call.is_for_training:
             self._warn_about_tokens(call)
         return reply
 
-    def _warn_about_tokens(self, call: ModelCall) -> None:
+    def _warn_about_tokens(self, call: GatewayCall) -> None:
         model = str((call.request or {}).get("model"))
         if model not in self._warned:
             self._warned.add(model)
@@ -233,31 +267,55 @@ class Gateway:
             )
 
 
-def _failed_reply(dialect: Dialect, failure: CallFailed, outlet: Outlet) -> Reply | Tail:
+def _internal_error() -> CallFailed:
+    return CallFailed(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
+
+
+@dataclass(frozen=True, slots=True)
+class _IncomingRequest:
+    """A request whose body is still to be read, and the byte budget that it counts against."""
+
+    scope: Scope
+    receive: Receive
+    hold: Hold
+
+
+def _failed_reply(dialect: Dialect, failure: CallFailed, reply_stream: ReplyStream) -> AgentReply:
     """Return a failure as a reply, or as the last frames of a stream that has begun."""
-    return Tail(outlet, dialect.stream_failure(failure, outlet.frames)) if outlet.begun else dialect.failure(failure)
+    return (
+        StreamEnd(reply_stream, dialect.stream_failure(failure, reply_stream.frames))
+        if reply_stream.begun
+        else dialect.failure(failure)
+    )
 
 
-async def _body(receive: Receive, limit: int) -> bytes:
+@contextmanager
+def _busy() -> Generator[None, None, None]:
+    """Refuse the call if its bytes do not fit."""
+    try:
+        yield
+    except BusyError as error:
+        raise CallFailed(429, str(error), code="too_many_bytes", retry_after=error.retry_after) from None
+
+
+async def _body(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes:
     """Return the request's body.
 
     Raises:
-        CallFailed: 413, it is larger than `limit` bytes.
+        CallFailed: 413, it is larger than `limit` bytes; 429, the attempt or the process holds too many bytes.
         ClientLeft: the connection closed before its end.
     """
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise refuse(413, f"The body is larger than the gateway's limit of {limit} bytes", code="body_too_large")
-        if not message.get("more_body", False):
-            return bytes(body)
+    try:
+        with _busy():
+            return await read_body(scope, receive, hold, limit)
+    except TooLargeError:
+        text = f"The body is larger than the gateway's limit of {limit} bytes"
+        raise CallFailed(413, text, code="body_too_large") from None
+    except ClientLeftError:
+        raise ClientLeft from None
 
 
-async def _disconnected(receive: Receive, has_body: asyncio.Event) -> None:
+async def _until_disconnected(receive: Receive, has_body: asyncio.Event) -> None:
     """Return when the client closes its connection; reads nothing before the body is there."""
     await has_body.wait()
     while (await receive())["type"] != "http.disconnect":
@@ -273,4 +331,4 @@ async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
         await asyncio.wait(running)
     for task in running:
         if not task.cancelled():
-            task.exception()  # seen: what the call came to no longer matters
+            task.exception()  # retrieved, so that asyncio does not warn

@@ -7,19 +7,19 @@ other, is refused: its tokens would be counted for the wrong policy.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.llm_proxy.replies import CallFailed, refuse
+from agentlightning.llm_proxy.access.limits import hint
+from agentlightning.llm_proxy.replies import CallFailed
 
 PolicyKind = Literal["trained", "frozen", "external"]
 """`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class CallPolicy:
     """One policy, checked."""
 
     name: str
@@ -36,7 +36,7 @@ class PolicyTable:
         ValueError: two policies name the same; says which.
     """
 
-    def __init__(self, policies: Sequence[Policy] = ()) -> None:
+    def __init__(self, policies: Sequence[CallPolicy] = ()) -> None:
         self._policies = list(policies)
         self.roles = self._index("roles", lambda policy: policy.roles)
         """The policy of each role, in the order in which they are named."""
@@ -50,8 +50,8 @@ class PolicyTable:
             )
         self._rest = takes_all[0] if takes_all else None
 
-    def _index(self, field: str, named: Callable[[Policy], tuple[str, ...]]) -> dict[str, Policy]:
-        table: dict[str, Policy] = {}
+    def _index(self, field: str, named: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
+        table: dict[str, CallPolicy] = {}
         for policy in self._policies:
             for value in named(policy):
                 if value in table:
@@ -70,24 +70,23 @@ class PolicyTable:
         for model, policy in self._models.items():
             if model in served:
                 continue
-            near = hint(closest(model, served), served)
-            text = f"policies[{policy.name!r}].models: there is no model {model!r} in model_list{near}"
+            text = f"policies[{policy.name!r}].models: there is no model {model!r} in model_list{hint(model, served)}"
             if policy.kind != "trained":
                 raise ValueError(text)
             missing = missing or text
         return missing
 
-    def of_role(self, role: str) -> Policy:
+    def of_role(self, role: str) -> CallPolicy:
         """Return the policy of a role.
 
         Raises:
             ValueError: there is none; says what it may have meant.
         """
         if role not in self.roles:
-            raise ValueError(f"No policy names the role {role!r}{hint(closest(role, self.roles), self.roles)}")
+            raise ValueError(f"No policy names the role {role!r}{hint(role, self.roles)}")
         return self.roles[role]
 
-    def of_call(self, role: str | None, model: str, route: str) -> Policy | None:
+    def of_call(self, role: str | None, model: str, route: str) -> CallPolicy | None:
         """Return the policy of a call; None where there are no policies.
 
         Raises:
@@ -104,10 +103,10 @@ class PolicyTable:
                 f"Models: {_listed(self._models)}; roles: {_listed(self.roles)}; routes: {_listed(self._routes)}. "
                 "A policy that names none of them takes every other call"
             )
-            raise refuse(400, text, code="no_policy", param="model")
+            raise CallFailed(400, text, code="no_policy", param="model")
         return policy
 
-    def role_in_url(self, role: str) -> Policy:
+    def role_in_url(self, role: str) -> CallPolicy:
         """Return the policy of a role that an agent's URL names.
 
         Raises:
@@ -116,9 +115,9 @@ class PolicyTable:
         try:
             return self.of_role(role)
         except ValueError as error:
-            raise refuse(404, f"{error}. A role stands in the URL, after /role/", code="unknown_role") from None
+            raise CallFailed(404, f"{error}. A role stands in the URL, after /role/", code="unknown_role") from None
 
-    def _of_role(self, role: str, model: str) -> Policy:
+    def _of_role(self, role: str, model: str) -> CallPolicy:
         policy = self.role_in_url(role)
         other = self._models.get(model, policy)
         if policy.models and model not in policy.models:
@@ -128,22 +127,9 @@ class PolicyTable:
         return policy
 
 
-def _contradiction(role: str, policy: Policy, model: str, why: str) -> CallFailed:
+def _contradiction(role: str, policy: CallPolicy, model: str, why: str) -> CallFailed:
     text = f"The role {role!r} asks for the model {model!r}, but acts by the policy {policy.name!r}, {why}"
-    return refuse(400, text, code="wrong_model_for_role", param="model")
-
-
-def closest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known name that is most like this one, if one is much like it."""
-    return difflib.get_close_matches(name, list(known), n=1)
-
-
-def hint(near: Sequence[str], known: Iterable[str] = ()) -> str:
-    """Return what to add to an error about an unknown name."""
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    names = ", ".join(known)
-    return f"; known: {names}" if names else ""
+    return CallFailed(400, text, code="wrong_model_for_role", param="model")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, Required, cast, get_args
 
-from typing_extensions import Required, TypedDict
+from typing_extensions import TypedDict
 
+from agentlightning.llm_proxy.access.limits import hint
 from agentlightning.llm_proxy.dialects import DIALECTS
-from agentlightning.llm_proxy.policies import Policy, PolicyKind, closest, hint
+from agentlightning.llm_proxy.policies import CallPolicy, PolicyKind
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _FIELDS = ("kind", "models", "roles", "routes")
@@ -23,6 +24,7 @@ class PolicyConfig(TypedDict, total=False):
     """
 
     kind: Required[PolicyKind]
+    """`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
     models: list[str]
     """Names in `model_list` that serve it. The model of a trained policy may be added later, by its algorithm."""
     roles: list[str]
@@ -31,7 +33,7 @@ class PolicyConfig(TypedDict, total=False):
     """Dialects, such as `embeddings`."""
 
 
-def read_policies(policies: Any) -> list[Policy]:
+def read_policies(policies: Any) -> list[CallPolicy]:
     """Return what `LLMProxy(policies=...)` was given.
 
     Raises:
@@ -44,7 +46,7 @@ def read_policies(policies: Any) -> list[Policy]:
     return [_read_policy(name, entry) for name, entry in cast("Mapping[Any, Any]", policies).items()]
 
 
-def _read_policy(name: Any, entry: Any) -> Policy:
+def _read_policy(name: Any, entry: Any) -> CallPolicy:
     if not isinstance(name, str) or not name:
         raise ValueError(f"policies: a policy's name must be a non-empty string; got {name!r}")
     place = f"policies[{name!r}]"
@@ -53,11 +55,11 @@ def _read_policy(name: Any, entry: Any) -> Policy:
     fields = cast("Mapping[Any, Any]", entry)
     for field in fields:
         if field not in _FIELDS:
-            raise ValueError(f"{place}.{field} is not supported{hint(closest(str(field), _FIELDS), _FIELDS)}")
+            raise ValueError(f"{place}.{field} is not supported{hint(str(field), _FIELDS)}")
     kinds, kind = cast("tuple[PolicyKind, ...]", get_args(PolicyKind)), fields.get("kind")
     if kind not in kinds:
         raise ValueError(
-            f"{place}.kind must be one of {', '.join(kinds)}{hint(closest(str(kind), kinds))}; got {kind!r}"
+            f"{place}.kind must be one of {', '.join(kinds)}{hint(str(kind), kinds, lists=False)}; got {kind!r}"
         )
     models, roles, routes = (_names(f"{place}.{field}", fields.get(field)) for field in _FIELDS[1:])
     for role in roles:
@@ -65,8 +67,8 @@ def _read_policy(name: Any, entry: Any) -> Policy:
             raise ValueError(f"{place}.roles: {role!r} is no role: 1 to 128 letters, digits, '-' and '_'")
     for route in routes:
         if route not in DIALECTS:
-            raise ValueError(f"{place}.routes: there is no route {route!r}{hint(closest(route, DIALECTS), DIALECTS)}")
-    return Policy(name, kind, models, roles, routes)
+            raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
+    return CallPolicy(name, kind, models, roles, routes)
 
 
 def _names(place: str, value: Any) -> tuple[str, ...]:

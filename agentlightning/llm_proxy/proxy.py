@@ -1,4 +1,4 @@
-"""LLMProxy: the gateway as its owner sees it. Start, stop, models, addresses for agents, weight changes."""
+"""`LLMProxy`, the public class of the gateway: start and stop, models, URLs for agents, weight changes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has_no_effect
-from agentlightning.llm_proxy.calls import ModelCall
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.endpoints.health import HealthChecks
+from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelTable
 from agentlightning.llm_proxy.gateway import Gateway
-from agentlightning.llm_proxy.health import HealthChecks
-from agentlightning.llm_proxy.journal import Journal
-from agentlightning.llm_proxy.limits import GatewayLimits
-from agentlightning.llm_proxy.models import ModelConfig, ModelTable
 from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.policy_config import PolicyConfig, read_policies
-from agentlightning.llm_proxy.privacy import Kept, Privacy, Redact
+from agentlightning.llm_proxy.recording.journal import Journal
+from agentlightning.llm_proxy.recording.privacy import Kept, Privacy, Redact
+from agentlightning.llm_proxy.recording.replay import CallFile, Match
 from agentlightning.llm_proxy.resources import llm_at, model_for
-from agentlightning.llm_proxy.tape import Match, Tape
-from agentlightning.llm_proxy.upstream import Upstream
-from agentlightning.llm_proxy.weight_changes import WeightChanges
-from agentlightning.llm_proxy.weights import WeightGate
+from agentlightning.llm_proxy.upstream.http import Upstream
+from agentlightning.llm_proxy.weights import WeightChanges, WeightGate
 from agentlightning.store.base import LightningStore
-from agentlightning.tracer.mirror import close_mirror, open_mirror
+from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.types import LLM, NamedResources
-from agentlightning.utils.auth import Receive, Scope, Send, check_bind, server_token
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.auth import Receive, Scope, Send, check_bind, server_token
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class LLMProxy(WeightChanges):
         record: a file to which every answered call is added, whole.
         replay: a file made by `record`, from which calls are answered without a model server. With the same file for
             both, what is not on file is asked and added.
-        replay_match: `strict` plays the same request only, `nearest` the most similar one.
-        journal: a file of the calls in hand, by which the next gateway with it records those that `kill -9` cut short.
+        replay_match: `strict` replays the same request only, `nearest` the most similar one.
+        journal: a file of the calls in progress; the next gateway with it records those that `kill -9` cut short.
         policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.
         health: when one of several endpoints of a model is out, and how it comes back.
 
@@ -97,9 +97,9 @@ class LLMProxy(WeightChanges):
         self.limits = limits or GatewayLimits()
         self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
-        self._tape = None if record is None and replay is None else Tape(record, replay, replay_match)
+        self._call_file = None if record is None and replay is None else CallFile(record, replay, replay_match)
         self._journal = None if journal is None else Journal(journal)
-        self._cut_short: list[ModelCall] = []
+        self._cut_short: list[GatewayCall] = []
         self._mirrors = False
         self.server_launcher_args = launcher_args or PythonServerLauncherArgs(
             port=port, host=host, launch_mode=launch_mode, healthcheck_url="/health"
@@ -111,6 +111,7 @@ class LLMProxy(WeightChanges):
         super().__init__(WeightGate(self.limits.waiting_calls))
         self._num_retries = num_retries
         self._gateway: Gateway | None = None
+        self._door: HostDoor | None = None
         self._upstream: Upstream | None = None
         self.update_model_list(model_list or [])
         if model_list:
@@ -205,8 +206,8 @@ class LLMProxy(WeightChanges):
         check_bind(self.server_launcher.host, token)
         if self.is_running():
             raise RuntimeError(f"The gateway at {self.server_launcher.endpoint} is already running; stop it first")
-        plays = self._tape is not None and self._tape.plays
-        if not plays and (missing := self._policies.missing_models(self._table.names)):
+        replays = self._call_file is not None and self._call_file.replays
+        if not replays and (missing := self._policies.missing_models(self._table.names)):
             logger.warning("%s. Calls for it are refused until update_model_list adds it", missing)
         upstream = Upstream(
             num_retries=self._num_retries,
@@ -224,9 +225,11 @@ class LLMProxy(WeightChanges):
             gate=self._gate,
             upstream=upstream,
             privacy=self._privacy,
-            tape=self._tape,
+            call_file=self._call_file,
             journal=self._journal,
         )
+        hosts = AllowedHosts.of(self.server_launcher.host, self.server_launcher_args.told_host, None)
+        self._door = HostDoor(self._gateway, hosts, same_origin=token is None)
         if self._journal is not None:
             self._cut_short = self._journal.open()
         self._mirrors = self._mirrors or open_mirror()
@@ -237,8 +240,8 @@ class LLMProxy(WeightChanges):
         if not self.is_running():
             logger.warning("LLMProxy.stop: the gateway is not running")
         await self.server_launcher.stop()
-        if self._tape is not None:
-            self._tape.close()
+        if self._call_file is not None:
+            self._call_file.close()
         if self._journal is not None:
             self._journal.close()
         mirrors, self._mirrors = self._mirrors, False
@@ -274,8 +277,8 @@ class LLMProxy(WeightChanges):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._gateway is not None
-        await self._gateway(scope, receive, send)
+        assert self._door is not None
+        await self._door(scope, receive, send)
 
     @asynccontextmanager
     async def _on_serving_loop(self) -> AsyncGenerator[None, None]:

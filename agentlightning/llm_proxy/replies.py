@@ -1,4 +1,4 @@
-"""What goes back to the agent: a reply, or the failure that a dialect puts into its own words."""
+"""Replies to the agent: a whole one, a stream and its end, and the failure that each dialect writes in its own form."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentlightning.utils.auth import Send
+from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
+from agentlightning.utils.http.auth import Send
 
 CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
 """How a call ended, as its span says it (`semconv.LightningCallAttributes.STATE`)."""
 
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class JsonReply:
     """One HTTP reply with a JSON body."""
 
     status: int
@@ -32,8 +39,46 @@ class Reply:
         await send({"type": "http.response.body", "body": self.body})
 
 
+class ReplyStream:
+    """The stream to the agent: begun at most once, ended by what `StreamEnd` holds."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.frames = 0
+        """Sent so far."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a stream, whole frames, and its head before the first one."""
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        if data:
+            self.frames += data.count(b"\n\n")
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        """Send the last part."""
+        await self.write(b"")
+        await self._send({"type": "http.response.body", "body": last})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The last part of a stream, sent when the call has been recorded."""
+
+    reply_stream: ReplyStream
+    last: bytes
+
+    async def send(self, send: Send) -> None:
+        await self.reply_stream.end(self.last)
+
+
+AgentReply = JsonReply | StreamEnd
+
+
 class CallFailed(Exception):
-    """The call has no answer of a model. `message` is for the agent's developer and goes into the span too."""
+    """The call gets no reply of a model. `message` is for the agent's developer and goes into the span too."""
 
     def __init__(
         self,
@@ -44,31 +89,36 @@ class CallFailed(Exception):
         param: str | None = None,
         retry_after: float | None = None,
         state: CallState = "refused",
-        own_words: bytes | None = None,
+        upstream_error: bytes | None = None,
     ) -> None:
+        message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
-        self.param = param
+        self.param = param if param is None or len(param) <= LONGEST_NAME else f"{param[:LONGEST_NAME]}..."
         self.retry_after = retry_after
         """Seconds."""
         self.state: CallState = state
-        self.own_words = own_words
+        self.upstream_error = upstream_error
         """The model server's error body, a JSON object, for an agent that speaks the server's dialect."""
 
     @property
     def headers(self) -> dict[str, str]:
         """HTTP headers that go with it."""
-        return {} if self.retry_after is None else {"retry-after": str(max(1, math.ceil(self.retry_after)))}
+        if self.retry_after is None or not math.isfinite(self.retry_after):
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after)))}
 
 
 class ClientLeft(Exception):
     """The agent closed its connection before it had a reply."""
 
 
-refuse = CallFailed
+def unusable(message: str) -> CallFailed:
+    """Return the failure of a model server whose response cannot be used (502)."""
+    return CallFailed(502, message, code="upstream_unusable", state="upstream_error")
 
 
-def json_reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    return Reply(status, json.dumps(value).encode(), headers or {})
+def json_reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> JsonReply:
+    return JsonReply(status, json.dumps(value).encode(), headers or {})

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentlightning.llm_proxy.policies import Policy
+from agentlightning.llm_proxy.policies import CallPolicy
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_key import attempt_key
-from agentlightning.utils.auth import server_token
+from agentlightning.utils.http.auth import server_token
 
 
-def model_for(served: Sequence[str], policy: Policy | None, asked: str | None) -> str:
+def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | None) -> str:
     """Return the model that an agent asks for: the one asked for here, else its policy's, else the only one served.
 
     Raises:

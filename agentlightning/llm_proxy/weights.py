@@ -1,14 +1,19 @@
-"""The gate before the model servers: calls pass with the weight version of the moment, or wait while it changes."""
+"""Changes of weights: the gate that stamps each call with its weight version, and how the gateway's owner drives it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
-from agentlightning.llm_proxy.replies import refuse
+from agentlightning.llm_proxy.replies import CallFailed
+
+T = TypeVar("T")
 
 
 class WeightGate:
-    """Counts the calls that a model server has in hand and holds back the others while paused.
+    """Counts the calls at model servers and holds back new ones while paused.
 
     Owned by the serving loop: every method is called there, or while nothing serves.
     """
@@ -26,10 +31,6 @@ class WeightGate:
         """Calls that wait for the gate to open."""
         return len(self._waiting)
 
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
     async def enter(self) -> int:
         """Wait until the gate is open and return the weight version that will serve the call; then owe a `leave`.
 
@@ -39,7 +40,7 @@ class WeightGate:
         while self._paused:
             if len(self._waiting) >= self._limit:
                 text = f"The model's weights are changing and {self._limit} calls wait already"
-                raise refuse(503, text, code="weights_changing", retry_after=1.0)
+                raise CallFailed(503, text, code="weights_changing", retry_after=1.0)
             opened = asyncio.get_running_loop().create_future()
             self._waiting.add(opened)
             try:
@@ -50,7 +51,7 @@ class WeightGate:
         return self.version
 
     def leave(self) -> None:
-        """Say that the model server is done with a call."""
+        """Count a call as done; wakes a drain that waits for the last one."""
         self.in_flight -= 1
         if not self.in_flight:
             _wake(self._drained)
@@ -60,7 +61,7 @@ class WeightGate:
         self._paused = True
 
     async def drain(self, timeout: float) -> None:
-        """Wait until no model server has a call in hand; `timeout` in seconds.
+        """Wait until no call is at a model server; `timeout` in seconds.
 
         Raises:
             TimeoutError: calls still run; says how many.
@@ -71,7 +72,7 @@ class WeightGate:
         self._drained.add(drained)
         try:
             await asyncio.wait_for(drained, timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise TimeoutError(f"{self.in_flight} model calls still run after {timeout} seconds of draining") from None
         finally:
             self._drained.discard(drained)
@@ -82,6 +83,61 @@ class WeightGate:
             self.version = version
         self._paused = False
         _wake(self._waiting)
+
+
+class WeightChanges:
+    """The part of `LLMProxy` that changes weights. May be awaited from any loop."""
+
+    def __init__(self, gate: WeightGate) -> None:
+        self._gate = gate
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that serves, while it does."""
+
+    @property
+    def weight_version(self) -> int:
+        """The version with which calls are stamped; 0 before the first change."""
+        return self._gate.version
+
+    async def pause(self) -> None:
+        """Hold back calls that arrive from here on, in a bounded queue; those in progress go on."""
+        await self._on_gate_loop(self._gate.pause)
+
+    async def drain(self, timeout: float = 60.0) -> None:
+        """Wait until no call is at a model server.
+
+        Raises:
+            TimeoutError: calls still run after `timeout` seconds; says how many.
+        """
+        await self._on_gate_loop(lambda: self._gate.drain(timeout))
+
+    async def resume(self) -> None:
+        """Let the waiting calls pass."""
+        await self._on_gate_loop(self._gate.resume)
+
+    @asynccontextmanager
+    async def weight_change(self, version: int, *, drain_timeout: float = 60.0) -> AsyncGenerator[None, None]:
+        """Run the block while no call is at a model server; calls after it are stamped with `version`.
+
+        If the block or the draining fails, the version stays and the calls go on.
+
+        Raises:
+            TimeoutError: calls still ran after `drain_timeout` seconds; the block was not run.
+        """
+        await self.pause()
+        changed: int | None = None
+        try:
+            await self.drain(drain_timeout)
+            yield
+            changed = version
+        finally:
+            await self._on_gate_loop(lambda: self._gate.resume(changed))
+
+    async def _on_gate_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` on the loop that owns the gate; right here while nothing serves."""
+        loop = self._loop
+        if loop is None or loop is asyncio.get_running_loop():
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
 
 
 def _wake(waiters: set[asyncio.Future[None]]) -> None:

@@ -1,4 +1,4 @@
-"""LitAgentRunner: claims rollouts, plays them with an agent, reports how they ended, and does it again."""
+"""LitAgentRunner: claims rollouts, runs an agent on them, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from typing_extensions import override
 
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.runner.agent_process import pickled_parts
-from agentlightning.runner.attempt import AttemptPlayer
-from agentlightning.runner.base import Runner, StopEvent
+from agentlightning.process_secrets import server_token
+from agentlightning.runner.attempt import AttemptRunner
+from agentlightning.runner.base import Runner, StopEvent, worker_label
 from agentlightning.runner.claims import Claims
-from agentlightning.runner.heartbeat import Heartbeat, HeartbeatMode, check_mode
+from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, HeartbeatMode, HeldAttempts, check_mode
 from agentlightning.runner.hooks import Hooks
-from agentlightning.runner.isolation import Here, Isolation, Processes, Stage, check_isolation
+from agentlightning.runner.isolation.modes import (
+    AgentExecutor,
+    Isolation,
+    ProcessExecutor,
+    ThreadExecutor,
+    check_isolation,
+)
+from agentlightning.runner.isolation.process import pickled_parts
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
-from agentlightning.runner.resources import ResourceShelf
+from agentlightning.runner.resources import ResourceCache
 from agentlightning.runner.results import RewardFn
-from agentlightning.runner.signs import SignsOfLife
 from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore
-from agentlightning.store.complete import complete
+from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 
@@ -42,16 +48,17 @@ class LitAgentRunner(Runner[T]):
     Args:
         tracer: records what the agent does; the worker's own.
         max_rollouts: end after this many rollouts (of this worker); failed ones count.
-        poll_interval: seconds that one question for work is held open.
+        poll_interval: seconds that one question for work is held open; up to 20 while nothing comes.
         heartbeat_interval, interval_jitter: seconds; 0 or less means no heartbeats, and then no lease.
         heartbeat_launch_mode: `thread`, or `asyncio` on the runner's loop.
         heartbeat_include_gpu: heartbeats carry the state of the GPUs.
         concurrency: rollouts at once.
         reward_fn: gives the reward for results that are neither a number, None nor spans; see `results.py`.
         policy_faults: exception classes that are the policy's fault, and what each earns.
-        isolation: `thread` plays the agent in this process; `process` in processes of its own, as many as run at once,
+        isolation: `thread` runs the agent in this process; `process` in processes of its own, as many as run at once,
             so that one that ignores its time limit, holds the interpreter, or crashes can be killed.
-        store_unreachable_timeout: give up after the store was away for this many seconds.
+        store_unreachable_timeout: how long the store may be away, in seconds. So long questions for work are repeated,
+            and the spans and the ends of attempts are kept for it; then the runner gives up.
     """
 
     def __init__(
@@ -91,9 +98,10 @@ class LitAgentRunner(Runner[T]):
         self._agent: LitAgent[T] | None = None
         self._hooks = Hooks(None)
         self._store: LightningStore | None = None
-        self._player: AttemptPlayer | None = None
-        self._stage: Stage | None = None
-        self._signs: SignsOfLife | None = None
+        self._attempt_runner: AttemptRunner | None = None
+        self._executor: AgentExecutor | None = None
+        self._attempt_heartbeats: AttemptHeartbeats | None = None
+        self._held = HeldAttempts()
         self._parts = b""
         self._begun = self._finished = 0
 
@@ -102,6 +110,7 @@ class LitAgentRunner(Runner[T]):
     @override
     def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: Any) -> None:
         """Take an agent (a plain function is wrapped) and hooks, and initialise the tracer."""
+        server_token()  # leaves the environment before an agent runs that could start something
         self._hooks = Hooks(hooks)
         self._agent = as_agent(agent)
         self._agent.set_runner(self)
@@ -115,41 +124,46 @@ class LitAgentRunner(Runner[T]):
         self.worker_id = worker_id
         self._store = store
         whole = complete(store)
+        self._held = HeldAttempts()
+        self._tracer.store_unreachable_timeout = self.store_unreachable_timeout
         self._tracer.init_worker(worker_id, whole)
         processes = self._isolation == "process"
-        self._stage = Processes(self._parts, whole, worker_id) if processes else Here(self.get_agent())
-        self._signs = SignsOfLife(whole, self.get_worker_id(), self._heartbeat_mode)
-        self._player = AttemptPlayer(
+        self._executor = (
+            ProcessExecutor(self._parts, whole, worker_id) if processes else ThreadExecutor(self.get_agent())
+        )
+        self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_id(), self._heartbeat_mode)
+        self._attempt_runner = AttemptRunner(
             runner=self,
             agent=self.get_agent(),
             store=whole,
             tracer=self._tracer,
             hooks=self._hooks,
-            stage=self._stage,
-            shelf=ResourceShelf(whole),
-            signs=self._signs,
+            executor=self._executor,
+            resource_cache=ResourceCache(whole, self.store_unreachable_timeout),
+            attempt_heartbeats=self._attempt_heartbeats,
             log_prefix=self._log_prefix,
+            store_unreachable_timeout=self.store_unreachable_timeout,
             policy_faults=self._policy_faults,
             reward_fn=self._reward_fn,
         )
 
     @override
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        stage, self._stage = self._stage, None
-        signs, self._signs = self._signs, None
+        executor, self._executor = self._executor, None
+        attempt_heartbeats, self._attempt_heartbeats = self._attempt_heartbeats, None
         self.worker_id = None
-        self._player = None
+        self._attempt_runner = None
         try:
-            if stage is not None:
-                stage.close()
-            if signs is not None:
-                signs.close()
+            if executor is not None:
+                executor.close()
+            if attempt_heartbeats is not None:
+                attempt_heartbeats.close()
         finally:
             self._tracer.teardown_worker(worker_id)
 
     @override
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        self._agent = self._store = self.worker_id = self._player = None
+        self._agent = self._store = self.worker_id = self._attempt_runner = None
         self._hooks = Hooks(None)
         self._tracer.teardown()
 
@@ -189,17 +203,16 @@ class LitAgentRunner(Runner[T]):
         return self._store
 
     def get_worker_id(self) -> str:
-        """Return the label under which the store knows this worker: host, process and index, so that the workers of
-        all machines differ."""
+        """Return the label under which the store knows this worker; whoever sees its process die looks for it, too."""
         if self.worker_id is None:
             return "Worker-Unknown"
-        return f"{socket.gethostname()}-{os.getpid()}-{self.worker_id}"
+        return worker_label(socket.gethostname(), os.getpid(), self.worker_id)
 
     # --- work --------------------------------------------------------------------------------------------------------
 
     @override
     async def iter(self, *, event: StopEvent | None = None, exit_when_idle: float | None = None) -> None:
-        """Play rollouts of the queue until `event` is set, `max_rollouts` have been played, or (with
+        """Run rollouts of the queue until `event` is set, `max_rollouts` have been run, or (with
         `exit_when_idle`) nothing came for that many seconds.
 
         Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
@@ -209,18 +222,11 @@ class LitAgentRunner(Runner[T]):
             StoreUnreachableError: the store was away for longer than `store_unreachable_timeout`.
             AgentProcessDied: with `isolation="process"`, no process can load the agent.
         """
-        store, label = self.get_store(), self.get_worker_id()
+        store, label = complete(self.get_store()), self.get_worker_id()
         self._begun = self._finished = 0
-        claims = Claims(complete(store), label, self._poll_interval, self.store_unreachable_timeout)
+        claims = Claims(store, label, self._held, self._poll_interval, self.store_unreachable_timeout)
         logger.info("%s serves the queue as %s", self._log_prefix(), label)
-        heartbeat = Heartbeat(
-            store,
-            label,
-            interval=self._heartbeat_interval,
-            jitter=self._interval_jitter,
-            mode=self._heartbeat_mode,
-            include_gpu=self._heartbeat_include_gpu,
-        )
+        heartbeat = self._new_heartbeat(store)
         await heartbeat.announce()
         heartbeat.start()
         stopping = Stopping(event)
@@ -244,10 +250,20 @@ class LitAgentRunner(Runner[T]):
     ) -> Rollout:
         store = self.get_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
-        rollout = await store.start_rollout(
-            input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_id()
-        )
-        cause = await self._unless_set(event, rollout)
+        heartbeat = self._new_heartbeat(complete(store))
+        await heartbeat.announce()
+        heartbeat.start()
+        try:
+            rollout = await store.start_rollout(
+                input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_id()
+            )
+            self._held.add(rollout)
+            try:
+                cause = await self._unless_set(event, rollout)
+            finally:
+                self._held.discard(rollout)
+        finally:
+            await heartbeat.stop()
         if cause is not None:
             raise cause
         finished = await store.get_rollout_by_id(rollout.rollout_id)
@@ -255,37 +271,51 @@ class LitAgentRunner(Runner[T]):
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}")
         return finished
 
+    def _new_heartbeat(self, store: LightningStore) -> Heartbeat:
+        return Heartbeat(
+            store,
+            self.get_worker_id(),
+            self._held,
+            interval=self._heartbeat_interval,
+            jitter=self._interval_jitter,
+            mode=self._heartbeat_mode,
+            include_gpu=self._heartbeat_include_gpu,
+        )
+
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
-        """Play one claimed rollout; the place to override what happens around it. Failures are in the result."""
-        if self._player is None:
+        """Run one claimed rollout; the place to override what happens around it. Failures are in the result."""
+        if self._attempt_runner is None:
             raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
-        return await self._player.play(rollout)
+        return await self._attempt_runner.run(rollout)
 
     async def _unless_set(self, event: StopEvent | None, rollout: AttemptedRollout) -> BaseException | None:
-        """Play a rollout, cancelled when the event is set; return what its agent raised."""
-        playing = asyncio.create_task(self._execute_rollout(rollout))
+        """Run a rollout, cancelled when the event is set; return what its agent raised."""
+        running = asyncio.create_task(self._execute_rollout(rollout))
         stopping = Stopping(event)
         try:
-            await asyncio.wait({playing, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
-            return playing.result().cause if playing.done() else None
+            await asyncio.wait({running, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
+            return running.result().cause if running.done() else None
         finally:
-            await cancel_all([playing])
+            await cancel_all([running])
             await stopping.close()
 
     async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
-        """Claim and play, one rollout at a time."""
-        stage = self._stage
-        assert stage is not None
+        """Claim and run, one rollout at a time."""
+        executor = self._executor
+        assert executor is not None
         while not stopping.is_set() and (self._max_rollouts is None or self._begun < self._max_rollouts):
             self._begun += 1
-            if stage.prepares and not await stopping.until_set(stage.prepare()):
+            if executor.prepares and not await stopping.until_set(executor.prepare()):
                 return
             rollout = await claims.next(stopping, exit_when_idle)
             if rollout is None:
-                stage.spare()
+                executor.spare()
                 self._begun -= 1
                 return
-            await self._execute_rollout(rollout)
+            try:
+                await self._execute_rollout(rollout)
+            finally:
+                self._held.discard(rollout)
             self._finished += 1
             if self._finished == 1 or self._finished % 100 == 0:
                 logger.info("%s %d rollouts done", self._log_prefix(), self._finished)

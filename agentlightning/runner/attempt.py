@@ -10,75 +10,95 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentlightning.emitter.reward import find_final_reward
+from agentlightning.errors import BusyError
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
 from agentlightning.runner.base import Runner
-from agentlightning.runner.budget import with_budget_reason
+from agentlightning.runner.heartbeat import AttemptHeartbeats
 from agentlightning.runner.hooks import Hooks
-from agentlightning.runner.isolation import Stage
-from agentlightning.runner.outcome import SCORED, UNSCORED, AttemptFault, Ending, PolicyFaults, ending_of
-from agentlightning.runner.play import play
-from agentlightning.runner.report import log_failure, report
-from agentlightning.runner.resources import ResourceShelf
+from agentlightning.runner.invoke import invoke
+from agentlightning.runner.isolation.modes import AgentExecutor
+from agentlightning.runner.outcome import SCORED, UNSCORED, AttemptFault, Ending, PolicyFaults, StoreAway, ending_of
+from agentlightning.runner.report import log_failure, report, with_budget_reason
+from agentlightning.runner.resources import ResourceCache
 from agentlightning.runner.results import RewardFn, bind_reward_fn, is_result, reward_of, reward_span, spans_of
-from agentlightning.runner.signs import SignsOfLife
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
-from agentlightning.tracer.delivery import DELIVERY_SECONDS, TraceDeliveryError, deliver_spans
-from agentlightning.tracer.scope import current_scope
+from agentlightning.tracer.delivery import TraceDeliveryError, deliver_spans
+from agentlightning.tracer.scope import current_scope, spans_left_out
 from agentlightning.types import AttemptedRollout, NamedResources, Span
+from agentlightning.utils.backoff import retry_for
 
 logger = logging.getLogger(__name__)
 
 
+REPORT_SECONDS = 10.0
+"""However long the store was away: the end of the attempt is reported for so long at least."""
+
+
+class _Outage:
+    """How long the store may still be away at the end of one attempt; the time runs from the first look."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end: float | None = None
+
+    def left(self) -> float:
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        return max(self._end - now, min(REPORT_SECONDS, self._seconds))
+
+
 @dataclass
-class AttemptPlayer:
-    """Plays attempts; holds what is the same for all attempts of a worker."""
+class AttemptRunner:
+    """Runs attempts; holds what is the same for all attempts of a worker."""
 
     runner: Runner[Any]
     agent: LitAgent[Any]
     store: LightningStore
     tracer: Tracer
     hooks: Hooks
-    stage: Stage
-    shelf: ResourceShelf
-    signs: SignsOfLife
+    executor: AgentExecutor
+    resource_cache: ResourceCache
+    attempt_heartbeats: AttemptHeartbeats
     log_prefix: Callable[[str | None], str]
+    store_unreachable_timeout: float
     policy_faults: PolicyFaults = field(default_factory=dict[type[Exception], float])
     reward_fn: RewardFn | None = None
     _warned_unscored: bool = False
 
-    async def play(self, rollout: AttemptedRollout) -> Ending:
-        """Play one claimed rollout and report how it ended; what the agent raised is in `Ending.cause`.
+    async def run(self, rollout: AttemptedRollout) -> Ending:
+        """Run one claimed rollout and report how it ended; what the agent raised is in `Ending.cause`.
 
         Raises:
             asyncio.CancelledError, KeyboardInterrupt: after the attempt was reported as cancelled.
         """
         about = {"run_id": rollout.run_id, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         with log_context(**about):
-            return await self._play(rollout)
+            return await self._run(rollout)
 
-    async def _play(self, rollout: AttemptedRollout) -> Ending:
+    async def _run(self, rollout: AttemptedRollout) -> Ending:
         began = time.monotonic()
         about = {"agent": self.agent, "runner": self.runner, "rollout": rollout}
         spans: list[Span] = []
+        outage = _Outage(self.store_unreachable_timeout)
         try:
-            needed = self.agent.needs_resources
-            resources = await self.shelf.resources_of(rollout, needed=needed)
+            resources = await self.resource_cache.resources_of(rollout, required=self.agent.needs_resources)
             await self.hooks.call("on_rollout_start", **about)
-            ending = await self._traced(rollout, resources, spans)
+            ending = await self._traced(rollout, resources, spans, outage)
         except BaseException as error:  # the boundary: whatever ends an attempt becomes its outcome
             ending = ending_of(error, self.policy_faults)
         ending = await with_budget_reason(ending, self.store, rollout)
         if ending.cause is not None:
             await self.hooks.call("on_rollout_error", **about, error=ending.cause)
         await self.hooks.call("on_rollout_end", **about, spans=spans)
-        await report(self.store, rollout, ending, self.log_prefix(rollout.rollout_id))
+        await report(self.store, rollout, ending, self.log_prefix(rollout.rollout_id), seconds=outage.left())
         self._log(rollout, ending, spans, time.monotonic() - began)
         if ending.stops_runner:
             assert ending.cause is not None
@@ -100,7 +120,9 @@ class AttemptPlayer:
 
     # --- inside the trace --------------------------------------------------------------------------------------------
 
-    async def _traced(self, rollout: AttemptedRollout, resources: NamedResources, spans: list[Span]) -> Ending:
+    async def _traced(
+        self, rollout: AttemptedRollout, resources: NamedResources, spans: list[Span], outage: _Outage
+    ) -> Ending:
         """Run the agent in its trace context; fills `spans` with what was stored, in order."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         about = {"agent": self.agent, "runner": self.runner, "tracer": self.tracer, "rollout": rollout}
@@ -109,16 +131,20 @@ class AttemptPlayer:
             async with self.tracer.trace_context(name=rollout_id, rollout_id=rollout_id, attempt_id=attempt_id):
                 try:
                     await self.hooks.call("on_trace_start", **about)
-                    output = await self._call_agent(rollout, resources)
+                    async with self.attempt_heartbeats.during(rollout):
+                        output = await self.executor.call(rollout, resources)
                     await self.hooks.call("on_trace_end", **about)
-                    ending, results = await self._judge(output, rollout)
+                    ending, results = await self._judge(output, rollout, outage)
                 except Exception as error:  # so that the trace of a failed attempt is delivered like any other
                     ending = ending_of(error, self.policy_faults)
                     results = [] if ending.reward is None else [reward_span(ending.reward, rollout)]
                 apart = self._keep(results)
+                outage.left()  # from here on the store has to answer
             if apart:
-                apart = await deliver_spans(self.store, apart, time.monotonic() + DELIVERY_SECONDS)
+                apart = await deliver_spans(self.store, apart, time.monotonic() + outage.left())
             spans.extend([*self._trace(), *apart])
+            if ending.reason is None and spans_left_out(spans):
+                ending = replace(ending, reason="spans_cut")
         except TraceDeliveryError as error:
             spans.extend(self._trace())
             if not ending.excluded:
@@ -126,23 +152,24 @@ class AttemptPlayer:
             logger.error("%s %s", self.log_prefix(rollout_id), error)
         return ending
 
-    async def _call_agent(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        async with self.signs.during(rollout):
-            return await self.stage.call(rollout, resources)
-
-    async def _judge(self, output: Any, rollout: AttemptedRollout) -> tuple[Ending, list[Span]]:
+    async def _judge(self, output: Any, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
         """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
         if self.reward_fn is not None and not is_result(output):
             output = await self._reward_of(self.reward_fn, output, rollout)
         results = spans_of(output, rollout)
         if find_final_reward(results) is not None or find_final_reward(self._trace()) is not None:
             return SCORED, results
-        return (SCORED if await self._was_scored_elsewhere(rollout) else UNSCORED), results
+        return (SCORED if await self._was_scored_elsewhere(rollout, outage) else UNSCORED), results
 
-    async def _was_scored_elsewhere(self, rollout: AttemptedRollout) -> bool:
+    async def _was_scored_elsewhere(self, rollout: AttemptedRollout, outage: _Outage) -> bool:
         """True if the store has a reward of the attempt that did not pass through this process."""
+        ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         try:
-            spans = await self.store.query_spans(rollout.rollout_id, rollout.attempt.attempt_id, name=AGL_ANNOTATION)
+            spans = await retry_for(
+                outage.left(), lambda: self.store.query_spans(*ids, name=AGL_ANNOTATION), "a look for rewards"
+            )
+        except (OSError, BusyError) as error:
+            raise StoreAway(f"The store did not say whether there is a reward: {error}") from error
         except Exception as error:  # the store's failure, which no mapping of the user's may take for the agent's
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
         return find_final_reward(spans.items) is not None
@@ -150,8 +177,8 @@ class AttemptPlayer:
     async def _reward_of(self, reward_fn: RewardFn, output: Any, rollout: AttemptedRollout) -> Any:
         call = bind_reward_fn(reward_fn, output, rollout, self._trace())
         asynchronous = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(type(reward_fn).__call__)
-        threads = None if asynchronous else self.stage.threads
-        value = await play(call, threads=threads, limit=rollout.config.timeout_seconds, label=rollout.rollout_id)
+        threads = None if asynchronous else self.executor.threads
+        value = await invoke(call, threads=threads, limit=rollout.config.timeout_seconds, label=rollout.rollout_id)
         return reward_of(value, reward_fn)
 
     def _keep(self, results: list[Span]) -> list[Span]:

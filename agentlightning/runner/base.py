@@ -1,21 +1,27 @@
-"""Runner: the contract of whatever takes rollouts from a store and plays them with an agent."""
+"""Runner: the contract of whatever takes rollouts from a store and runs an agent on them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Hook, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
+from agentlightning.tracer.base import Tracer
+from agentlightning.types import AttemptedRollout, NamedResources, ParallelWorkerBase, Rollout, RolloutMode, Span
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def worker_label(host: str, pid: int, index: int) -> str:
+    """Return the name of a worker in the store: host, process and index, so that those of all machines differ."""
+    return f"{host}-{pid}-{index}"
 
 
 class StopEvent(Protocol):
@@ -25,7 +31,7 @@ class StopEvent(Protocol):
 
 
 class Runner(ParallelWorkerBase, Generic[T]):
-    """Takes rollouts from a store, one after another, and plays them with an agent.
+    """Takes rollouts from a store, one after another, and runs an agent on them.
 
     Made in one process and used in another: nothing is started before `init_worker`. One object serves one worker.
     """
@@ -56,7 +62,7 @@ class Runner(ParallelWorkerBase, Generic[T]):
         raise NotImplementedError
 
     async def iter(self, *, event: StopEvent | None = None) -> None:
-        """Play rollouts of the queue until `event` is set."""
+        """Run rollouts of the queue until `event` is set."""
         raise NotImplementedError
 
     async def step(
@@ -67,7 +73,7 @@ class Runner(ParallelWorkerBase, Generic[T]):
         mode: RolloutMode | None = None,
         event: StopEvent | None = None,
     ) -> Rollout:
-        """Play one task now, past the queue, and return its rollout.
+        """Run one task now, past the queue, and return its rollout.
 
         `resources` are published first, when they are given. When `event` is set the attempt is cancelled. What the
         agent raises is raised here, after it was recorded.
@@ -84,6 +90,37 @@ class Runner(ParallelWorkerBase, Generic[T]):
     ) -> RunContext[Self]:
         """Return a context manager (`with` or `async with`) in which the runner is ready to `iter` and `step`."""
         return RunContext(self, agent, store, hooks, worker_id or 0)
+
+
+class Hook(ParallelWorkerBase):
+    """Callbacks of the runner. Override any; take only the keywords you need; sync or async."""
+
+    @override
+    def __init__(self) -> None:
+        super().__init__()
+
+    async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
+        """Resources are resolved, tracing has not begun."""
+
+    async def on_trace_start(
+        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
+    ) -> None:
+        """The trace context is open, the agent has not been called."""
+
+    async def on_trace_end(
+        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
+    ) -> None:
+        """The agent has returned, the trace context is still open."""
+
+    async def on_rollout_error(
+        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
+    ) -> None:
+        """The attempt ended by this exception, of the agent or of ours; before `on_rollout_end`."""
+
+    async def on_rollout_end(
+        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
+    ) -> None:
+        """The result is processed, the attempt's status is not written yet; also called on failure."""
 
 
 R = TypeVar("R", bound=Runner[Any])

@@ -9,32 +9,45 @@ import time
 from collections import deque
 
 from agentlightning.errors import BusyError, StoreUnreachableError
+from agentlightning.runner.heartbeat import HeldAttempts
 from agentlightning.runner.stopping import Stopping
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
+from agentlightning.utils.backoff import backoff_delays
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 """Seconds between questions to a store that cannot hold one open."""
+LONGEST_HOLD = 20.0
+"""Seconds for which the store is asked to hold a request open, at most, once earlier ones came back empty."""
+HOLD_SPREAD = 0.25
+"""Part of such a time that is drawn at random, so that runners which began together do not ask together for ever."""
 MOST_CLAIMS = 32
-"""Claims of one question; keeps a reply small, and other runners of the same queue at work."""
+"""Claims of one request; keeps a response small, and other runners of the same queue at work."""
 
 
 class Claims:
     """Asks a store for work on behalf of one worker; used by one event loop, by several lanes at once.
 
-    One question is open at a time, for as many rollouts as there are lanes that wait, so that 200 lanes cost no more
-    than one and nothing is claimed that could not be played at once. The store holds a question open for
-    `poll_interval` seconds; one that answers at once is asked again after growing pauses. `close` gives back what no
-    lane has taken.
+    One request is open at a time, for as many rollouts as there are lanes that wait, so that 200 lanes cost no more
+    than one and nothing is claimed that could not be run at once. The store holds a request open for
+    `poll_interval` seconds, and up to `LONGEST_HOLD` while nothing comes; one that answers at once is asked again after
+    growing pauses. `close` gives back what no lane has taken. What was claimed is held by the worker from here until
+    it is given back, or whoever runs it releases it.
     """
 
     def __init__(
-        self, store: LightningStore, worker_id: str, poll_interval: float, store_unreachable_timeout: float
+        self,
+        store: LightningStore,
+        worker_id: str,
+        held: HeldAttempts,
+        poll_interval: float,
+        store_unreachable_timeout: float,
     ) -> None:
         self._store = store
         self._worker_id = worker_id
+        self._held = held
         self._poll_interval = max(poll_interval, SHORTEST_PAUSE)
         self._store_unreachable_timeout = store_unreachable_timeout
         self._away_since: float | None = None
@@ -55,7 +68,25 @@ class Claims:
             async with self._turn:
                 if others and idle_until is not None and not self._claimed and time.monotonic() >= idle_until:
                     return None  # whoever asked meanwhile asked for this lane, too
-                return await self._wait(stopping, idle_until)
+                delays = backoff_delays(SHORTEST_PAUSE, min(LONGEST_PAUSE, self._poll_interval))
+                hold = longest = self._poll_interval
+                while not stopping.is_set():
+                    if self._claimed:
+                        return self._claimed.popleft()
+                    began = time.monotonic()
+                    wait = hold if idle_until is None else min(hold, max(0.0, idle_until - began))
+                    claims, asked = await self._ask(wait, stopping, began)
+                    if claims:
+                        self._take(claims)
+                        continue
+                    if idle_until is not None and time.monotonic() >= idle_until:
+                        return None
+                    if time.monotonic() - began < wait / 2:  # it was not held open
+                        await stopping.pause(max(asked, next(delays)))
+                    else:
+                        longest = max(longest, min(2 * longest, LONGEST_HOLD))
+                        hold = max(self._poll_interval, longest * random.uniform(1 - HOLD_SPREAD, 1))
+                return None
         finally:
             self._lanes -= 1
 
@@ -64,67 +95,59 @@ class Claims:
         while self._claimed:
             await self._give_back(self._claimed.popleft())
 
-    async def _wait(self, stopping: Stopping, idle_until: float | None) -> AttemptedRollout | None:
-        pause = SHORTEST_PAUSE
-        while not stopping.is_set():
-            if self._claimed:
-                return self._claimed.popleft()
-            began = time.monotonic()
-            wait = self._poll_interval if idle_until is None else min(self._poll_interval, max(0.0, idle_until - began))
-            claims, asked = await self._ask(wait, stopping, began)
-            if claims:
-                self._claimed.extend(claims)
-                continue
-            if idle_until is not None and time.monotonic() >= idle_until:
-                return None
-            if time.monotonic() - began < wait / 2:  # it was not held open
-                await stopping.pause(max(asked, pause * random.uniform(0.75, 1.25)))
-                pause = min(pause * 2, LONGEST_PAUSE, self._poll_interval)
-        return None
+    def _take(self, claims: list[AttemptedRollout]) -> None:
+        for rollout in claims:
+            self._held.add(rollout)
+        self._claimed.extend(claims)
 
     async def _ask(self, wait: float, stopping: Stopping, began: float) -> tuple[list[AttemptedRollout], float]:
         """Return claims, and the pause (seconds) that the store asks for."""
-        question = asyncio.create_task(self._dequeue(wait))
+        request = asyncio.create_task(self._dequeue(wait))
+        patience = wait + self._store_unreachable_timeout
         try:
-            await asyncio.wait({question, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
-            if not question.done():
-                return [], 0.0
-            claims = question.result()
+            await asyncio.wait({request, stopping.noticed}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                if stopping.noticed.done():
+                    return [], 0.0
+                raise TimeoutError(f"no answer within {patience:g} s")
+            claims = request.result()
         except BusyError as error:
             return [], error.retry_after
         except OSError as error:
             self._note_away(began, error)
             return [], 0.0
         finally:
-            await self._withdraw(question)
+            await self._withdraw(request)
         if self._away_since is not None:
             logger.info("[%s] the store answers again", self._worker_id)
             self._away_since = None
         return claims, 0.0
 
     async def _dequeue(self, wait: float) -> list[AttemptedRollout]:
-        """Claim for all lanes that wait; a question for one of them takes the way that every store has."""
+        """Claim for all lanes that wait when this runs; for one of them by the operation that every store has."""
         if self._lanes > 1:
             limit = min(self._lanes, MOST_CLAIMS)
             return await self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
         claim = await self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
         return [] if claim is None else [claim]
 
-    async def _withdraw(self, question: asyncio.Task[list[AttemptedRollout]]) -> None:
-        """End a question that nobody waits for; a claim that came in between goes back to the queue."""
-        if question.done():
+    async def _withdraw(self, request: asyncio.Task[list[AttemptedRollout]]) -> None:
+        """End a request that nobody waits for; a claim that came in between goes back to the queue."""
+        if request.done():
             return
-        question.cancel()
-        await asyncio.wait({question}, timeout=SHORTEST_PAUSE * 10)
-        if question.done() and not question.cancelled() and question.exception() is None:
-            for rollout in question.result():
-                await self._give_back(rollout)
+        request.cancel()
+        await asyncio.wait({request}, timeout=SHORTEST_PAUSE * 10)
+        if request.done() and not request.cancelled() and request.exception() is None:
+            self._take(request.result())
+            await self.close()
 
     async def _give_back(self, rollout: AttemptedRollout) -> None:
         try:
             await self._store.update_rollout(rollout.rollout_id, status="requeuing")
-        except Exception as error:  # the lease of the claim will run out
+        except Exception as error:  # named no longer, its lease runs out
             logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
+        finally:
+            self._held.discard(rollout)
 
     def _note_away(self, began: float, error: OSError) -> None:
         now = time.monotonic()

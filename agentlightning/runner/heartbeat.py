@@ -1,17 +1,25 @@
-"""Heartbeats of a worker: they carry a snapshot of the host and renew the lease of what the worker has claimed."""
+"""Heartbeats: of a worker, with a snapshot of its host and the attempts that it holds; and of single attempts.
+
+A worker's heartbeat renews the leases of the attempts that it names. What the store holds for the worker beside them
+was claimed with a reply that never arrived, or has an end that could not be reported: its lease runs out. An attempt
+has heartbeats of its own where its rollout limits the silence of an attempt (`unresponsive_seconds`)."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import random
+import time
+from collections.abc import AsyncGenerator
 from typing import Any, Literal, get_args
 
 from agentlightning.store.base import LightningStore
-from agentlightning.tracer.handle import StoreHandle
+from agentlightning.tracer.store_thread import StoreThread
+from agentlightning.types import AttemptedRollout
+from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.system_snapshot import system_snapshot
-from agentlightning.utils.within import within
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +50,7 @@ class Heartbeat:
         self,
         store: LightningStore,
         worker_id: str,
+        held: HeldAttempts,
         *,
         interval: float,
         jitter: float,
@@ -50,11 +59,12 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._worker_id = worker_id
+        self._held = held
         self._interval = interval
         self._jitter = jitter
         self._mode = mode
         self._include_gpu = include_gpu
-        self._handle: StoreHandle | None = None
+        self._store_thread: StoreThread | None = None
         self._beating: asyncio.Task[None] | concurrent.futures.Future[None] | None = None
 
     def start(self) -> None:
@@ -64,17 +74,17 @@ class Heartbeat:
         if self._mode == "asyncio":
             self._beating = asyncio.create_task(self._beat(self._store), name=f"{self._worker_id}-heartbeat")
             return
-        self._handle = StoreHandle(self._store, f"{self._worker_id}-heartbeat")
-        self._beating = self._handle.call(self._beat)
+        self._store_thread = StoreThread(self._store, f"{self._worker_id}-heartbeat")
+        self._beating = self._store_thread.call(self._beat)
 
     async def announce(self) -> None:
         """Say once, before the first claim, that this worker lives: the claim of a worker that never beat has no lease.
 
-        A store that is away is not waited for; whoever claims notices. One that keeps no workers is told nothing more.
+        A store that is away is not waited for; the claim that follows notices. One that keeps no workers gets no more.
         """
         if self._interval > 0:
             try:
-                await within(self._interval, self._store.update_worker(self._worker_id))
+                await within(self._interval, self._store.update_worker(self._worker_id, attempts=self._held.ids()))
             except NotImplementedError:
                 logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
                 self._interval = 0.0
@@ -83,19 +93,21 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """End the beats and what runs them."""
-        beating, handle = self._beating, self._handle
-        self._beating = self._handle = None
+        beating, store_thread = self._beating, self._store_thread
+        self._beating = self._store_thread = None
         if beating is not None:
             beating.cancel()
         if isinstance(beating, asyncio.Task):
             await asyncio.wait({beating})
-        if handle is not None:
-            await asyncio.to_thread(handle.close)
+        if store_thread is not None:
+            await asyncio.to_thread(store_thread.close)
 
     async def _beat(self, store: LightningStore) -> None:
         while True:
             try:
-                await within(self._interval, store.update_worker(self._worker_id, await self._snapshot()))
+                stats = await self._snapshot()
+                beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
+                await within(self._interval, beat)
             except Exception as error:  # the next beat may get through; the lease tells if none does
                 logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
             await asyncio.sleep(max(SHORTEST_WAIT, self._interval + random.uniform(-self._jitter, self._jitter)))
@@ -108,3 +120,71 @@ class Heartbeat:
         except Exception as error:  # figures are a courtesy; the sign of life is what counts
             logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
             return {}
+
+
+class HeldAttempts:
+    """The attempts of one worker. Filled by the runner's loop, read by the thread of the heartbeats: each method is
+    one operation on a set, which no other thread can interrupt."""
+
+    def __init__(self) -> None:
+        self._attempts: set[str] = set()
+
+    def add(self, rollout: AttemptedRollout) -> None:
+        """Name this attempt from now on."""
+        self._attempts.add(rollout.attempt.attempt_id)
+
+    def discard(self, rollout: AttemptedRollout) -> None:
+        """Name it no longer: its end was reported, or could not be, and then its lease runs out."""
+        self._attempts.discard(rollout.attempt.attempt_id)
+
+    def ids(self) -> list[str]:
+        """Return the ids of the attempts."""
+        return list(self._attempts)
+
+
+SHORTEST_INTERVAL = 0.05
+SHORTEST_TRY = 1.0
+
+
+class AttemptHeartbeats:
+    """Renews the heartbeats of attempts while their agents run; like the worker's own, from a thread of its own or on
+    the runner's loop. The thread starts with the first attempt that needs it; `close` ends it."""
+
+    def __init__(self, store: LightningStore, name: str, mode: HeartbeatMode) -> None:
+        self._store = store
+        self._store_thread = StoreThread(store, f"{name}-attempts") if mode == "thread" else None
+
+    @contextlib.asynccontextmanager
+    async def during(self, rollout: AttemptedRollout) -> AsyncGenerator[None]:
+        """Renew the heartbeat of this attempt within the block."""
+        silence = rollout.config.unresponsive_seconds
+        if silence is None:
+            yield
+            return
+        renewing = self._start(rollout, max(silence / 3, SHORTEST_INTERVAL))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    def close(self) -> None:
+        """End the thread, if there is one. May be called twice."""
+        if self._store_thread is not None:
+            self._store_thread.close()
+
+    def _start(
+        self, rollout: AttemptedRollout, interval: float
+    ) -> asyncio.Task[None] | concurrent.futures.Future[None]:
+        if self._store_thread is not None:
+            return self._store_thread.call(lambda store: _renew(store, rollout, interval))
+        return asyncio.create_task(_renew(self._store, rollout, interval))
+
+
+async def _renew(store: LightningStore, rollout: AttemptedRollout, interval: float) -> None:
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            sign = store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, last_heartbeat_time=time.time())
+            await within(max(interval, SHORTEST_TRY), sign)
+        except Exception as error:  # the next one may get through
+            logger.debug("[Rollout %s] heartbeat of the attempt failed: %s", rollout.rollout_id, error)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentlightning.types import Hook
+from agentlightning.utils.exceptions import readable
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +21,14 @@ OFFERED: dict[str, frozenset[str]] = {
     "on_rollout_error": _ATTEMPT | {"error"},
     "on_rollout_end": _ATTEMPT | {"spans"},
 }
-"""What each callback is told."""
+"""The arguments of each callback."""
 
 
 class Hooks:
     """The hooks of one runner. A callback is given those keywords that it takes, and may be sync or async.
 
     Raises:
-        TypeError: one is no hook, or asks for something that it is not told; names it.
+        TypeError: one is no hook, or asks for an argument that it is not given; names it.
     """
 
     def __init__(self, hooks: Sequence[Hook] | None) -> None:
@@ -47,8 +48,10 @@ class Hooks:
                 answer = method(**self._accepted(method, keywords))
                 if inspect.isawaitable(answer):
                     await answer
-            except Exception:  # a hook looks on; what goes wrong in it must not change the rollout
-                logger.exception("Exception during %s hook of %s", callback, type(hook).__name__)
+            except Exception as error:  # a hook looks on; what goes wrong in it must not change the rollout
+                shown = readable(error)
+                raised = (type(shown), shown, shown.__traceback__)
+                logger.error("Exception during %s hook of %s", callback, type(hook).__name__, exc_info=raised)
 
     def _accepted(self, method: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
         function = getattr(method, "__func__", method)
@@ -64,7 +67,7 @@ def check_hook(hook: Any) -> None:
     """Check that every callback of a hook can be called.
 
     Raises:
-        TypeError: it is no hook, or a callback asks for something that it is not told; names it.
+        TypeError: it is no hook, or a callback asks for an argument that it is not given; names it.
     """
     if not isinstance(hook, Hook):
         raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")

@@ -3,6 +3,7 @@
 | the agent ...                                  | status    | outcome              | reason            |
 | ---------------------------------------------- | --------- | -------------------- | ----------------- |
 | returned or emitted a reward                   | succeeded | scored               |                   |
+| ... and had more spans than are kept           | succeeded | scored               | spans_cut         |
 | returned None and emitted no reward            | succeeded | unscored             | no_reward         |
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
@@ -12,27 +13,35 @@
 | ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
-| finished, but its spans could not be stored    | failed    | infrastructure_fault | spans_lost        |
+| finished, but the store was away for too long  | failed    | infrastructure_fault | spans_lost        |
+| finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
+| could not begin: the store was away            | failed    | infrastructure_fault | store_unreachable |
+| died with its process, its runner's too        | failed    | infrastructure_fault | runner_died       |
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
 A policy fault earns exactly the reward that was said for it. Nothing that is not in the first three rows is trained.
+What was lost because the store was away is made again, beside `max_attempts` (`store/rules/lifecycle.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
+from agentlightning.emitter.reward_values import as_reward
 from agentlightning.errors import AgentLightningError, PolicyFault
-from agentlightning.litagent.program import ProgramResultError, ProgramTimedOut
+from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
+from agentlightning.store.rules.lifecycle import SPANS_LOST, STOPPED, STORE_UNREACHABLE
 from agentlightning.tracer.delivery import TraceDeliveryError
 from agentlightning.types import AttemptError, AttemptStatus, Outcome
+from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import full_qualified_name
+from agentlightning.utils.secret_values import without_keys
+from agentlightning.utils.texts import mended
 
 TRACEBACK_BYTES = 8 * 1024
 MESSAGE_BYTES = 4 * 1024
@@ -63,6 +72,12 @@ class MissingResources(AttemptFault):
     """The resources that the rollout names, or the agent needs, do not exist."""
 
     reason = "missing_resources"
+
+
+class StoreAway(AttemptFault):
+    """The store did not answer for as long as an outage may last, and the attempt cannot go on without."""
+
+    reason = STORE_UNREACHABLE
 
 
 class TimeLimitExceeded(AttemptFault, TimeoutError):
@@ -106,23 +121,25 @@ UNSCORED = Ending("succeeded", "unscored", "no_reward")
 
 def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
     """Return how an attempt ends that was left by this exception. Never a success."""
+    error = readable(error)
     described = describe(error)
     if isinstance(error, (TimeLimitExceeded, ProgramTimedOut)):
         return Ending("timeout", "cancelled", "timeout", described, cause=error)
     if isinstance(error, AgentCancelled):
         return Ending("failed", "cancelled", error.reason, described, cause=error)
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
-        return Ending("failed", "cancelled", "stopped", described, cause=error)
+        return Ending("failed", "cancelled", STOPPED, described, cause=error)
     if isinstance(error, AttemptFault):
         return Ending("failed", "infrastructure_fault", error.reason, described, cause=error)
     if isinstance(error, TraceDeliveryError):
-        return Ending("failed", "infrastructure_fault", "spans_lost", described, cause=error)
+        reason = SPANS_LOST if error.unanswered else "spans_refused"
+        return Ending("failed", "infrastructure_fault", reason, described, cause=error)
     if isinstance(error, ProgramResultError):
         return Ending("failed", "infrastructure_fault", "invalid_result", described, cause=error)
     reward = _policy_reward(error, policy_faults)
     if reward is None:
         return Ending("failed", "infrastructure_fault", "exception", described, cause=error)
-    if not math.isfinite(reward):
+    if as_reward(reward) is None:
         return Ending("failed", "infrastructure_fault", "invalid_reward", described, cause=error)
     return Ending("failed", "policy_fault", "policy_fault", described, reward, error)
 
@@ -138,16 +155,13 @@ def _policy_reward(error: BaseException, policy_faults: PolicyFaults) -> float |
 
 
 def describe(error: BaseException) -> AttemptError:
-    """Return class, message and the last part of the traceback of an exception, from the agent's own code on."""
+    """Return class, message and last part of the traceback of a readable exception, from the agent's own code on."""
     stack = "".join(traceback.format_exception(type(error), error, agents_part(error)))
-    try:
-        message = str(error)
-    except Exception:  # a broken __str__ of the user's
-        message = "(its message cannot be read)"
+    message = message_of(error)
     return AttemptError(
-        type=full_qualified_name(type(error)),
-        message=message.encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore"),
-        traceback=stack.encode("utf-8", "replace")[-TRACEBACK_BYTES:].decode("utf-8", "ignore"),
+        type=mended(full_qualified_name(type(error))),
+        message=without_keys(message).encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore"),
+        traceback=without_keys(stack).encode("utf-8", "replace")[-TRACEBACK_BYTES:].decode("utf-8", "ignore"),
     )
 
 
@@ -171,6 +185,6 @@ def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Excepti
             raise TypeError(
                 f"policy_faults maps exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
             )
-        if not math.isfinite(reward):
+        if as_reward(reward) is None:
             raise ValueError(f"policy_faults: the reward for {cls.__name__} must be finite; got {reward}")
     return dict(policy_faults or {})

@@ -1,47 +1,45 @@
-"""The last word of an attempt: how it ended, told to the store and to the log."""
+"""How an attempt ended, reported to the store and to the log; with the reason `budget` where that is why it ended.
+
+The gateway refuses every further call once the budget of a rollout is used up, with a code that most client libraries
+pass on in their error. Where a library hides it, the gateway's record of the attempt's last call says so."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from agentlightning.errors import BusyError, ConflictError
+from agentlightning.adapter.spans.tokens import RAW_SPAN
+from agentlightning.errors import ConflictError
 from agentlightning.runner.outcome import Ending, agents_part
-from agentlightning.store.base import LightningStore
+from agentlightning.semconv import BUDGET_EXHAUSTED, LightningCallAttributes
+from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import AttemptedRollout
-from agentlightning.utils.within import within
+from agentlightning.utils.backoff import retry_for
+from agentlightning.utils.id import generate_id
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 30.0
 CANCELLED_REPORT_SECONDS = 1.0
 """When the runner is being stopped, which has a bound of its own."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
-async def report(store: LightningStore, rollout: AttemptedRollout, ending: Ending, prefix: str) -> None:
-    """Tell the store how the attempt ended, again while the store is away.
+async def report(
+    store: LightningStore, rollout: AttemptedRollout, ending: Ending, prefix: str, *, seconds: float
+) -> None:
+    """Tell the store how the attempt ended, again while the store does not answer, for `seconds` at most.
 
-    Never raises: what cannot be told is an error in the log, and the lease of the attempt runs out.
+    Never raises: what cannot be reported is logged as an error; the caller releases the attempt, whose lease runs out.
     """
-    deadline = time.monotonic() + (CANCELLED_REPORT_SECONDS if ending.stops_runner else REPORT_SECONDS)
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            await within(max(deadline - time.monotonic(), 0.01), _update(store, rollout, ending))
-            return
-        except ConflictError as error:
-            logger.warning("%s ended meanwhile: %s", prefix, error)
-            return
-        except (OSError, BusyError, asyncio.TimeoutError) as error:
-            if time.monotonic() + pause >= deadline:
-                return _log_untold(rollout, ending, prefix, error)
-        except Exception as error:  # refused: nothing that a repetition could mend
-            return _log_untold(rollout, ending, prefix, error)
-        await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-        pause = min(pause * 2, _LONGEST_PAUSE)
+    seconds = CANCELLED_REPORT_SECONDS if ending.stops_runner else seconds
+    token = generate_id(32)  # of all tries: whichever of them arrives first is the one that counts
+    try:
+        await retry_for(seconds, lambda: _update(store, rollout, ending, token), f"{prefix} the end of an attempt")
+    except ConflictError as error:
+        logger.warning("%s ended meanwhile: %s", prefix, error)
+    except Exception as error:  # not answered in time; or refused, which no repetition could mend
+        _log_unreported(rollout, ending, prefix, error)
 
 
 def log_failure(ending: Ending, prefix: str) -> None:
@@ -57,12 +55,13 @@ def log_failure(ending: Ending, prefix: str) -> None:
         ending.outcome,
         ending.reason,
         type(cause).__name__,
-        cause,
+        cause if ending.error is None else ending.error.message,
         exc_info=(type(cause), cause, agents_part(cause)) if serious and ending.reason == "exception" else None,
     )
 
 
-async def _update(store: LightningStore, rollout: AttemptedRollout, ending: Ending) -> None:
+async def _update(store: LightningStore, rollout: AttemptedRollout, ending: Ending, token: str) -> None:
+    request_token.set(token)  # within a task of its own
     await store.update_attempt(
         rollout.rollout_id,
         rollout.attempt.attempt_id,
@@ -73,7 +72,7 @@ async def _update(store: LightningStore, rollout: AttemptedRollout, ending: Endi
     )
 
 
-def _log_untold(rollout: AttemptedRollout, ending: Ending, prefix: str, error: BaseException) -> None:
+def _log_unreported(rollout: AttemptedRollout, ending: Ending, prefix: str, error: BaseException) -> None:
     logger.error(
         "%s the end of attempt %s (%s) could not be stored: %s: %s. Its lease will run out.",
         prefix,
@@ -82,3 +81,50 @@ def _log_untold(rollout: AttemptedRollout, ending: Ending, prefix: str, error: B
         type(error).__name__,
         error,
     )
+
+
+_ERROR_CODE = LightningCallAttributes.ERROR_CODE.value
+
+
+async def with_budget_reason(ending: Ending, store: LightningStore, rollout: AttemptedRollout) -> Ending:
+    """Return the ending of an attempt that was left by an exception, with the reason `budget` if that is why."""
+    if ending.reason != "exception" or ending.cause is None:
+        return ending
+    exhausted = any(_is_budget_error(error) for error in _chain(ending.cause))
+    return replace(ending, reason="budget") if exhausted or await _last_call_was_refused(store, rollout) else ending
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception with those that led to it or are grouped in it, each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            grouped: Any = getattr(each, "exceptions", ())  # of an ExceptionGroup
+            found: list[Any] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+            waiting.extend(other for other in found if isinstance(other, BaseException))
+
+
+def _is_budget_error(error: BaseException) -> bool:
+    try:
+        return getattr(error, "code", None) == BUDGET_EXHAUSTED or BUDGET_EXHAUSTED in str(error)
+    except Exception:  # a broken __str__ of the user's
+        return False
+
+
+async def _last_call_was_refused(store: LightningStore, rollout: AttemptedRollout) -> bool:
+    try:
+        records = await store.query_spans(
+            rollout.rollout_id,
+            rollout.attempt.attempt_id,
+            name=RAW_SPAN,
+            sort_by="sequence_id",
+            sort_order="desc",
+            limit=1,
+        )
+    except Exception as error:  # the attempt has failed in any case; only its reason stays the general one
+        logger.debug("[Rollout %s] the store did not say how its last call ended: %s", rollout.rollout_id, error)
+        return False
+    return any(record.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED for record in records)

@@ -1,30 +1,32 @@
 """What an agent may return, turned into spans: a number, rewards by name, None, spans, triplets; with a `reward_fn`,
-anything."""
+anything. Adapters read triplets back from the spans of the calls that they stand for."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.emitter.reward import as_number, reward_attributes, rewards_attributes
+from agentlightning.emitter.reward import reward_attributes, rewards_attributes
+from agentlightning.emitter.reward_values import are_dimensions, as_number, as_reward, primary_dimension
+from agentlightning.emitter.target import target_attributes
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
-from agentlightning.runner.triplets import triplet_spans
-from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
 from agentlightning.tracer.scope import UNNUMBERED
 from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, Triplet
+from agentlightning.utils.id import generate_id
+from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
 logger = logging.getLogger(__name__)
 
 RewardFn = Callable[..., Any]
 """Gives the reward for what an agent returned; sync or async."""
 _NAMES = ("output", "task", "expected", "rollout", "spans")
-_PRIMARY_KEYS = ("reward", "primary")
 _LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 
 
@@ -37,17 +39,17 @@ def is_result(value: Any) -> bool:
 
 def reward_span(value: float, rollout: AttemptedRollout) -> Span:
     """Return a span that says what the attempt earned; it has no parent and is numbered by the store."""
-    return _annotation(reward_attributes(value), rollout)
+    return _span(AGL_ANNOTATION, reward_attributes(value), rollout)
 
 
-def _annotation(attributes: Attributes, rollout: AttemptedRollout) -> Span:
+def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
     now = time.time()
     return Span.from_attributes(
         attributes=attributes,
         rollout_id=rollout.rollout_id,
         attempt_id=rollout.attempt.attempt_id,
         sequence_id=UNNUMBERED,
-        name=AGL_ANNOTATION,
+        name=name,
         start_time=now,
         end_time=now,
     )
@@ -67,14 +69,14 @@ def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
         return []
     number = as_number(result)
     if number is not None:
-        if not math.isfinite(number):
+        if as_reward(number) is None:
             raise InvalidReward(f"The agent returned the reward {number}; a reward is a finite number")
         return [reward_span(number, rollout)]
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
-    if isinstance(result, Mapping) and _are_rewards(cast("Mapping[Any, Any]", result)):
-        return [_named_rewards(cast("Mapping[str, Any]", result), rollout)]
-    kind = type(cast(Any, result)).__name__
+    if are_dimensions(result):
+        return [_named_rewards(result, rollout)]
+    kind = type(result).__name__
     raise InvalidResult(
         f"Invalid raw result type: the agent returned a {kind} ({_short(result)}). Return the reward "
         "(a finite number, or a dict of them), None after emit_reward(...), or a list of spans or triplets; to score "
@@ -82,21 +84,15 @@ def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
     )
 
 
-def _are_rewards(values: Mapping[Any, Any]) -> bool:
-    return bool(values) and all(isinstance(key, str) and as_number(value) is not None for key, value in values.items())
-
-
 def _named_rewards(values: Mapping[str, Any], rollout: AttemptedRollout) -> Span:
-    primary = next((key for key in _PRIMARY_KEYS if key in values), None) or (
-        next(iter(values)) if len(values) == 1 else None
-    )
+    primary = primary_dimension(values)
     if primary is None:
         raise InvalidResult(
             f"The agent returned {len(values)} rewards ({', '.join(values)}) and none is called 'reward': call the one "
             "to learn from so, or use emit_reward({...}, primary_key=...)"
         )
     try:
-        return _annotation(rewards_attributes(values, primary), rollout)
+        return _span(AGL_ANNOTATION, rewards_attributes(values, primary), rollout)
     except ValueError as error:
         raise InvalidReward(f"The agent returned rewards that cannot be used: {error}") from error
 
@@ -160,10 +156,10 @@ def reward_of(value: Any, reward_fn: RewardFn) -> float | Mapping[str, Any] | No
     Raises:
         InvalidReward: it is neither a finite number nor a dictionary of numbers.
     """
-    if isinstance(value, Mapping) and _are_rewards(cast("Mapping[Any, Any]", value)):
-        return cast("Mapping[str, Any]", value)
-    number = as_number(value)
-    if value is not None and (number is None or not math.isfinite(number)):
+    if are_dimensions(value):
+        return value
+    number = as_reward(value)
+    if value is not None and number is None:
         name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
         raise InvalidReward(f"reward_fn {name} gave {_short(value)}; it must give a finite number, or None for none")
     return number
@@ -172,3 +168,64 @@ def reward_of(value: Any, reward_fn: RewardFn) -> float | Mapping[str, Any] | No
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+CALL_SPAN = "openai.chat.completion"
+"""The name under which adapters expect a model call that a client tells of."""
+_LOGPROBS = LightningCallAttributes.COMPLETION_LOGPROBS.value
+_FINISH_REASON = LightningCallAttributes.FINISH_REASON.value
+_WEIGHT_VERSION = LightningCallAttributes.WEIGHT_VERSION.value
+
+
+def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> list[Span]:
+    """Return a call span for each triplet, and behind it its reward; the last of these is the final one.
+
+    Raises:
+        InvalidReward: a reward is NaN or infinite; says of which triplet.
+    """
+    spans: list[Span] = []
+    for index, triplet in enumerate(triplets):
+        response_id = str(triplet.metadata.get("response_id") or f"triplet-{generate_id(12)}")
+        spans.append(_span(CALL_SPAN, _call_attributes(triplet, response_id), rollout))
+        if triplet.reward is None:
+            continue
+        if as_reward(triplet.reward) is None:
+            raise InvalidReward(f"The agent returned a triplet (number {index}) with the reward {triplet.reward}")
+        named = flatten_attributes(target_attributes("call", response_id, None))
+        spans.append(_span(AGL_ANNOTATION, {**reward_attributes(triplet.reward), **named}, rollout))
+    return spans
+
+
+def _call_attributes(triplet: Triplet, response_id: str) -> dict[str, Any]:
+    prompt, response = _fields(triplet.prompt), _fields(triplet.response)
+    values = {
+        "gen_ai.response.id": response_id,
+        "prompt_token_ids": prompt.get("token_ids"),
+        "response_token_ids": response.get("token_ids"),
+        _LOGPROBS: response.get("token_logprobs"),
+        _FINISH_REASON: triplet.metadata.get("finish_reason"),
+        _WEIGHT_VERSION: triplet.metadata.get("weight_version"),
+        "gen_ai.prompt": _messages(prompt, "user"),
+        "gen_ai.completion": _messages(response, "assistant"),
+    }
+    return sanitize_attributes(flatten_attributes({key: v for key, v in values.items() if v not in (None, [])}))
+
+
+def _fields(side: Any) -> Mapping[str, Any]:
+    """Return one side of a triplet as a dictionary; text and messages are its `raw_content`."""
+    return cast("Mapping[str, Any]", side) if isinstance(side, Mapping) else {"raw_content": side}
+
+
+def _messages(side: Mapping[str, Any], role: str) -> list[dict[str, Any]]:
+    """Return what was said, as messages."""
+    content = side.get("raw_content", side.get("content"))
+    if content is None:
+        return []
+    listed: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
+    return [_message(item, role) for item in listed]
+
+
+def _message(item: Any, role: str) -> dict[str, Any]:
+    if isinstance(item, Mapping):
+        return {"role": role, **cast("Mapping[str, Any]", item)}
+    return {"role": role, "content": item if isinstance(item, str) else json.dumps(item, default=str)}

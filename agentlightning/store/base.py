@@ -1,4 +1,4 @@
-"""LightningStore: the contract of every store, said once. Implementations add only what differs.
+"""LightningStore: the contract of every store. Implementations document only what differs.
 
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
+from agentlightning.errors import NotFoundError
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -107,23 +108,33 @@ class LightningStoreStatistics(TypedDict, total=False):
     """Counters of a store."""
 
     name: str
+    """The class of the store."""
     total_rollouts: int
+    """Rollouts that it keeps, whatever their status."""
     total_attempts: int
+    """Attempts of these rollouts."""
     total_spans: int
+    """Spans of these attempts."""
     total_resources: int
+    """Sets of resources, each counted once."""
     total_workers: int
+    """Workers that it knows."""
     uptime: float
     """Seconds since the store was made."""
     total_span_bytes: int
+    """Bytes that the spans take."""
     eviction_threshold_bytes: int
+    """Bytes of spans that the store in memory never exceeds; it drops those of ended rollouts."""
     safe_threshold_bytes: int
+    """Bytes of spans that are left when it has dropped some."""
     memory_capacity_bytes: int
+    """Bytes of memory that this process may use."""
 
 
 _ELSEWHERE: Final[dict[str, str]] = {
     "traces": "read spans with query_spans(rollout_id)",
     "record_metric": "counters and histograms are kept by a metrics backend (inc_counter, observe_histogram)",
-    "collections": "rules and storage meet in `Backend` and `Tx` (agentlightning/store/backend.py)",
+    "collections": "rules and storage meet in `Backend` and `Tx` (agentlightning/store/rules/tx.py)",
     "cancel_rollout": "call update_rollout(rollout_id, status='cancelled')",
 }
 """Names that programs try, and what does it here."""
@@ -434,9 +445,18 @@ class LightningStore:
         raise NotImplementedError
 
     async def update_worker(
-        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
+        self,
+        worker_id: str,
+        heartbeat_stats: dict[str, Any] | Unset = UNSET,
+        *,
+        run_id: str | None = None,
+        attempts: Sequence[str] | None = None,
     ) -> Worker:
-        """Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown."""
+        """Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown.
+
+        `attempts` names the attempts that the worker has in hand: those leases are renewed and no others, so a claim
+        that it never heard of lapses, its lease counted from the claim. None, as a client that names none, renews all.
+        """
         raise NotImplementedError
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
@@ -516,6 +536,8 @@ class LightningStore:
         return await self.query_rollouts(**filters)
 
     async def _existing(self, rollout_id: str) -> Rollout:
+        """Return a rollout whose attempt was just ended."""
         rollout = await self.get_rollout_by_id(rollout_id)
-        assert rollout is not None, rollout_id
+        if rollout is None:
+            raise NotFoundError(f"Rollout {rollout_id} not found: it was deleted just after its attempt was ended")
         return rollout

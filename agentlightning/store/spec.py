@@ -20,6 +20,7 @@ from urllib.parse import unquote_plus
 from pydantic import ValidationError
 
 from agentlightning.errors import BadRequestError
+from agentlightning.process_secrets import hide
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RetentionPolicy
 
@@ -71,6 +72,8 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
     twice = sorted(own.keys() & settings.keys())
     if twice:
         raise BadRequestError(f"{', '.join(twice)} is given twice: in {public_form(spec)!r} and beside it")
+    if (password := re.search(r"://[^:/@]*:(.*)@", body)) is not None:
+        hide(password[1])
     return kind.make("?".join(filter(None, (body, foreign))), {**own, **settings})
 
 
@@ -79,6 +82,13 @@ def spec_of(text: str) -> str:
     known = re.match(r"(\w+):", text)
     meant = known and difflib.get_close_matches(known[1].lower(), _KINDS, n=1)
     return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
+
+
+def database_of(spec: str) -> tuple[str, str]:
+    """Return the driver's URI of a database's spec, and the name of the partition in it."""
+    body, _, query = spec.partition("?")
+    own, foreign = _read_settings(_KINDS[body.partition("://")[0]], query)
+    return "?".join(filter(None, (body, foreign))), own.get("partition", "default")
 
 
 def public_form(spec: str) -> str:
@@ -169,7 +179,7 @@ def _postgres(address: str, settings: dict[str, Any]) -> LightningStore:
 
 
 def _http(address: str, settings: dict[str, Any]) -> LightningStore:
-    from agentlightning.store.client import LightningStoreClient
+    from agentlightning.store.http.client import LightningStoreClient
 
     unused = [name for name in settings if name not in ("deadline", "token", "request_timeout", "retry_delays")]
     if unused:

@@ -8,9 +8,9 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
-from agentlightning.store.complete import complete
-from agentlightning.store.forward import forward_operations
-from agentlightning.utils.background import BackgroundLoop
+from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.utils.concurrency.background import BackgroundLoop
 
 _WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "query_events"))
 

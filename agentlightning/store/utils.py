@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agentlightning.store.lifecycle import health, rollout_after
+from agentlightning.store.rules.lifecycle import health, rollout_after
 from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, RolloutConfig, RolloutStatus
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import ParamSpec, override
 
@@ -31,6 +31,8 @@ class Tracer(ParallelWorkerBase):
     """
 
     _store: LightningStore | None = None
+    store_unreachable_timeout: float = 60.0
+    """Seconds for which the spans of an attempt are kept while the store is away; a runner sets its own."""
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
@@ -113,7 +115,7 @@ class Tracer(ParallelWorkerBase):
 def get_active_tracer() -> Tracer | None:
     """Return the tracer of the open context, None outside of one."""
     scope = current_scope()
-    return scope.tracer if scope is not None else None
+    return cast("Tracer | None", scope.tracer) if scope is not None else None
 
 
 def set_active_tracer(tracer: Tracer) -> None:
@@ -140,7 +142,7 @@ def with_active_tracer_context(
     @wraps(trace_context)
     @asynccontextmanager
     async def wrapper(*args: P.args, **kwargs: P.kwargs):
-        scope = TraceScope(args[0])  # pyright: ignore[reportArgumentType] -- self of a Tracer method
+        scope = TraceScope(args[0])  # self of a Tracer method
         scope.open()
         try:
             async with trace_context(*args, **kwargs) as value:

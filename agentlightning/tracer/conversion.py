@@ -1,8 +1,7 @@
-"""An ended OpenTelemetry span as a value of ours, whatever an instrumentation has put on it. Never raises.
+"""What a program or an instrumentation puts on spans, as values that a stored span can hold. Never raises.
 
 OpenTelemetry takes attributes that a stored span cannot hold: None, maps, mixed lists, bytes, enumerations. None is
-left out, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text.
-"""
+left out, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.types import Span
 from agentlightning.utils.attributes import sanitize_attribute_value
+from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -66,3 +66,18 @@ def _value(value: Any) -> Any:
     if isinstance(value, Enum):
         return _value(value.value)
     return sanitize_attribute_value(list(cast(Sequence[Any], value)) if isinstance(value, tuple) else value)
+
+
+def any_attributes(values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten and sanitise values; what cannot be flattened is kept as text. Never raises."""
+    try:
+        return sanitize_attributes(flatten_attributes(values))
+    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program goes on
+        return {key: _text(value) for key, value in values.items()}
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # a broken __str__ of the user's must not end the user's program
+        return f"<{type(value).__name__}: {type(error).__name__} in __str__>"

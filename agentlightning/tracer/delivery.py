@@ -5,31 +5,34 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import random
 import time
 from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.store.base import LightningStore
-from agentlightning.tracer.mirror import is_mirroring, mirror_spans
-from agentlightning.tracer.numbers import Draw
+from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
+from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import Piece, TraceScope
+from agentlightning.tracer.sequence_ids import PendingId
 from agentlightning.types import Span
-from agentlightning.utils.within import within
+from agentlightning.utils.backoff import retry_for
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_SECONDS = 30.0
 BATCH = 512
 """Spans per request: keeps a request below the store's bound on bodies."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 class TraceDeliveryError(AgentLightningError, RuntimeError):
     """The spans of an attempt did not reach the store; its evidence is not complete."""
 
+    def __init__(self, message: str, *, unanswered: bool = False) -> None:
+        super().__init__(message)
+        self.unanswered = unanswered
+        """The store was away for too long; otherwise it refused them."""
 
-async def deliver(scope: TraceScope, seconds: float = DELIVERY_SECONDS) -> None:
+
+async def deliver(scope: TraceScope, seconds: float) -> None:
     """Store the spans of a closed scope, in start order, and take over the numbers that the store gave them.
 
     Repeating it after a failure is safe: the store knows spans by their ids.
@@ -52,13 +55,17 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: 
         TraceDeliveryError: the store refused them, or did not take them in time.
     """
     stored: list[Span] = []
+    spans = [span_without_keys(mended_span(span)) for span in spans]
     try:
         for first in range(0, len(spans), BATCH):
-            stored += await _store_batch(store, spans[first : first + BATCH], deadline)
+            batch = spans[first : first + BATCH]
+            left = max(deadline - time.monotonic(), 0.01)
+            stored += await retry_for(left, lambda batch=batch: store.add_many_spans(batch), "spans")
     except Exception as error:  # the boundary: whatever the store raises means that evidence is missing
         raise TraceDeliveryError(
             f"{len(spans)} spans of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} were not delivered: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
+            unanswered=isinstance(error, (OSError, BusyError)),
         ) from error
     finally:
         if is_mirroring():
@@ -67,29 +74,14 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: 
     return stored
 
 
-async def _store_batch(store: LightningStore, spans: Sequence[Span], deadline: float) -> list[Span]:
-    """Call `add_many_spans`, again after pauses while the store is busy or away, until `deadline` (monotonic)."""
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return await within(max(deadline - time.monotonic(), 0.01), store.add_many_spans(spans))
-        except (OSError, BusyError, asyncio.TimeoutError) as error:
-            wait = max(pause, error.retry_after if isinstance(error, BusyError) else 0.0) * random.uniform(0.75, 1.25)
-            if time.monotonic() + wait >= deadline:
-                raise
-            logger.debug("Store did not take %d spans (%s); next try in %.2f s", len(spans), error, wait)
-        await asyncio.sleep(wait)
-        pause = min(pause * 2, _LONGEST_PAUSE)
-
-
 async def _settle_numbers(scope: TraceScope, pieces: Sequence[Piece], deadline: float) -> None:
-    """Give each reward the number that it drew; one that did not come is drawn by the store at delivery."""
-    drawing = [piece for piece in pieces if piece.draw is not None]
-    waiting = [_as_awaitable(piece.draw) for piece in drawing if piece.draw is not None]
+    """Give each reward the number that it requested; where none came the store gives one at delivery."""
+    rewards = [piece for piece in pieces if piece.pending_id is not None]
+    waiting = [_as_awaitable(piece.pending_id) for piece in rewards if piece.pending_id is not None]
     if not waiting:
         return
     await asyncio.wait(waiting, timeout=max(deadline - time.monotonic(), 0.01) / 2)
-    for piece, future in zip(drawing, waiting, strict=True):
+    for piece, future in zip(rewards, waiting, strict=True):
         if future.done() and not future.cancelled() and future.exception() is None:
             scope.as_span(piece).sequence_id = future.result()
         else:
@@ -100,8 +92,8 @@ async def _settle_numbers(scope: TraceScope, pieces: Sequence[Piece], deadline: 
             )
 
 
-def _as_awaitable(draw: Draw) -> asyncio.Future[int]:
-    return asyncio.wrap_future(draw) if isinstance(draw, concurrent.futures.Future) else draw
+def _as_awaitable(pending: PendingId) -> asyncio.Future[int]:
+    return asyncio.wrap_future(pending) if isinstance(pending, concurrent.futures.Future) else pending
 
 
 def _take_numbers(pieces: Sequence[Piece], stored: Sequence[Span]) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import format_exception_attributes
 
 
@@ -27,7 +28,7 @@ class DummySpanRecordingContext:
     def record_exception(self, exception: BaseException) -> None:
         """Note the exception; the status becomes `ERROR`."""
         self._attributes.update(format_exception_attributes(exception))
-        self.record_status("ERROR", str(exception))
+        self.record_status("ERROR", message_of(readable(exception)))
 
     def record_attributes(self, attributes: dict[str, Any]) -> None:
         """Add attributes."""

@@ -18,11 +18,12 @@ from typing_extensions import override
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
-from agentlightning.tracer.mirror import close_mirror, open_mirror
-from agentlightning.tracer.numbers import NumberDesk
+from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
+from agentlightning.tracer.sequence_ids import SequenceIds
 from agentlightning.types import Span, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import INSTRUMENTATION_NAME, sanitize_attributes
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class OtelSpanRecordingContext:
 
     def record_exception(self, exception: BaseException) -> None:
         """Add an `exception` event; the status becomes `ERROR`."""
-        self._span.record_exception(exception)
-        self.record_status("ERROR", f"{type(exception).__name__}: {exception}")
+        exception = readable(exception)
+        self._span.record_exception(exception, {"exception.message": message_of(exception)})
+        self.record_status("ERROR", f"{type(exception).__name__}: {message_of(exception)}")
 
     def record_attributes(self, attributes: dict[str, Any]) -> None:
         """Add attributes; values that a span cannot hold become text."""
@@ -110,12 +112,12 @@ class OtelTracer(Tracer):
         self._default_store = store
         self._otel_tracer: trace_api.Tracer | None = None
         self._last: TraceScope | None = None
-        self._desk: NumberDesk | None = None
+        self._ids: SequenceIds | None = None
         self._mirrors = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process; the copy needs its own `init_worker`."""
-        return {**self.__dict__, "_otel_tracer": None, "_last": None, "_desk": None, "_mirrors": False}
+        return {**self.__dict__, "_otel_tracer": None, "_last": None, "_ids": None, "_mirrors": False}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OtelTracer:
         """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
@@ -133,14 +135,14 @@ class OtelTracer(Tracer):
         super().init_worker(worker_id, store if store is not None else self._default_store)
         watch_global_provider()
         self._otel_tracer = own_provider(self.tracer_name).get_tracer(INSTRUMENTATION_NAME)
-        self._desk = self._desk or NumberDesk()
+        self._ids = self._ids or SequenceIds()
         self._mirrors = self._mirrors or open_mirror()
 
     @override
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """End the thread that draws numbers, and send what a collector still has to get; may be used after that."""
-        if self._desk is not None:
-            self._desk.close()
+        if self._ids is not None:
+            self._ids.close()
         mirrors, self._mirrors = self._mirrors, False
         if mirrors:
             close_mirror()
@@ -159,7 +161,8 @@ class OtelTracer(Tracer):
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
         scope.open()
-        self._remember(scope)
+        self._last = scope
+        _last_scope.set(scope)
         failed, seconds = False, None
         try:
             with self._root(name or rollout_id or "") as given:
@@ -267,16 +270,11 @@ class OtelTracer(Tracer):
             return TraceScope(self)
         if bound is None:
             raise ValueError("store is required to be initialized when rollout_id and attempt_id are provided")
-        return TraceScope(self, bound, rollout_id, attempt_id, self._desk)
+        return TraceScope(self, bound, rollout_id, attempt_id, self._ids)
 
-    def _remember(self, scope: TraceScope) -> None:
-        self._last = scope
-        _last_scope.set(scope)
-
-    @staticmethod
-    async def _deliver(scope: TraceScope, failed: bool, seconds: float | None) -> None:
+    async def _deliver(self, scope: TraceScope, failed: bool, seconds: float | None) -> None:
         try:
-            await (deliver(scope) if seconds is None else deliver(scope, seconds))
+            await deliver(scope, self.store_unreachable_timeout if seconds is None else seconds)
         except TraceDeliveryError as error:
             if not failed:
                 raise

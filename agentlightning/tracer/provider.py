@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, Sampl
 from typing_extensions import override
 
 from agentlightning.semconv import LightningResourceAttributes
-from agentlightning.tracer.scope import scope_for, scope_of
+from agentlightning.tracer.scope import ended_scope, scope_for, scope_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class LightningSpanProcessor(SpanProcessor):
         scope = scope_for(parent.span_id if parent is not None else 0)
         if scope is not None and context is not None:
             scope.begin(context.span_id)
+        elif scope is None and (ended := ended_scope()) is not None:
+            ended.refuse()
 
     @override
     def on_end(self, span: ReadableSpan) -> None:

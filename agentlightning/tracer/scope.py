@@ -2,15 +2,16 @@
 
 A context variable carries the scope, so asyncio tasks and threads that copy their context never cross, however many
 rollouts one process runs. A span whose parent is open belongs where its parent does. A plain thread, which copies
-nothing, is in the scope of its current OpenTelemetry span, else in the only open scope of the process if there is
-exactly one. A closed scope stays closed: what a left-over task emits later goes nowhere else.
+nothing, is in the scope in which it was started (`tracer/started.py`); one that was started outside of all is in the
+scope of its current OpenTelemetry span, else in the only open scope of the process if there is exactly one. A closed
+scope stays closed: what a left-over task or thread emits later is refused, and goes nowhere else.
 
 Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
 
 **Numbers.** All spans get their number (`sequence_id`) from the store, in start order: those of the agent at delivery,
-so after the model calls that the gateway has numbered at their arrival. A reward draws its number when it is emitted,
+so after the model calls that the gateway has numbered at their arrival. A reward gets its number when it is emitted,
 so it lies behind the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
-(`tracer/numbers.py`). No other emission waits for anything.
+(`tracer/sequence_ids.py`). No other emission waits for anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import asyncio
 import logging
 import os
 import threading
+import time
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,19 +29,19 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace as trace_api
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
+from agentlightning.semconv import AGL_ANNOTATION, AGL_SPANS_CUT, LightningCutAttributes, LightningSpanAttributes
 from agentlightning.tracer.conversion import span_of
-from agentlightning.tracer.numbers import Draw, NumberDesk
-from agentlightning.types import Span, SpanCoreFields
+from agentlightning.tracer.sequence_ids import PendingId, SequenceIds
+from agentlightning.tracer.started import note_origins, origin
+from agentlightning.types import Span, SpanCoreFields, TraceStatus
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
-    from agentlightning.tracer.base import Tracer
 
 logger = logging.getLogger(__name__)
 
 MOST_SPANS = 20_000
-"""Spans that one scope keeps; of more, only rewards are kept, and a warning says so."""
+"""Spans that one scope keeps; of more, only rewards are. A span `AGL_SPANS_CUT` at the end says how many are not."""
 UNNUMBERED = -1
 """Sequence id of a span that the store shall number."""
 DUMMY_ROLLOUT_ID = "rollout-dummy"
@@ -58,7 +61,7 @@ class Piece:
     span: ReadableSpan | Span
     start_order: int
     """0 for the span of the scope that began first."""
-    draw: Draw | None = None
+    pending_id: PendingId | None = None
     """The number on its way, for rewards."""
 
 
@@ -67,11 +70,11 @@ class TraceScope:
 
     def __init__(
         self,
-        tracer: Tracer,
+        tracer: object,
         store: LightningStore | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
-        desk: NumberDesk | None = None,
+        ids: SequenceIds | None = None,
     ) -> None:
         self.tracer = tracer
         self.store = store
@@ -80,7 +83,10 @@ class TraceScope:
         self.pieces: list[Piece] = []
         """In the order in which they ended."""
         self.dropped = 0
-        self._desk = desk or NumberDesk()
+        """Spans that are not kept, because there were too many."""
+        self.refused = 0
+        """Spans that came after the end, from what was started inside and left behind."""
+        self._ids = ids or SequenceIds()
         self._begun: dict[int, int] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -112,11 +118,14 @@ class TraceScope:
                 "An active tracer is already set. Cannot set a new one. "
                 f"The context of rollout {present.rollout_id} is still open here; leave it first."
             )
+        note_origins(_current)
         _current.set(self)
         _open.add(self)
 
     def close(self) -> None:
         """Take no more spans; those that have not ended are forgotten. May be called twice."""
+        if self.dropped and not self._closed:
+            self._mark_cut()
         self._closed = True
         _open.discard(self)
         if _current.get() is self:
@@ -179,15 +188,18 @@ class TraceScope:
         reward = _is_reward(span)
         if len(self.pieces) >= MOST_SPANS and emitted and not reward:
             self._drop()
-        else:
-            self.pieces.append(Piece(span, order, self._draw() if reward and emitted else None))
+            return
+        if len(self.pieces) >= 2 * MOST_SPANS and emitted:  # rewards only: the last one is the final one
+            self._drop()
+            self.pieces.pop()
+        self.pieces.append(Piece(span, order, self._request_id() if reward and emitted else None))
 
-    def _draw(self) -> Draw | None:
+    def _request_id(self) -> PendingId | None:
         if self.store is None or self.rollout_id is None or self.attempt_id is None:
             return None
         if self._loop is None or self._loop.is_closed():
             return None
-        return self._desk.draw(self.store, self.rollout_id, self.attempt_id, self._loop)
+        return self._ids.request(self.store, self.rollout_id, self.attempt_id, self._loop)
 
     def _drop(self) -> None:
         self.dropped += 1
@@ -196,6 +208,27 @@ class TraceScope:
                 "[Rollout %s] more than %d spans in one trace: only rewards are kept from here on",
                 self.rollout_id,
                 MOST_SPANS,
+            )
+
+    def _mark_cut(self) -> None:
+        """Keep a span that says what is missing."""
+        now = time.time()
+        counts = {
+            LightningCutAttributes.KEPT.value: len(self.pieces),
+            LightningCutAttributes.LEFT_OUT.value: self.dropped,
+        }
+        status, attributes = TraceStatus(status_code="OK"), dict[str, Any](counts)
+        fields = SpanCoreFields(name=AGL_SPANS_CUT, status=status, attributes=attributes, start_time=now, end_time=now)
+        self.append(self.span_from(fields))
+
+    def refuse(self) -> None:
+        """Count a span that came from what was left behind; the first one is warned of."""
+        self.refused += 1
+        if self.refused == 1:
+            logger.warning(
+                "[Rollout %s] has ended, and %s, which it left behind, still emits: refused, and in no other rollout",
+                self.rollout_id,
+                threading.current_thread().name,
             )
 
     def _next_order(self) -> int:
@@ -210,11 +243,14 @@ def scope_for(parent_span_id: int) -> TraceScope | None:
 
 
 def current_scope() -> TraceScope | None:
-    """Return the open scope of this context. A plain thread has none of its own: it is in the scope of its current
-    OpenTelemetry span, else in the only open scope of the process."""
+    """Return the open scope of this context. A plain thread is in the scope in which it was started; one that was
+    started in none is in the scope of its current OpenTelemetry span, else in the only open scope of the process."""
     scope = _current.get()
     if scope is not None:
         return scope if scope.is_open else None
+    own: TraceScope | None = origin.get()
+    if own is not None:
+        return own if own.is_open and _running_loop() in (None, own._loop) else None
     if not _open:
         return None
     scope = _routes.get(trace_api.get_current_span().get_span_context().span_id)
@@ -224,6 +260,18 @@ def current_scope() -> TraceScope | None:
         return None
     only = next(iter(tuple(_open)), None)
     return only if only is not None and only.is_open else None
+
+
+def ended_scope() -> TraceScope | None:
+    """Return the scope in which this task or thread was started, if that has ended; None else."""
+    scope: TraceScope | None = _current.get() or origin.get()
+    return scope if scope is not None and scope._closed else None
+
+
+def spans_left_out(spans: Sequence[Span]) -> int:
+    """Return how many spans an attempt lacks because it had too many."""
+    found = [span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT]
+    return sum(count for count in found if isinstance(count, int))
 
 
 class entered:

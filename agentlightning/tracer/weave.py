@@ -22,7 +22,7 @@ from agentlightning.errors import MissingExtraError
 from agentlightning.instrumentation import WEAVE_INSTALLED
 from agentlightning.instrumentation.weave import instrument_weave, uninstrument_weave
 from agentlightning.semconv import LightningResourceAttributes, LightningSpanAttributes
-from agentlightning.tracer.lenient import lenient_attributes
+from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.otel import OtelSpanRecordingContext, OtelTracer
 from agentlightning.tracer.provider import own_provider
 from agentlightning.tracer.scope import current_scope
@@ -124,16 +124,17 @@ class WeaveTracer(OtelTracer):
 
 
 class _Spans:
-    """Makes a span of every call of Weave. A call that cannot be told is left out; the program goes on."""
+    """Makes a span of every call of Weave. A call that cannot be recorded is left out; the program goes on."""
 
     def begun(self, call: Any, parent: Any | None, current: bool) -> None:
         try:
             name = str(call.func_name)
-            told = {NAME: name, INPUT: _plain(call.inputs), **_without_weave(call.attributes)}
+            given = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
+            given.pop("weave", None)  # what Weave says of itself
             above: OtelSpanRecordingContext | None = getattr(parent, _RECORDING, None)
             context = trace_api.set_span_in_context(above.get_otel_span()) if above is not None else None
             tracer = own_provider(_TRACER_NAME).get_tracer(INSTRUMENTATION_NAME)
-            recording = OtelSpanRecordingContext(tracer.start_span(name, context, attributes=lenient_attributes(told)))
+            recording = OtelSpanRecordingContext(tracer.start_span(name, context, attributes=any_attributes(given)))
         except Exception as error:  # boundary: what Weave was given is the program's
             logger.debug("A call of Weave was not traced: %r", error)
             return
@@ -147,8 +148,8 @@ class _Spans:
             return
         try:
             if output is not None:
-                recording.record_attributes(lenient_attributes({OUTPUT: _plain(output)}))
-            recording.record_attributes(lenient_attributes(_plain(call.summary or {})))
+                recording.record_attributes(any_attributes({OUTPUT: _plain(output)}))
+            recording.record_attributes(any_attributes(_plain(call.summary or {})))
         except Exception as error:  # boundary: as above
             logger.debug("The result of a call of Weave was not traced: %r", error)
         if exception is None:
@@ -158,11 +159,6 @@ class _Spans:
             recording.record_exception(exception)
         recording.suspend()
         recording.get_otel_span().end()
-
-
-def _without_weave(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the attributes of a call without what Weave says of itself."""
-    return {key: value for key, value in dict(attributes or {}).items() if key != "weave"}
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,7 @@ from typing_extensions import ParamSpec
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.progress import Style
-from agentlightning.execution.base import ExecutionStrategy
-from agentlightning.execution.settings import check_choice
+from agentlightning.execution.base import ExecutionStrategy, check_choice
 from agentlightning.runner.hooks import check_hook
 from agentlightning.runner.outcome import check_policy_faults
 from agentlightning.trainer.init_utils import nearest

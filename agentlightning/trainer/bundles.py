@@ -5,29 +5,25 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
 from agentlightning.algorithm.progress import Style
-from agentlightning.execution.contact import DEFAULT_OUTAGE_SECONDS
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.execution.supervise import until_set
-from agentlightning.execution.threads import call_in_thread
+from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
+from agentlightning.execution.run.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
-from agentlightning.store.complete import complete
-from agentlightning.store.scoped import LightningStoreScoped
+from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers.run_scope import LightningStoreScoped
 from agentlightning.trainer.follow import followed
-from agentlightning.trainer.replay import past_of
 from agentlightning.trainer.report import RunReport
-from agentlightning.trainer.run_view import LightningStoreOfRun
+from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
-
-if TYPE_CHECKING:
-    from agentlightning.trainer.trainer import Trainer
+from agentlightning.utils.concurrency.loop_thread import call_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +40,7 @@ class AlgorithmSide:
     """The algorithm with what it is given. Calling it binds the parts, runs it and returns its result."""
 
     algorithm: Algorithm | None
-    trainer: Trainer | None
+    trainer: AlgorithmTrainer | None
     adapter: TraceAdapter[Any]
     initial_resources: NamedResources | None
     llm_proxy: LLMProxy | None

@@ -14,10 +14,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TextIO
 
-from agentlightning.adapter.rewards import final_reward
+from agentlightning.adapter.spans.rewards import final_reward
 from agentlightning.algorithm.progress import Style
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.terminal import one_line
 from agentlightning.trainer.report import RunReport
 from agentlightning.types import AttemptedRollout, EventPage, Rollout, RolloutEvent
 
@@ -57,7 +58,7 @@ async def followed(report: RunReport, store: LightningStore, style: Style, *, li
         line = report.line(time.monotonic() - began)
         logger.info(line)
         if style == "plain":
-            print(line, file=stream, flush=True)
+            print(one_line(line), file=stream, flush=True)
 
 
 class _Feed:
@@ -138,7 +139,7 @@ def _shown(report: RunReport, stream: TextIO, began: float) -> tuple[Callable[[]
     console = Console(file=stream)
 
     def now() -> Any:
-        return Text(report.status(time.monotonic() - began), no_wrap=True, overflow="ellipsis")
+        return Text(one_line(report.status(time.monotonic() - began)), no_wrap=True, overflow="ellipsis")
 
     def close() -> None:
         live.stop()

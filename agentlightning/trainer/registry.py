@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ExecutionStrategyRegistry: dict[str, str] = {
     "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
-    "ray": "agentlightning.execution.ray.RayExecutionStrategy",
+    "ray": "agentlightning.execution.ray.strategy.RayExecutionStrategy",
     "shm": "agentlightning.execution.shared_memory.SharedMemoryExecutionStrategy",
 }
 """Short name to import path."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.store.base import FINISHED
+from agentlightning.terminal import one_line
 from agentlightning.types import RolloutEvent
 
 
@@ -97,16 +98,18 @@ class RunReport:
     def table(self, seconds: float) -> Any:
         """Return the state of the run as a table of rich."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, show_header=False, title=f"{self.name}, {seconds:.0f} s")
+        title = Text(one_line(f"{self.name}, {seconds:.0f} s"))
+        table = Table(box=None, pad_edge=False, show_header=False, title=title)
         table.title_justify = "left"
         table.add_row("rollouts", f"{len(self.ended)} ended, {self.running} running, {self.waiting} waiting")
         for outcome, count in sorted(self.outcomes.items()):
-            table.add_row(f"  {outcome}", str(count))
+            table.add_row(Text(one_line(f"  {outcome}")), str(count))
         table.add_row("reward", self.reward_text())
         if self.ended:
             table.add_row("time", self.duration_text())
-        table.add_row("kept in", self.place)
+        table.add_row("kept in", Text(one_line(self.place)))
         return table
 
 

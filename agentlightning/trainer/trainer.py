@@ -10,21 +10,21 @@ from typing import Any
 
 from agentlightning.adapter import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.evaluation import EvaluationResult
-from agentlightning.algorithm.evaluator import Evaluator
+from agentlightning.algorithm.evaluation.evaluator import Evaluator
+from agentlightning.algorithm.evaluation.result import EvaluationResult
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 from agentlightning.algorithm.progress import Style
 from agentlightning.env_var import LightningEnvVar
-from agentlightning.execution.base import ExecutionStrategy
-from agentlightning.execution.settings import check_port
+from agentlightning.execution.base import ExecutionStrategy, check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.logging import log_context
+from agentlightning.process_secrets import server_token
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
-from agentlightning.tracer.collector import collector_of
+from agentlightning.tracer.export.settings import collector_of
 from agentlightning.trainer.arguments import (
     check_algorithm_uses,
     check_faults,
@@ -45,9 +45,8 @@ from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
 from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
-from agentlightning.trainer.parts import TrainerParts
+from agentlightning.trainer.parts import TrainerParts, check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.report import RunReport
-from agentlightning.trainer.runners import check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.id import generate_id
@@ -136,6 +135,7 @@ class Trainer(TrainerParts):
         adapter = resolve_alias("triplet_exporter", triplet_exporter, "adapter", adapter)
         strategy = same_setting("strategy", strategy, "execution_strategy", execution_strategy)
         tell_of_old_settings(dev, daemon)
+        server_token()  # leaves the environment before anything is started that would inherit it
         collector_of()  # a collector that cannot be used is told of here, not by the first worker
 
         self.n_runners = 1 if n_runners is None else check_whole("n_runners", n_runners)

@@ -1,71 +1,90 @@
-"""Values at the agent's side: triplets, datasets, hooks, raw results. Also the small models of the v0.1 protocol."""
+"""Values at the agent's side: triplets, datasets, raw results. Also the small models of the v0.1 protocol."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BaseModel, Field
-from typing_extensions import override
+from pydantic import Field
 
-from agentlightning.types.core import AttemptedRollout, Rollout, RolloutMode, TaskInput
+from agentlightning.field_help import Value
+from agentlightning.types.core import Rollout, RolloutMode, TaskInput
 from agentlightning.types.tracer import Span, SpanCoreFields
-
-if TYPE_CHECKING:
-    from agentlightning.litagent.litagent import LitAgent
-    from agentlightning.runner.base import Runner
-    from agentlightning.tracer.base import Tracer
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Triplet(BaseModel):
+class Triplet(Value):
     """One model call as training data: what it was given, what it said, what it earned."""
 
     prompt: Any
+    """What the model was given, such as `{"token_ids": [...]}`."""
     response: Any
+    """What the model answered, such as `{"token_ids": [...], "logprobs": [...]}`."""
     reward: float | None = None
+    """What the call earned; None if no reward belongs to it."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """Where the call comes from: ids, the name of the agent, the weight version."""
 
 
-class Task(BaseModel):
+class Task(Value):
     """One task of the v0.1 protocol."""
 
     rollout_id: str
+    """The rollout that carries out the task."""
     input: TaskInput
+    """What the agent is asked to do."""
     mode: RolloutMode | None = None
+    """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
+    """The resources to work with; None is the latest."""
     create_time: float | None = None
+    """When the server took the task in, in seconds since the epoch."""
     last_claim_time: float | None = None
+    """When a client last took it, in seconds since the epoch; None if none has."""
     num_claims: int | None = None
+    """How often it was taken."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """Whatever the program notes about the task."""
 
 
-class TaskIfAny(BaseModel):
+class TaskIfAny(Value):
     """Answer to a poll of the v0.1 protocol."""
 
     is_available: bool
+    """False if there is nothing to do at present."""
     task: Task | None = None
+    """The task; None if there is none."""
 
 
-class RolloutLegacy(BaseModel):
+class RolloutLegacy(Value):
     """Result of one task of the v0.1 protocol."""
 
     rollout_id: str
+    """The rollout that ended."""
     task: Task | None = None
+    """The task that it carried out."""
     final_reward: float | None = None
+    """Its reward; None if it has none."""
     triplets: list[Triplet] | None = None
+    """Its model calls as training data."""
     trace: list[dict[str, Any]] | None = None
+    """Its spans as JSON."""
     logs: list[str] | None = None
+    """Lines that the agent logged."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """Whatever the agent notes about the rollout."""
 
 
-class GenericResponse(BaseModel):
+class GenericResponse(Value):
     """Answer of the v0.1 server."""
 
     status: str = "success"
+    """`success`, or what went wrong in a word."""
     message: str | None = None
+    """The same for people."""
     data: dict[str, Any] | None = None
+    """What was asked for."""
 
 
 RolloutRawResult = None | float | list[ReadableSpan] | list[Span] | list[SpanCoreFields]
@@ -106,41 +125,9 @@ class ParallelWorkerBase:
         """Undo `init`."""
 
 
-class Hook(ParallelWorkerBase):
-    """Callbacks of the runner. Override any; take only the keywords you need; sync or async."""
-
-    @override
-    def __init__(self) -> None:
-        super().__init__()
-
-    async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
-        """Resources are resolved, tracing has not begun."""
-
-    async def on_trace_start(
-        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
-    ) -> None:
-        """The trace context is open, the agent has not been called."""
-
-    async def on_trace_end(
-        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
-    ) -> None:
-        """The agent has returned, the trace context is still open."""
-
-    async def on_rollout_error(
-        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
-    ) -> None:
-        """The attempt ended by this exception, of the agent or of ours; before `on_rollout_end`."""
-
-    async def on_rollout_end(
-        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
-    ) -> None:
-        """The result is processed, the attempt's status is not written yet; also called on failure."""
-
-
 __all__ = [
     "Dataset",
     "GenericResponse",
-    "Hook",
     "ParallelWorkerBase",
     "Rollout",
     "RolloutLegacy",

@@ -1,15 +1,18 @@
 """Attempt keys: what an agent gets instead of a real API key. Pure functions over the server's token.
 
 A key names its attempt and carries a signature, so the gateway checks it without a look-up:
-`agl-<rollout id>.<attempt id>.<signature>`. It is good for the model calls of that attempt and for nothing else.
+`agl-<rollout id>.<attempt id>.<signature>`. It is good for the model calls of that attempt and for nothing else. Who
+has one can try tokens against its signature in peace, so each try is made to cost what a password's does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
+from functools import lru_cache
 from typing import Literal
+
+from agentlightning.process_secrets import server_token
 
 PREFIX = "agl-"
 _NO_TOKEN = "loopback without a token"
@@ -18,11 +21,20 @@ KeyVerdict = Literal["ok", "placeholder", "other_attempt", "forged"]
 
 
 def attempt_key(rollout_id: str, attempt_id: str, token: str | None = None) -> str:
-    """Return the key of one attempt. `token` is the server's secret; None reads `AGL_TOKEN`."""
-    secret = (token if token is not None else os.environ.get("AGL_TOKEN")) or _NO_TOKEN
+    """Return the key of one attempt. `token` is the server's secret; None is the one of this process."""
+    signing = _signing_key((token if token is not None else server_token()) or _NO_TOKEN)
     message = f"{rollout_id}\n{attempt_id}".encode()
-    signature = hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()[:32]
+    signature = hmac.new(signing, message, hashlib.sha256).hexdigest()[:32]
     return f"{PREFIX}{rollout_id}.{attempt_id}.{signature}"
+
+
+@lru_cache(maxsize=8)
+def _signing_key(secret: str) -> bytes:
+    """Stretch a token, once in a process: 16 MiB and some 50 ms, for us and for whoever guesses.
+
+    Source: scrypt, RFC 7914, with N=2^14, r=8, p=1. The salt is fixed, since gateway and runners share the token alone.
+    """
+    return hashlib.scrypt(secret.encode(), salt=b"agentlightning attempt key", n=2**14, r=8, p=1, dklen=32)
 
 
 def judge_key(key: str | None, rollout_id: str, attempt_id: str, token: str | None = None) -> KeyVerdict:

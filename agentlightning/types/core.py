@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
+from pydantic import ConfigDict, Field, model_validator
+
+from agentlightning.field_help import Value
 
 TaskInput = Any
 """What the agent is asked to do: any JSON value."""
@@ -24,7 +25,7 @@ Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled",
 """How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
 
 
-class RolloutConfig(BaseModel):
+class RolloutConfig(Value):
     """Limits and retries of one rollout. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
@@ -47,17 +48,18 @@ class RolloutConfig(BaseModel):
     """Longest pause before a retry."""
 
 
-class AttemptError(BaseModel):
+class AttemptError(Value):
     """The exception that ended an attempt."""
 
     type: str
     """Qualified name of the exception class."""
     message: str
+    """Its text."""
     traceback: str | None = None
     """The last frames, trimmed to 8 KiB."""
 
 
-class _Signposted(BaseModel):
+class _Signposted(Value):
     """A value that says, when asked for something that is kept elsewhere, where that is."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -73,47 +75,64 @@ class _Signposted(BaseModel):
 class Attempt(_Signposted):
     """One try at a rollout by one worker."""
 
-    _elsewhere = {
+    _elsewhere: ClassVar[Mapping[str, str]] = {
         "spans": "read them with store.query_spans(rollout_id, attempt_id)",
         "reward": "it is in the spans: find_final_reward(await store.query_spans(rollout_id, attempt_id))",
     }
 
     rollout_id: str
+    """The rollout that it carries out."""
     attempt_id: str
+    """Given by the store."""
     sequence_id: int
     """1 for the first attempt of the rollout."""
     start_time: float
+    """When it was claimed."""
     end_time: float | None = None
+    """When it ended; None while it runs."""
     status: AttemptStatus = "preparing"
+    """Where it stands; `failed` and `succeeded` are final."""
     worker_id: str | None = None
+    """The worker that claimed it; None if none is known."""
     last_heartbeat_time: float | None = None
+    """Its last sign of life, a span or a heartbeat of its worker; None before the first."""
     metadata: dict[str, Any] | None = None
+    """Whatever the program notes about the attempt."""
     outcome: Outcome | None = None
     """None while the attempt runs."""
     outcome_reason: str | None = None
-    """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `budget`, ..."""
+    """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ..."""
     error: AttemptError | None = None
+    """The exception that ended it; None if none did."""
 
 
 class Rollout(_Signposted):
     """One task on its way through the system."""
 
-    _elsewhere = {
+    _elsewhere: ClassVar[Mapping[str, str]] = {
         "attempt": "nobody has claimed it yet, or it was asked for alone; store.get_latest_attempt(rollout_id)",
         "attempts": "read them with store.query_attempts(rollout_id)",
         "worker_id": "a worker belongs to an attempt: (await store.get_latest_attempt(rollout_id)).worker_id",
     }
 
     rollout_id: str
+    """Given by the store."""
     input: TaskInput
+    """What the agent is asked to do: any JSON value."""
     start_time: float
     """When it was enqueued or started."""
     end_time: float | None = None
+    """When it ended; None before."""
     mode: RolloutMode | None = None
+    """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
+    """The resources that the agent gets, chosen at enqueue; None if none were published then."""
     status: RolloutStatus = "queuing"
+    """Where it stands; `succeeded`, `failed` and `cancelled` are ends."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
+    """Its limits and retries."""
     metadata: dict[str, Any] | None = None
+    """Whatever the program notes about the rollout."""
     run_id: str | None = None
     """The run it belongs to; runners of a run claim its rollouts only. None is a run of its own."""
     resources_version: int | None = None
@@ -133,6 +152,7 @@ class AttemptedRollout(Rollout):
     """A rollout together with one of its attempts, usually the latest."""
 
     attempt: Attempt
+    """The attempt; its `rollout_id` is that of the rollout."""
 
     @model_validator(mode="after")
     def _same_rollout(self) -> Self:
@@ -149,38 +169,55 @@ class AttemptedRollout(Rollout):
         return self
 
 
-class EnqueueRolloutRequest(BaseModel):
+class EnqueueRolloutRequest(Value):
     """One rollout to be enqueued. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     input: TaskInput
+    """What the agent is asked to do: any JSON value."""
     mode: RolloutMode | None = None
+    """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
+    """The resources that the agent gets; None is the latest of the run."""
     config: RolloutConfig | None = None
+    """Limits and retries; None is the defaults of `RolloutConfig`."""
     metadata: dict[str, Any] | None = None
+    """Whatever the program notes about the rollout."""
     run_id: str | None = None
+    """The run it belongs to; None is a run of its own."""
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    """Higher is claimed first; equal ones in the order in which they became claimable."""
     not_before: float | None = Field(default=None, allow_inf_nan=False)
     """Wall-clock seconds before which it may not be claimed."""
 
 
-class Worker(BaseModel):
+class Worker(Value):
     """What the store knows of one worker. Advisory: derived from claims and heartbeats."""
 
     worker_id: str
+    """Chosen by the worker."""
     status: WorkerStatus = "unknown"
+    """`busy` while it has an attempt; `unknown` once it is silent or its attempt lapsed."""
     heartbeat_stats: dict[str, Any] | None = None
+    """What it said of its machine at its last heartbeat; see `system_snapshot`."""
     last_heartbeat_time: float | None = None
+    """When it last sent a heartbeat; None if it never did."""
     last_dequeue_time: float | None = None
+    """When it last asked for a rollout; None if it never did."""
     last_busy_time: float | None = None
+    """When it last became busy; None if it never was."""
     last_idle_time: float | None = None
+    """When it last became idle; None if it never was."""
     current_rollout_id: str | None = None
+    """The rollout it works on; None if it is idle."""
     current_attempt_id: str | None = None
+    """The attempt it works on; None if it is idle."""
     run_id: str | None = None
+    """The run whose rollouts it claims; None claims those of no run."""
 
 
-class RetentionPolicy(BaseModel):
+class RetentionPolicy(Value):
     """How much of what has ended a store keeps, for each run apart. What has not ended is never removed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NotRequired, TypeVar, overload
 
-from pydantic import BaseModel
-from typing_extensions import NotRequired, TypedDict, override
+from typing_extensions import TypedDict, override
+
+from agentlightning.field_help import Value
 
 T = TypeVar("T")
 
@@ -15,8 +16,11 @@ class FilterField(TypedDict, total=False):
     """Conditions on one field."""
 
     exact: Any
+    """The field has this value."""
     within: Sequence[Any]
+    """The field has one of these values."""
     contains: str
+    """The field is a text with this in it."""
 
 
 FilterOptions = Mapping[str, Any]
@@ -27,16 +31,20 @@ class SortOptions(TypedDict):
     """The field to sort by; ascending unless said otherwise."""
 
     name: str
+    """The field to sort by."""
     order: NotRequired[Literal["asc", "desc"]]
+    """`asc` if it is not given."""
 
 
-class PaginatedResult(BaseModel, Generic[T], Sequence[T]):  # pyright: ignore[reportUnsafeMultipleInheritance] -- both are data
+class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[reportUnsafeMultipleInheritance] -- both are data
     """One page of a list; behaves as the sequence of its items."""
 
     items: Sequence[T]
+    """The items of this page."""
     limit: int
     """Largest number of items asked for; -1 is all."""
     offset: int
+    """How many matches come before this page."""
     total: int
     """Matches before paging."""
 

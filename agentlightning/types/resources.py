@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from typing_extensions import override
 
+from agentlightning.field_help import Value
+from agentlightning.process_secrets import server_token
 from agentlightning.types.attempt_key import attempt_key
 from agentlightning.types.core import AttemptedRollout
+from agentlightning.types.templates.fstring import fill
 
 logger = logging.getLogger(__name__)
 
 
-class Resource(BaseModel):
+class Resource(Value):
     """Base class of everything that can be published under a name."""
 
     resource_type: Any
+    """The tag by which a stored resource is read back as its class."""
 
 
 class LLM(Resource):
     """A model behind an OpenAI-compatible endpoint."""
 
     resource_type: Literal["llm"] = "llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
     endpoint: str
     """Base URL for the client; usually ends in /v1."""
     model: str
+    """The name to be sent with each request."""
     api_key: str | None = None
     """Comes back only from get-by-id and latest, with a runner's token; null elsewhere."""
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the request, such as `temperature`, for the agent to pass on."""
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
         """Return the endpoint; arguments are accepted so that LLM and ProxyLLM are called alike."""
@@ -43,6 +49,7 @@ class ProxyLLM(LLM):
     """A model behind the gateway; each attempt calls it under a URL of its own."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
 
     if not TYPE_CHECKING:
 
@@ -79,13 +86,19 @@ class ProxyLLM(LLM):
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return the plain `LLM` of this attempt: its URL and, when a token is set, its key."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
-        key = attempt_key(rollout_id, attempt_id) if os.environ.get("AGL_TOKEN") or not self.api_key else self.api_key
+        key = attempt_key(rollout_id, attempt_id) if server_token() or not self.api_key else self.api_key
         return LLM(
             endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,
             api_key=key,
             sampling_parameters=dict(self.sampling_parameters),
         )
+
+    def keyed_for(self, rollout: AttemptedRollout) -> ProxyLLM:
+        """Return a copy that gives this attempt its key also where the server's token is not known."""
+        if not server_token():
+            return self
+        return self.model_copy(update={"api_key": attempt_key(rollout.rollout_id, rollout.attempt.attempt_id)})
 
 
 def _asked_from_outside() -> bool:
@@ -100,24 +113,29 @@ class PromptTemplate(Resource):
     """A prompt with named gaps."""
 
     resource_type: Literal["prompt_template"] = "prompt_template"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
     template: str
+    """The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja."""
     engine: Literal["jinja", "f-string", "poml"]
+    """How the gaps are filled; `format` does not know poml."""
 
     def format(self, **kwargs: Any) -> str:
-        """Fill the gaps: `str.format` for f-string, a sandboxed Jinja environment for jinja.
+        """Fill the gaps: named gaps for f-string (see `fstring_template.py`), a bounded sandbox for jinja
+        (`jinja_template.py`). Templates come from whoever can publish resources: neither reads more of the process than
+        the values given here, and neither makes more than 16 Mi characters.
 
         Raises:
             KeyError: an f-string template names a gap that was not given.
             jinja2.UndefinedError: a jinja template names a gap that was not given.
+            ValueError: the template asks for attributes, widths or work beyond the bounds; names the gap.
             NotImplementedError: the engine is poml.
         """
         if self.engine == "f-string":
-            return self.template.format(**kwargs)
+            return fill(self.template, kwargs)
         if self.engine == "jinja":
-            from jinja2 import StrictUndefined
-            from jinja2.sandbox import SandboxedEnvironment
+            from agentlightning.types.templates.jinja import render  # Jinja is loaded where it is used
 
-            return SandboxedEnvironment(undefined=StrictUndefined).from_string(self.template).render(**kwargs)
+            return render(self.template, kwargs)
         raise NotImplementedError(f"Rendering with engine {self.engine!r} is not supported; use f-string or jinja")
 
 
@@ -126,12 +144,18 @@ NamedResources = dict[str, ResourceUnion]
 """Resources by the name under which the agent asks for them."""
 
 
-class ResourcesUpdate(BaseModel):
+class ResourcesUpdate(Value):
     """One version of a set of resources."""
 
     resources_id: str
+    """The name of the set."""
     create_time: float
+    """When its first version was stored, in seconds since the epoch."""
     update_time: float
+    """When this version was stored, in seconds since the epoch."""
     version: int
+    """1 for the first; each update adds one."""
     resources: NamedResources
+    """The resources by name."""
     run_id: str | None = None
+    """The run that published it; None is none."""

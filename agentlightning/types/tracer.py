@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Protocol, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
+from pydantic import BeforeValidator, ConfigDict, FailFast
 
+from agentlightning.field_help import Value
 from agentlightning.semconv import AGL_VIRTUAL
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
@@ -58,7 +59,7 @@ def normalize_time(value: float | None) -> float | None:
     return value / 1e9 if value > 1e12 else float(value)
 
 
-class SpanContext(BaseModel):
+class SpanContext(Value):
     """Identity of a span in its trace."""
 
     model_config = ConfigDict(extra="allow")
@@ -68,7 +69,9 @@ class SpanContext(BaseModel):
     span_id: str
     """16 lower-case hexadecimal characters."""
     is_remote: bool
+    """True if the context came from another process."""
     trace_state: TraceState
+    """W3C trace state: what vendors note beside the ids."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> SpanContext:
@@ -80,27 +83,32 @@ class SpanContext(BaseModel):
         )
 
 
-class TraceStatus(BaseModel):
+class TraceStatus(Value):
     """Status of a span."""
 
     model_config = ConfigDict(extra="allow")
 
     status_code: StatusCode
+    """`ERROR` if the operation failed; `UNSET` if nobody has judged it."""
     description: str | None = None
+    """What went wrong; None if nothing did."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> TraceStatus:
         return cls(status_code=src.status_code.name, description=src.description)
 
 
-class Event(BaseModel):
+class Event(Value):
     """Something that happened at one moment of a span."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
+    """What happened, such as `exception`."""
     attributes: Attributes
+    """Its details."""
     timestamp: Seconds = None
+    """When it happened."""
     dropped_attributes: int = 0
     """How many attributes were dropped where the event was made."""
 
@@ -114,13 +122,15 @@ class Event(BaseModel):
         )
 
 
-class Link(BaseModel):
+class Link(Value):
     """A reference to another span."""
 
     model_config = ConfigDict(extra="allow")
 
     context: SpanContext
+    """The span that is linked to."""
     attributes: Attributes | None = None
+    """What the link means; None if nothing is said."""
     dropped_attributes: int = 0
     """How many attributes were dropped where the link was made."""
     flags: int | None = None
@@ -136,23 +146,28 @@ class Link(BaseModel):
         )
 
 
-class OtelResource(BaseModel):
+class OtelResource(Value):
     """What produced the span: service, SDK, rollout and attempt."""
 
     attributes: Attributes
+    """Such as `service.name`."""
     schema_url: str = ""
+    """The semantic conventions that the attributes follow; empty if none are named."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> OtelResource:
         return cls(attributes=dict(src.attributes or {}), schema_url=src.schema_url or "")
 
 
-class DroppedCounts(BaseModel):
+class DroppedCounts(Value):
     """How many attributes, events and links of a span were dropped where it was made, because of its limits."""
 
     attributes: int = 0
+    """How many attributes were dropped."""
     events: int = 0
+    """How many events were dropped."""
     links: int = 0
+    """How many links were dropped."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> DroppedCounts | None:
@@ -160,14 +175,19 @@ class DroppedCounts(BaseModel):
         return cls(**counts) if any(counts.values()) else None
 
 
-class SpanCoreFields(BaseModel):
+class SpanCoreFields(Value):
     """A span before it has an identity: what emitters return and agents may return."""
 
     name: str
+    """What the span stands for; `agentlightning.semconv` has the names that mean something here."""
     status: TraceStatus
+    """Whether it went well."""
     attributes: Attributes
+    """Its data."""
     start_time: Seconds
+    """When it began; None is not known."""
     end_time: Seconds
+    """When it ended; None is not known."""
 
 
 class SpanRecordingContext(Protocol):
@@ -182,28 +202,43 @@ class SpanRecordingContext(Protocol):
     def get_recorded_span(self) -> SpanCoreFields: ...
 
 
-class Span(BaseModel):
+class Span(Value):
     """One piece of evidence of what an attempt did. Unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
 
     rollout_id: str
+    """The rollout that it belongs to."""
     attempt_id: str
+    """The attempt that it belongs to."""
     sequence_id: int
     """Order within the rollout; given by the store."""
     trace_id: str
+    """32 lower-case hexadecimal characters."""
     span_id: str
+    """16 lower-case hexadecimal characters."""
     parent_id: str | None
+    """The span within which it was made; None for a root."""
     name: str
+    """What the span stands for; `agentlightning.semconv` has the names that mean something here."""
     status: TraceStatus
+    """Whether it went well."""
     attributes: Attributes
+    """Its data; a nested value is flattened to keys with dots."""
     events: list[Event]
+    """What happened at moments within it."""
     links: list[Link]
+    """Other spans that it refers to."""
     start_time: Seconds
+    """When it began; None is not known."""
     end_time: Seconds
+    """When it ended; None is not known."""
     context: SpanContext | None
+    """Its identity in the trace, as OpenTelemetry has it."""
     parent: SpanContext | None
+    """That of its parent; None for a root."""
     resource: OtelResource
+    """What produced it."""
     kind: str | None = None
     """OpenTelemetry span kind: INTERNAL, SERVER, CLIENT, PRODUCER or CONSUMER."""
     scope: dict[str, Any] | None = None
@@ -339,7 +374,7 @@ def _flags(context: Any, parent: Any) -> int | None:
 SpanLike = ReadableSpan | Span
 
 
-class SpanNames(str, Enum):
+class SpanNames(StrEnum):
     """Deprecated: use the constants of `agentlightning.semconv`."""
 
     REWARD = "agentlightning.reward"
@@ -352,7 +387,7 @@ class SpanNames(str, Enum):
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
 
 
-class SpanAttributeNames(str, Enum):
+class SpanAttributeNames(StrEnum):
     """Deprecated: use `agentlightning.semconv.LightningSpanAttributes`."""
 
     MESSAGE = "message"

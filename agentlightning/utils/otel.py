@@ -26,6 +26,7 @@ from agentlightning.utils.attributes import (
     unflatten_attributes,
 )
 from agentlightning.utils.env import resolve_bool_env_var
+from agentlightning.utils.exceptions import message_of, readable
 
 logger = logging.getLogger(__name__)
 
@@ -192,9 +193,10 @@ def _hex_id(span: Any, name: str) -> str | None:
 
 def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
     """Return type, message, `escaped` and, if there is one, the stack trace of an exception as span attributes."""
+    exception = readable(exception)
     attributes: dict[str, Any] = {
         "exception.type": type(exception).__name__,
-        "exception.message": str(exception),
+        "exception.message": message_of(exception),
         "exception.escaped": True,
     }
     stack = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))

@@ -1,10 +1,13 @@
 """Names that look as if a secret were behind them: `api_key`, `http.request.header.authorization`, `clientSecret`.
 
-Counts and lists of a model's tokens (`gen_ai.usage.prompt_tokens`, `token_ids`) are no such names.
+Counts and lists of a model's tokens (`gen_ai.usage.prompt_tokens`, `token_ids`), its special tokens (`eos_token`) and
+the tokens of its log-probabilities are no such names. All of this is a courtesy to who looks at a list, no promise: a
+secret under a name that nobody expects is shown.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,14 +15,30 @@ from typing import Any, cast
 
 HIDDEN = "[hidden]"
 _LONGEST = 200
+_DEEPEST = 32
+"""Levels of a value that are looked at; what lies deeper is hidden as a whole."""
+_READ = 16 * 1024
+"""Longest text in which names are looked for."""
 _SECRET = re.compile(
     r"(?:^|[^a-z0-9])"
-    r"(?:(?:api|access|private|secret|signing|encryption|account|subscription)[._-]?key"
-    r"|secret|password|passwd|passphrase|authorization|credentials?|(?:set[_-])?cookie"
-    r"|(?:access|refresh|auth|id|session|bearer|api|bot|hf|hub|github|gitlab|agl|personal)[._-]?token)"
+    r"(?:(?:api|access|private|secret|signing|encryption|account|subscription|master|shared)[._-]?keys?"
+    r"|x[_-](?:[a-z0-9]+[_-]){1,4}key"
+    r"|secrets?|passwords?|passwd|passphrase|pwd|pass|(?:proxy[_-])?authorization|auth|bearer|jwt|dsn|sas"
+    r"|credentials?|(?:set[_-])?cookies?|session|sessionid|connection[_-]?string|token)"
     r"(?:\.\d+)*$"
 )
+_MODEL_TOKEN = re.compile(
+    r"(?:logprobs?\b.*|(?:^|[^a-z0-9])(?:eos|bos|pad|unk|sep|cls|mask|stop|next|special|first|last|image|audio))[._-]?token$"
+)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_IN_QUERY = frozenset(("key", "sig", "signature", "x-amz-signature", "x-goog-signature"))
+_PASSWORD_IN_URL = re.compile(r"(://[^\s/@:?#\"'<>]{0,256}:)[^\s/@\"'<>]{1,256}(?=@)")
+_NAMED = re.compile(
+    r"""(?P<head>(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})["']?\s{0,3}[=:](?!//)\s{0,3})"""
+    r"""(?P<value>"[^"]{1,4096}"|'[^']{1,4096}'|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,4096}|[^\s,;&"'{\[]{1,4096})"""
+)
+_TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
+"""Attributes that hold what agent and model said, which is trained: names within these texts are left alone."""
 
 
 def looks_secret(name: str) -> bool:
@@ -29,27 +48,104 @@ def looks_secret(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _judge(name: str) -> bool:
-    return _SECRET.search(_CAMEL.sub("_", name).lower()) is not None
+    plain = _CAMEL.sub("_", name).lower()
+    return _SECRET.search(plain) is not None and _MODEL_TOKEN.search(plain) is None
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy in which what stands under such names, at any depth, is `[hidden]`; None if nothing does.
+    """Return a copy in which what stands under such names, in mappings, lists, pairs of a header, addresses and short
+    texts, is `[hidden]`; None if nothing does.
 
     Numbers, bools and None stay: no secret is one.
     """
     hidden: dict[str, Any] = {}
     for name, value in values.items():
-        replaced = _hide(name, value)
+        replaced = _hide(name, value, _DEEPEST)
         if replaced is not value:
             hidden[name] = replaced
+    for name in _named_elsewhere(values):
+        if isinstance(values[name], (str, list, tuple)):
+            hidden[name] = HIDDEN
     return {**values, **hidden} if hidden else None
 
 
-def _hide(name: str, value: Any) -> Any:
+def _hide(name: str, value: Any, depth: int) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if looks_secret(name):
         return HIDDEN
+    if isinstance(value, str):
+        return value if name.startswith(_TEXT_OF_MODELS) else _hide_in_text(value)
+    return _hide_within(name, value, depth)
+
+
+def _hide_within(name: str, value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
-        return without_secrets(cast("Mapping[str, Any]", value)) or cast(Any, value)
+        return HIDDEN if depth <= 0 else _hide_in_mapping(cast("Mapping[str, Any]", value), name, depth)
+    if isinstance(value, (list, tuple)):
+        items = cast("list[Any]", value)
+        if not items or isinstance(items[0], (bool, int, float)):
+            return cast(Any, value)
+        if depth <= 0:
+            return HIDDEN
+        if len(items) == 2 and isinstance(items[0], str) and looks_secret(items[0]):  # a header as a pair
+            return [items[0], HIDDEN]
+        found = [_hide(name, item, depth - 1) for item in items]
+        changed = any(new is not old for new, old in zip(found, items, strict=True))
+        return found if changed else cast(Any, value)
     return value
+
+
+def _hide_in_mapping(values: Mapping[str, Any], name: str, depth: int) -> Any:
+    of_a_model = "logprob" in values
+    told = {key: name if of_a_model and key == "token" else str(key) for key in values}
+    found = {key: _hide(told[key], each, depth - 1) for key, each in values.items()}
+    for key in _named_elsewhere(values):
+        found[key] = HIDDEN
+    return found if any(found[key] is not values[key] for key in values) else values
+
+
+def _named_elsewhere(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose neighbour names them: `{"name": "Authorization", "value": ...}`, `h.0.0` beside `h.0.1`."""
+    found: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, str) and len(value) <= _LONGEST:
+            place, dot, last = str(key).rpartition(".")
+            other = {"name": "value", "key": "value", "header": "value", "0": "1"}.get(last)
+            if other is not None and f"{place}{dot}{other}" in values and looks_secret(value):
+                found.append(f"{place}{dot}{other}")
+    return found
+
+
+# --- names within texts ----------------------------------------------------------------------------------------------
+
+
+def _hide_in_text(text: str) -> str:
+    """Hide what a text names: JSON, `password=...`, `Authorization: Bearer ...`, `?key=...`, `user:password@`."""
+    if len(text) > _READ or not ("=" in text or ":" in text):
+        return text
+    if text[:1] in ("{", "["):
+        hidden = _hide_in_json(text)
+        if hidden is not None:
+            return hidden
+    hidden = _NAMED.sub(_hide_named, _PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, text))
+    return text if hidden == text else hidden
+
+
+def _hide_in_json(text: str) -> str | None:
+    """Return the document without secrets, itself if there are none; None if it is no JSON."""
+    try:
+        read: Any = json.loads(text)
+        hidden = _hide_within("", read, _DEEPEST)
+    except (ValueError, RecursionError):
+        return None
+    return text if hidden is read else json.dumps(hidden, ensure_ascii=False)
+
+
+def _hide_named(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    in_query = found["mark"] is not None and name.lower() in _IN_QUERY
+    if value.startswith(HIDDEN) or not (in_query or looks_secret(name)):
+        return found[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{found['head']}{quote}{HIDDEN}{quote}"

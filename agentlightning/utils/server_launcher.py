@@ -19,11 +19,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from agentlightning.utils.asgi_server import AsgiServer
-from agentlightning.utils.auth import ASGIApp
-from agentlightning.utils.http_bounds import HttpBounds
-from agentlightning.utils.listening import bracket, listen, outbound_address
-from agentlightning.utils.within import within
+from agentlightning.field_help import explain_fields
+from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.http.auth import ASGIApp
+from agentlightning.utils.http.protocol import HttpBounds
+from agentlightning.utils.http.sockets import bracket, listen, outbound_address
+from agentlightning.utils.http.uvicorn_server import AsgiServer
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception 
 """Resolves when serving has ended, to what ended it if that was an error."""
 
 
+@explain_fields
 @dataclass
 class PythonServerLauncherArgs:
     """How to serve an app. Times are in seconds."""
@@ -50,11 +52,15 @@ class PythonServerLauncherArgs:
     log_level: int = logging.WARNING
     """Level of uvicorn's own loggers."""
     access_log: bool = False
+    """Whether uvicorn writes a line for each request."""
     startup_timeout: float = 60.0
+    """How long `start` waits for the server, and then for its health check."""
     kill_unhealthy_server: bool = True
     """False leaves a server that failed its health check running."""
     thread_join_timeout: float = 10.0
+    """How long `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
     timeout_keep_alive: int = 30
+    """How long a connection may be idle."""
     shutdown_timeout: float = 2.0
     """How long requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
     bounds: HttpBounds = field(default_factory=HttpBounds)
@@ -241,7 +247,7 @@ class PythonServerLauncher:
         path, seconds = "/" + self.args.healthcheck_url.lstrip("/"), self.args.startup_timeout
         try:
             await within(seconds, _until_200(self.host, self.port, path))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             fate = "it was stopped" if self.args.kill_unhealthy_server else "it was left running"
             if self.args.kill_unhealthy_server:
                 await self.stop()

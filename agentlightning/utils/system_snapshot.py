@@ -1,4 +1,4 @@
-"""What this host is doing, as a dictionary: what a worker's heartbeat carries."""
+"""What this host is doing, as the dictionary that a worker's heartbeat carries, and CPU seconds of our threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import platform
 import shutil
 import socket
 import subprocess
+import threading
+import time
 from datetime import datetime
 from typing import Any
 
@@ -94,3 +96,15 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def thread_cpu_seconds(prefixes: tuple[str, ...]) -> float:
+    """Return the CPU time that the running threads with these names have used so far; 0.0 where it cannot be read."""
+    total = 0.0
+    for thread in threading.enumerate():
+        if thread.name.startswith(prefixes) and thread.ident is not None:
+            try:
+                total += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            except (AttributeError, OSError):  # not offered here, or the thread has just ended
+                continue
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 VERSION = "0.4.0"
+__version__ = VERSION
 
 
 def same_major(left: str, right: str) -> bool:

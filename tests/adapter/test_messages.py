@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import TraceToMessages
-from agentlightning.llm_proxy.calls import ModelCall
-from agentlightning.llm_proxy.spans import spans_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span
 from tests.adapter.spans import CHAT, span, with_attributes
 
@@ -74,7 +74,7 @@ def test_the_tool_calls_of_an_answer_come_from_child_spans_where_it_tells_none()
 
 def test_a_call_through_the_gateway_is_told_once() -> None:
     tools = [{"type": "function", "function": TOOL}]
-    call = ModelCall("ro", "at", 1, request={"messages": [{"role": "user", "content": "hi"}], "tools": tools})
+    call = GatewayCall("ro", "at", 1, request={"messages": [{"role": "user", "content": "hi"}], "tools": tools})
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     call.answered({"id": "x", "choices": [{"message": message, "finish_reason": "tool_calls"}]}, None)
     told = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.adapter.attributes import Problem, decode_text
-from agentlightning.adapter.tokens import CallReading, read_call
+from agentlightning.adapter.spans.attributes import Problem, decode_text
+from agentlightning.adapter.spans.tokens import CallReading, read_call
 from agentlightning.semconv import LightningCallAttributes as Call
 from tests.adapter.spans import gateway_call, span, with_attributes
 

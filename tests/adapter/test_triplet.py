@@ -1,4 +1,4 @@
-"""Triplets beyond the worked examples: two witnesses of one call, links, scopes, and what is left out and why."""
+"""Triplets beyond the worked examples: two recordings of one call, links, scopes, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from agentlightning.adapter import (
     TraceToTripletBase,
     TraceTree,
 )
-from agentlightning.llm_proxy.calls import CallTokens, ModelCall
-from agentlightning.llm_proxy.spans import spans_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span, Triplet
 from tests.adapter.spans import chat, gateway_call, reward, span, with_attributes
 
@@ -37,7 +38,7 @@ def kinds(reading: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
 def test_what_the_gateway_writes_is_read_back_exactly(adapter: TraceToTripletBase) -> None:
-    call = ModelCall("ro", "at", 4, request={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    call = GatewayCall("ro", "at", 4, request={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     message = {"role": "assistant", "content": "don't"}
     choices = [{"index": 0, "message": message, "finish_reason": "length", "token_ids": [7, 8]}]
     call.answered(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.adapter.calls import ModelCall, model_calls
+from agentlightning.adapter.calls.calls import ModelCall, model_calls
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.store import LightningStore

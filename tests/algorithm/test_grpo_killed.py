@@ -1,4 +1,4 @@
-"""A runner that is killed in the middle of a training run costs a lease of time, and nothing else."""
+"""A runner that is killed in the middle of a training run costs one more attempt, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     assert found["steps"] == 3
     assert found["statuses"] == ["succeeded"] * 24
     first, *_, last = found["attempts"]
-    assert first == [found["dead"], "unresponsive", "infrastructure_fault", "lease_expired"]
+    assert first == [found["dead"], "failed", "infrastructure_fault", "runner_died"]
     assert last[1:3] == ["succeeded", "scored"]
     assert found["rewards"] == [last[0]]
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
-from agentlightning.algorithm.grpo.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns, wants_digits
 
 TASKS = ["one", "two", "three", "four"]

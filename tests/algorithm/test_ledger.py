@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase, model_calls
-from agentlightning.adapter.tokens import FAILED_STATES
-from agentlightning.algorithm.ledger import (
+from agentlightning.adapter.spans.tokens import FAILED_STATES
+from agentlightning.algorithm.ledger.ledger import (
     Excluded,
     ExclusionReason,
     Ledger,
@@ -295,16 +295,6 @@ def test_a_row_that_lost_tokens_is_refused() -> None:
     sample.mask[2] = 0
     with pytest.raises(LedgerError, match="row 0 of rollout ro trains 2 tokens, its 2 model calls have 3"):
         ledger.train(sample, row=0, advantage=1.0)
-
-
-def test_a_skipped_step_trains_nothing() -> None:
-    ledger, record = captured()
-    ledger.train(record.samples[0], row=0, advantage=1.0)
-    ledger.exclude(record.samples[1], "over_length")
-    ledger.skip_step()
-    summary = ledger.close()
-    assert (summary.trained, summary.trained_tokens) == (0, 0)
-    assert summary.excluded == {"step_skipped": 2, "over_length": 1}
 
 
 def test_many_wrong_calls_are_counted_and_some_named() -> None:

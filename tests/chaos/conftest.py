@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.places import SPECS, Place, fresh_place
+from tests.chaos.stores import SPECS, Place, fresh_place
 
 DURABLE = ("sqlite", "postgres")
 """Those whose kill points are tested."""

@@ -32,8 +32,8 @@ import pytest
 
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from tests.chaos.load import Fact, Producer, Publisher, Worker, problems
-from tests.chaos.places import Place, open_store
 from tests.chaos.processes import CONTEXT
+from tests.chaos.stores import Place, open_store
 from tests.stubs.postgres_server import PostgresServer
 
 CLIENTS = 4

@@ -7,4 +7,4 @@ import multiprocessing
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes the processes of this folder; their target must live at module level."""
 
-CONTEXT.set_forkserver_preload(["agentlightning", "tests.chaos.places"])
+CONTEXT.set_forkserver_preload(["agentlightning", "tests.chaos.stores"])

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
+from urllib.parse import unquote_to_bytes
 
 Fate = Literal[
     "pass",
@@ -24,6 +26,8 @@ Fate = Literal[
     "torn answer",  # done, and half of the answer is told
     "doubled",  # arrives twice at the same time; the client gets the answer of one of them
     "echoed",  # arrives, is answered, and arrives once more later
+    "silence",  # done; the connection stays open, and nothing ever comes back over it
+    "deaf",  # never arrives; the connection stays open, and nothing ever comes back over it
 ]
 CHANCES: Mapping[Fate, float] = {
     "pass": 64,
@@ -53,6 +57,7 @@ class FaultyProxy:
         self._fates, self._weights = list(chances), list(chances.values())
         self._longest_delay = longest_delay
         self._plans: dict[bytes, tuple[Fate, Between | None]] = {}
+        self._nth: list[tuple[re.Pattern[str], list[int], Fate]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle: list[_Stream] = []
         self._server: asyncio.Server | None = None
@@ -80,6 +85,15 @@ class FaultyProxy:
         """Give the next request to a path this fate; `between` is awaited when it has been done and nobody was told."""
         self._plans[path.encode()] = (fate, between)
 
+    def plan_nth(self, path: str, fate: Fate, *numbers: int) -> None:
+        """Give the requests of these numbers (1 is the next) this fate, counting those whose path matches."""
+        self._nth.append((re.compile(path), list(numbers), fate))
+
+    def plan_nothing(self) -> None:
+        """Forget the plans."""
+        self._plans.clear()
+        self._nth.clear()
+
     async def settle(self) -> None:
         """Return when every copy under way has arrived and has been answered."""
         while copies := [task for task in self._tasks if task.get_name() == "copy"]:
@@ -95,24 +109,37 @@ class FaultyProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                request = await read_message(reader)
-                fate, between = self._fate_of(request)
-                self.seen[fate] += 1
-                answer = await self._meet(fate, request, between)
-                if answer is None:
-                    break
-                writer.write(answer[: len(answer) // 2] if fate == "torn answer" else answer)
-                await writer.drain()
-                if fate == "torn answer":
-                    break
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                while await self._answer_one(reader, writer):
+                    pass
+        finally:
+            writer.close()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Take one request; False if nothing more is answered on this connection."""
+        request = await read_message(reader)
+        fate, between = self._fate_of(request)
+        self.seen[fate] += 1
+        if fate in ("silence", "deaf"):
+            await self._fall_silent(fate, request, reader)
+            return False
+        answer = await self._meet(fate, request, between)
+        if answer is None:
+            return False
+        writer.write(answer[: len(answer) // 2] if fate == "torn answer" else answer)
+        await writer.drain()
+        return fate != "torn answer"
 
     def _fate_of(self, request: bytes) -> tuple[Fate, Between | None]:
-        path = request.split(b" ", 2)[1]
+        path = unquote_to_bytes(request.split(b" ", 2)[1])
         if path in self._plans:
             return self._plans.pop(path)
+        for pattern, numbers, fate in self._nth:
+            if pattern.fullmatch(path.decode()):
+                numbers[:] = [number - 1 for number in numbers]
+                if 0 in numbers:
+                    return fate, None
         return self._random.choices(self._fates, self._weights)[0], None
 
     async def _meet(self, fate: Fate, request: bytes, between: Between | None) -> bytes | None:
@@ -140,6 +167,13 @@ class FaultyProxy:
         if fate == "echoed":
             self._send_a_copy(request, self._delay())
         return answer
+
+    async def _fall_silent(self, fate: Fate, request: bytes, reader: asyncio.StreamReader) -> None:
+        """Hold the connection open until the client closes it."""
+        if fate == "silence":
+            self._send_a_copy(request, 0.0)
+        while await reader.read(1 << 16):
+            pass
 
     def _delay(self) -> float:
         return self._random.uniform(0.0, self._longest_delay)

@@ -32,12 +32,12 @@ from typing import Any
 import psutil
 
 import agentlightning as agl
-from agentlightning.adapter.tokens import is_stale
+from agentlightning.adapter.spans.tokens import is_stale
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest, RolloutConfig
-from tests.chaos.places import open_store
 from tests.chaos.processes import CONTEXT
+from tests.chaos.stores import open_store
 from tests.execution.program import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -210,7 +210,7 @@ def _shoot(
 
 
 def _kill_a_runner(pid: int, chance: random.Random) -> int:
-    """Kill one of the processes that the nursery has forked; 0 if there is none."""
+    """Kill one of the processes that the fork server has forked; 0 if there is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
         found = [p for child in psutil.Process(pid).children() for p in child.children()]
         if found:
@@ -256,7 +256,7 @@ async def _judge(store: LightningStore, rollout: AttemptedRollout) -> list[str]:
     problems: list[str] = []
     if (rollout.status, last.outcome) != ended or last.status != ended[0]:
         problems.append(f"task {rollout.input} ended as {rollout.status}, {last.status}, {last.outcome}, not {ended}")
-    early = [attempt.status for attempt in attempts[:-1] if attempt.status != "unresponsive"]
+    early = [a.outcome_reason for a in attempts[:-1] if a.outcome_reason not in ("lease_expired", "runner_died")]
     if early:
         problems.append(f"task {rollout.input} has attempts before the last one that ended as {early}")
     spans = [s for s in await store.query_spans(rollout.rollout_id, last.attempt_id) if not is_stale(s)]

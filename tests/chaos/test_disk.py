@@ -18,8 +18,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import EnqueueRolloutRequest, Span
-from tests.chaos.places import Place
 from tests.chaos.processes import CONTEXT
+from tests.chaos.stores import Place
 
 BODY = "x" * 4000
 

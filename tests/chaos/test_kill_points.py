@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.kill import HEADER, Point, Server, Trap, kill_points, victim_of
-from tests.chaos.places import Place
+from tests.chaos.stores import Place
 
 pytestmark = pytest.mark.slow
 POINTS = int(os.environ.get("AGL_KILL_POINTS", "30"))
@@ -28,7 +28,7 @@ def test_what_was_acknowledged_survives_kill_9_at_any_point_of_the_write_path(du
 
 
 def test_what_was_acknowledged_survives_the_death_of_the_database_under_a_store_that_stays_up() -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agentlightning[postgres]')")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agl-framework[postgres]')")
     with victim_of("database") as victim:
         judge(list(kill_points(victim, POINTS // 5, SEED)), POINTS // 5)
 

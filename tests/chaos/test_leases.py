@@ -18,8 +18,8 @@ import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.types import AttemptedRollout, RolloutConfig, Span
-from tests.chaos.places import Place, open_store
 from tests.chaos.processes import CONTEXT
+from tests.chaos.stores import Place, open_store
 
 pytestmark = pytest.mark.slow
 LEASE = 1.0

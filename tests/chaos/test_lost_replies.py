@@ -17,8 +17,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.types import PromptTemplate, RolloutConfig, Span
 from tests.chaos.load import Actor, Fact, Producer, Publisher, Worker, problems
-from tests.chaos.places import Place
 from tests.chaos.proxy import CHANCES, FaultyProxy
+from tests.chaos.stores import Place
 
 CALLS = {"mongo": 1000, "postgres": 4000}
 """How many, where it is not 10,000."""

@@ -11,8 +11,8 @@ import pytest
 
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest
-from tests.chaos.places import Place, open_store
 from tests.chaos.processes import CONTEXT
+from tests.chaos.stores import Place, open_store
 
 pytestmark = pytest.mark.slow
 THREADS, PROCESSES = 8, 4

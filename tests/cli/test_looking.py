@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.execution.run_state import stop_note, stop_run
+from agentlightning.execution.run.stop_note import stop_note, stop_run
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SQLiteLightningStore
@@ -99,7 +99,7 @@ async def test_what_the_agent_raised_is_shown_with_its_traceback(agl: Any, store
     await store.close()
     out = (await agl("rollouts", "show", made.rollout_id))[1]
     assert "failed infrastructure_fault exception, KeyError: 'x'" in out
-    assert f"--- {made.attempt.attempt_id} ended in\nTraceback ...\n  in play\nKeyError: 'x'\n" in out
+    assert f"--- {made.attempt.attempt_id} ended in\n  Traceback ...\n    in play\n  KeyError: 'x'\n" in out
 
 
 async def test_an_attempt_that_is_not_there_is_told_which_are(agl: Any, store_file: Any) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.plan import read_plan
-from agentlightning.cli.target import load_dataset, load_target
-from agentlightning.cli.training import has_frame_of_users
+from agentlightning.cli.support.plan import read_plan
+from agentlightning.cli.support.target import load_dataset, load_target
+from agentlightning.cli.support.training import has_frame_of_users
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import PromptTemplate
@@ -135,6 +135,7 @@ async def test_runners_join_by_url_and_token_and_end_by_a_signal_or_with_their_r
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "token").write_text("s3cret\n")
+    (folder / "token").chmod(0o600)
     store = agl("store", "--port", "0", "--db", "memory", AGL_TOKEN="s3cret")
     assert store.stdout is not None
     url = store.stdout.readline().split()[-1]

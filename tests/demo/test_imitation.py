@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from agentlightning.algorithm.grpo.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.demo import imitation, settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import WarmStart, guessed_messages, make_policy, shown_messages
+from agentlightning.demo.measurement import measure
 from agentlightning.demo.model import make_model, make_tokenizer
-from agentlightning.demo.play import measure
 from agentlightning.demo.tasks import draw_imitation_task, make_tasks
 from agentlightning.types import LLM
 
@@ -58,7 +58,8 @@ def test_a_start_that_does_not_come_about_is_an_error(monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
 def test_the_agent_gets_through_the_engine_what_is_measured_without_it(
     quick_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agentlightning.algorithm.grpo.chat import ChatFormat, message_body
+from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import make_tasks

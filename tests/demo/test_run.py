@@ -29,8 +29,8 @@ GOOD = '{"question": "What is 1 plus 1?", "answer": 2}'
 # --- a whole demo ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
 def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     agl_script = Path(sys.executable).with_name("agl")
     out = tmp_path / "run"
@@ -69,8 +69,8 @@ def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_pat
     assert not held_out & {rollout.input["question"] for rollout in rollouts if rollout.mode == "train"}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
 def test_it_trains_on_the_users_own_tasks(tmp_path: Path) -> None:
     tasks = _tasks(tmp_path, *_sums(40))
     command = [*QUICK, "demo", "--steps", "2", "--runners", "1", "--tasks", tasks, "--out", tmp_path / "run"]
@@ -213,9 +213,9 @@ def test_numbers_below_one_are_refused_by_name(refusal: Any, name: str, value: s
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        ("from agentlightning.cli import main; sys.exit(main(['demo']))", "agentlightning[demo]"),
-        ("import agentlightning as agl; agl.GRPO(model='m')", "agentlightning[grpo]"),
-        ("import agentlightning as agl; agl.Trainer(algorithm={'type': 'grpo', 'model': 'm'})", "agentlightning[grpo]"),
+        ("from agentlightning.cli import main; sys.exit(main(['demo']))", "agl-framework[demo]"),
+        ("import agentlightning as agl; agl.GRPO(model='m')", "agl-framework[grpo]"),
+        ("import agentlightning as agl; agl.Trainer(algorithm={'type': 'grpo', 'model': 'm'})", "agl-framework[grpo]"),
     ],
 )
 @pytest.mark.parametrize("package", ["torch", "transformers"])

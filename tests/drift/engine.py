@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from jinja2 import Environment, Template
 
-from agentlightning.llm_proxy.calls import CallTokens, ModelCall
-from agentlightning.llm_proxy.spans import spans_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span
 from tests.drift.families import END, Family
 
@@ -74,7 +75,7 @@ class Engine:
         stopped = cut_after is None or cut_after >= len(completion)
         completion = completion[:cut_after]
         logprobs = [-self.random.random() for _ in completion]
-        call = ModelCall("ro", "at", len(self.log) + 1, request=request)
+        call = GatewayCall("ro", "at", len(self.log) + 1, request=request)
         message = self._message(completion)
         reason = "tool_calls" if message.get("tool_calls") else "stop" if stopped else "length"
         choice: Json = {"index": 0, "message": message, "finish_reason": reason, "token_ids": completion}

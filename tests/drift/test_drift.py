@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from agentlightning.adapter import ModelCall, SampleReading, TracerTraceToTriplet, model_calls, samples_from_calls
-from agentlightning.adapter.seams import DRIFTS
-from agentlightning.llm_proxy.privacy import Privacy
+from agentlightning.adapter.rows.seams import DRIFTS
+from agentlightning.llm_proxy.recording.privacy import Privacy
 from tests.drift.engine import TEMPLATES, Engine, Manner, Recorded
 from tests.drift.families import NAMES, families
 from tests.drift.plays import PLAYS, Play

@@ -19,8 +19,8 @@ from agentlightning.execution import (
     ExecutionStrategy,
     SharedMemoryExecutionStrategy,
 )
-from agentlightning.execution.threads import call_in_thread
 from agentlightning.store import InMemoryLightningStore, LightningStore
+from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from tests.execution.bundles import Serve, Tasks, blocking_runner, deaf_runner
 
 LAYOUTS: dict[str, Any] = {

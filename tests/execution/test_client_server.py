@@ -19,7 +19,7 @@ from agentlightning.execution import (
     ExecutionEvent,
     StrandedWorkError,
 )
-from agentlightning.execution.processes import restart_pause
+from agentlightning.execution.processes.team import restart_pause
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import RolloutConfig
 from tests.execution.bundles import (
@@ -288,7 +288,7 @@ def test_a_host_beyond_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_wildcard_host_is_reached_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_TOKEN", "secret")
+    monkeypatch.setenv("AGL_TOKEN", "secret of sixteen")
     assert len(strategy(server_host="0.0.0.0").execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
 
 

@@ -142,7 +142,7 @@ def test_runners_that_are_terminated_finish_what_they_play_and_others_go_on(
     leaving.process.send_signal(signal.SIGTERM)
     staying = start("runner", port, N_RUNNERS="1")
     code, said = leaving.end()
-    assert (code, "SIGTERM: no further rollouts; those in hand have 5 s" in said) == (143, True), said
+    assert (code, "SIGTERM: no further rollouts; those under way have 5 s" in said) == (143, True), said
     code, said = algorithm.end()
     assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
     assert staying.end()[0] == 0
@@ -216,7 +216,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
 def test_algorithm_and_runners_find_each_other_across_two_networks(
     start: Callable[..., Machine], namespaces: tuple[str, str]
 ) -> None:
-    port, token = 4747, {"AGL_TOKEN": "shared"}
+    port, token = 4747, {"AGL_TOKEN": "shared by both machines"}
     inside = [("ip", "netns", "exec", name) for name in namespaces]
     runners = start("runner", port, prefix=inside[1], **{**token, "AGL_SERVER_HOST": "10.79.0.1"})
     runners.until("The store at http://10.79.0.1:4747 does not answer yet")

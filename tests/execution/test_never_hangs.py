@@ -105,13 +105,27 @@ def test_5_runners_at_their_limit_end_the_fit_when_work_is_left(layout: str, n_r
 
 
 @each_layout
-def test_6_what_is_broken_off_is_never_told_as_a_success(layout: str) -> None:
-    made = trainer(layout, trained.leaves_them_running, store=agl.InMemoryLightningStore())
-    made.fit(trained.hangs, train_dataset=[1])
+def test_6_what_is_broken_off_is_never_told_as_a_success(layout: str, tmp_path: Path) -> None:
+    made = trainer(layout, trained.leaves_them_at_work, store=agl.InMemoryLightningStore())
+    made.fit(trained.hangs_once_begun, train_dataset=[f"{tmp_path}/begun"])
     [rollout_id] = made.result
     attempt = asyncio.run(made.store.get_latest_attempt(rollout_id))
     assert attempt is not None
     assert (attempt.status, attempt.outcome) == ("failed", "cancelled")
+
+
+@each_layout
+def test_6_nor_does_it_run_for_ever_in_the_store_when_its_runner_had_to_be_killed(layout: str, tmp_path: Path) -> None:
+    if layout == "shm":
+        pytest.skip("an agent that stops its process stops the whole run")
+    short = {"graceful_timeout": 0.2, "terminate_timeout": 0.2}
+    made = trainer(layout, trained.leaves_them_at_work, store=agl.InMemoryLightningStore(), strategy=short)
+    with pytest.raises(RunnerDiedError, match="SIGKILL"):
+        made.fit(trained.stops_its_process, train_dataset=[f"{tmp_path}/begun"])
+    [rollout] = asyncio.run(made.store.query_rollouts())
+    assert isinstance(rollout, agl.AttemptedRollout)
+    assert (rollout.attempt.status, rollout.attempt.outcome) == ("failed", "cancelled")
+    assert rollout.attempt.outcome_reason == "stopped"
 
 
 @each_layout

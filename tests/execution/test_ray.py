@@ -30,7 +30,7 @@ LIMIT_SECONDS = 30
 INTERRUPT_SECONDS = 5.0
 INSTALLED = importlib.util.find_spec("ray") is not None
 
-needs_ray = pytest.mark.skipif(not INSTALLED, reason="Ray is not installed: pip install 'agentlightning[ray]'")
+needs_ray = pytest.mark.skipif(not INSTALLED, reason="Ray is not installed: pip install 'agl-framework[ray]'")
 
 
 # --- without a cluster -------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_a_setting_out_of_range_is_named(setting: dict[str, Any], error: type[Ex
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agentlightning\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agl-framework\[ray\]'"):
         agl.Trainer(algorithm=agl.Baseline(), strategy="ray")
 
 

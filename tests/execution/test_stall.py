@@ -64,12 +64,12 @@ def test_a_stall_is_told_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixtu
         return "went on"
 
     handler = Handler()
-    logging.getLogger("agentlightning.execution.stall").addHandler(handler)
+    logging.getLogger("agentlightning.execution.run.stall").addHandler(handler)
     try:
         run = shm(main_thread="algorithm", on_stall="report").execute
         assert run(algorithm, deaf_runner, InMemoryLightningStore()) == "went on"
     finally:
-        logging.getLogger("agentlightning.execution.stall").removeHandler(handler)
+        logging.getLogger("agentlightning.execution.run.stall").removeHandler(handler)
     assert caplog.text.count("No progress for 0.5 s") == 1
 
 

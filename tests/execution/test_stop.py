@@ -14,13 +14,13 @@ from agentlightning.execution import (
     SharedMemoryExecutionStrategy,
     stop_run,
 )
-from agentlightning.execution.run_state import (
+from agentlightning.execution.run.stop_note import (
     CONTROL_PREFIX,
-    Outpost,
-    outposts,
+    RemoteRunners,
+    remote_runners,
     reopen_run,
     stop_note,
-    tell_outposts,
+    tell_remote_runners,
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from tests.execution.bundles import patient_algorithm
@@ -69,24 +69,24 @@ async def test_notes_of_runs_are_kept_apart_and_are_no_workers() -> None:
     assert (await store.query_workers(worker_id_contains=CONTROL_PREFIX)).total == 1
 
 
-async def test_the_end_of_a_run_waits_until_every_outpost_was_told() -> None:
+async def test_the_end_of_a_run_waits_until_every_remote_process_was_told() -> None:
     store = InMemoryLightningStore()
-    post, other = Outpost("a", "host-1", 2), Outpost("b", "host-2", 2)
-    await post.report(store)
+    remote, other = RemoteRunners("a", "host-1", 2), RemoteRunners("b", "host-2", 2)
+    await remote.report(store)
     await other.report(store)
-    assert len(await outposts(store, "a")) == 1
-    telling = asyncio.create_task(tell_outposts(store, "a", reason="over", seconds=30, all_are_away=True))
+    assert len(await remote_runners(store, "a")) == 1
+    telling = asyncio.create_task(tell_remote_runners(store, "a", reason="over", seconds=30, all_are_away=True))
     while await stop_note(store, "a") is None:  # noqa: ASYNC110 -- only the store knows
         await asyncio.sleep(0)
     assert not telling.done()
-    await post.report(store, told=True)
+    await remote.report(store, told=True)
     await asyncio.wait_for(telling, 10)
 
 
-async def test_the_end_of_a_run_waits_for_workers_of_an_outpost_that_has_not_come_yet_but_not_for_ever() -> None:
+async def test_the_end_of_a_run_waits_for_workers_of_a_remote_process_that_has_not_come_yet_but_not_for_ever() -> None:
     store = InMemoryLightningStore()
     await store.update_worker("worker-of-nobody", run_id="a")
     began = time.monotonic()
-    await tell_outposts(store, "a", reason="over", seconds=0.3, all_are_away=True)
+    await tell_remote_runners(store, "a", reason="over", seconds=0.3, all_are_away=True)
     assert time.monotonic() - began >= 0.3
-    await asyncio.wait_for(tell_outposts(store, "a", reason="over", seconds=30, all_are_away=False), 10)
+    await asyncio.wait_for(tell_remote_runners(store, "a", reason="over", seconds=30, all_are_away=False), 10)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
@@ -23,6 +25,22 @@ async def echo(task: int, rollout: AttemptedRollout) -> float:
 async def hangs(task: int) -> float:
     """An agent that never ends by itself."""
     await asyncio.Event().wait()
+    return 1.0
+
+
+@agl.rollout
+async def hangs_once_begun(task: str) -> float:
+    """An agent that makes a file, named by its task, and never ends by itself."""
+    Path(task).touch()  # noqa: ASYNC240 -- one call
+    await asyncio.Event().wait()
+    return 1.0
+
+
+@agl.rollout
+async def stops_its_process(task: str) -> float:
+    """An agent that makes a file and stops its process, which heeds no signal then but SIGKILL."""
+    Path(task).touch()  # noqa: ASYNC240 -- one call
+    os.kill(os.getpid(), signal.SIGSTOP)
     return 1.0
 
 
@@ -82,6 +100,15 @@ async def leaves_them_running(*, store: LightningStore, train_dataset: Dataset[i
     ids = await enqueue(store, train_dataset)
     while (await store.query_rollouts(status_in=["preparing", "running"])).total < len(ids):  # noqa: ASYNC110 -- see below
         await asyncio.sleep(0.02)  # they are claimed by other processes
+    return ids
+
+
+@agl.algo
+async def leaves_them_at_work(*, store: LightningStore, train_dataset: Dataset[str]) -> list[str]:
+    """Return while the agents are at work: each has made the file that its task names."""
+    ids = await enqueue(store, train_dataset)
+    while not all(Path(task).exists() for task in train_dataset):  # noqa: ASYNC110, ASYNC240 -- made by others
+        await asyncio.sleep(0.02)
     return ids
 
 

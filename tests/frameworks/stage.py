@@ -14,7 +14,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceTree, model_calls
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.algorithm.record import RolloutRecord, read_rollout
+from agentlightning.algorithm.ledger.record import RolloutRecord, read_rollout
 from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Span

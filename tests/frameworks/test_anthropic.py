@@ -62,7 +62,7 @@ def traced(task: str, llm: agl.LLM) -> str:
         return messages(task, llm)
 
 
-def test_the_librarys_own_spans_and_the_gateways_records_are_two_witnesses_of_one_call() -> None:
+def test_the_librarys_own_spans_and_the_gateways_records_are_two_recordings_of_one_call() -> None:
     for played in play(traced, direct=False):
         (solve,), own = played.named("solve"), played.named("anthropic.messages.create")
         assert [span.attributes["gen_ai.response.id"] for span in own] == [one.reply["id"] for one in played.exchanges]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.legacy.desk import TaskDesk
 from agentlightning.legacy.results import as_rollout
+from agentlightning.legacy.task_queue import TaskQueue
 from agentlightning.types import LLM, RolloutLegacy, Span, Task, Triplet
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
@@ -134,11 +134,11 @@ async def test_a_server_that_is_gone_gives_none(caplog: pytest.LogCaptureFixture
 
 
 def test_a_claim_without_a_result_goes_back_into_the_queue() -> None:
-    desk = TaskDesk(task_timeout_seconds=10.0)
-    rollout_id = desk.add("x", None, None, None, now=0.0)
-    assert desk.claim(now=1.0) is not None
-    assert desk.claim(now=11.0) is None
-    again = desk.claim(now=11.5)
+    queue = TaskQueue(task_timeout_seconds=10.0)
+    rollout_id = queue.add("x", None, None, None, now=0.0)
+    assert queue.claim(now=1.0) is not None
+    assert queue.claim(now=11.0) is None
+    again = queue.claim(now=11.5)
     assert again is not None
     assert (again.rollout_id, again.num_claims, again.last_claim_time) == (rollout_id, 2, 11.5)
 

@@ -1,4 +1,4 @@
-"""The default desk, ready to use."""
+"""The gateway harness, ready to use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +16,6 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def desk() -> AsyncGenerator[Desk, None]:
-    async with Desk() as ready:
+async def harness() -> AsyncGenerator[GatewayHarness, None]:
+    async with GatewayHarness() as ready:
         yield ready

@@ -20,7 +20,7 @@ import openai
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.types import Span, Triplet
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
 
 SILENT_SECONDS = 1.5
@@ -286,14 +286,14 @@ async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
     with FaultyEngine(ways) as engine, _ClosedPort() as nobody:
         entries = [*engine.entries, *(_entry(fault.name, nobody) for fault in faults if fault.way is None)]
         async with (
-            Desk(model_list=entries, limits=_LIMITS) as desk,
-            Desk(model_list=entries, limits=_SHORT_LIMITS) as short_desk,
+            GatewayHarness(model_list=entries, limits=_LIMITS) as harness,
+            GatewayHarness(model_list=entries, limits=_SHORT_LIMITS) as short_desk,
             openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0) as openai_client,
             anthropic.AsyncAnthropic(base_url=_NOWHERE, api_key="none", max_retries=0) as anthropic_client,
         ):
             client = Client(openai_client, anthropic_client)
             calls = [
-                _outcome(short_desk if fault.short else desk, client, fault, caller, streamed)
+                _outcome(short_desk if fault.short else harness, client, fault, caller, streamed)
                 for fault in faults
                 for caller in CALLERS
                 for streamed in ((False, True) if fault.plain else (True,))
@@ -301,15 +301,15 @@ async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
             return list(await asyncio.gather(*calls))
 
 
-async def _outcome(desk: Desk, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:
-    attempt, raised, text = await desk.attempt(), None, ""
-    call, there, began = CALLERS[caller][streamed], client.at(desk.url(attempt, "")), time.monotonic()
+async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:
+    attempt, raised, text = await harness.attempt(), None, ""
+    call, there, began = CALLERS[caller][streamed], client.at(harness.url(attempt, "")), time.monotonic()
     try:
         text = await asyncio.wait_for(call(there, fault.name, attempt.rollout_id), 60.0)
     except Exception as error:  # the point of the table: which one it is
         raised = error
-    seconds, spans = time.monotonic() - began, await desk.spans(attempt)
-    states = tuple(await desk.states(attempt))
+    seconds, spans = time.monotonic() - began, await harness.spans(attempt)
+    states = tuple(await harness.states(attempt))
     return Outcome(fault.name, caller, streamed, states, raised, text, seconds, tuple(spans))
 
 

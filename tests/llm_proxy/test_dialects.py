@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Required, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import anthropic
 import openai
@@ -17,19 +17,14 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParams, ResponseCreateParamsNonStreaming
-from typing_extensions import Required, is_typeddict
+from typing_extensions import is_typeddict
 
-from agentlightning.llm_proxy.dialects import (
-    CHAT,
-    DIALECTS,
-    MESSAGES,
-    TranslatedDialect,
-    message_requests,
-    response_requests,
-)
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
+from agentlightning.llm_proxy.dialects.anthropic import requests as message_requests
+from agentlightning.llm_proxy.dialects.responses import requests as response_requests
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer
 
 Json = dict[str, Any]
@@ -445,18 +440,18 @@ BODIES: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_a_call_of_each_dialect_is_played_from_a_file_without_any_model(route: str, tmp_path: Path) -> None:
+async def test_a_call_of_each_dialect_is_replayed_from_a_file_without_any_model(route: str, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     body = {"model": "policy", **BODIES[route]}
-    async with Desk(record=path) as desk:
-        attempt = await desk.attempt()
-        status, said = await desk.post(desk.url(attempt, f"/v1/{route}"), body)
+    async with GatewayHarness(record=path) as harness:
+        attempt = await harness.attempt()
+        status, said = await harness.post(harness.url(attempt, f"/v1/{route}"), body)
         assert status == 200
-        (recorded,) = await desk.raw(attempt)
-    async with Desk(replay=path, model_list=[]) as desk:
-        attempt = await desk.attempt()
-        assert await desk.post(desk.url(attempt, f"/v1/{route}"), body) == (200, said)
-        (played,) = await desk.raw(attempt)
-        assert desk.model.calls == []
+        (recorded,) = await harness.raw(attempt)
+    async with GatewayHarness(replay=path, model_list=[]) as harness:
+        attempt = await harness.attempt()
+        assert await harness.post(harness.url(attempt, f"/v1/{route}"), body) == (200, said)
+        (replayed,) = await harness.raw(attempt)
+        assert harness.model.calls == []
     kept = ("state", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "finish_reason")
-    assert {name: played.get(name) for name in kept} == {name: recorded.get(name) for name in kept}
+    assert {name: replayed.get(name) for name in kept} == {name: recorded.get(name) for name in kept}

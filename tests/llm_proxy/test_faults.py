@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from agentlightning.adapter.calls import calls_from_triplets
-from agentlightning.adapter.samples import Sample, samples_from_calls
+from agentlightning.adapter.calls.calls import calls_from_triplets
+from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.llm_proxy.replies import CallState
 from tests.stubs.model_replies import encode, logprobs_of
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from tests.llm_proxy.desk import Desk
 from tests.llm_proxy.faults import Caller, Client, stream_messages, stream_responses
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked
 from tests.stubs.model_replies import encode, logprobs_of
 
@@ -81,14 +81,14 @@ def places(whole: bytes, which: str) -> set[int]:
     return {0, 1} | {end + apart for end in ends for apart in range(-4, 5)}
 
 
-async def cut_at(desk: Desk, url: str, made: list[bytes], which: str) -> dict[int, Seen]:
+async def cut_at(harness: GatewayHarness, url: str, made: list[bytes], which: str) -> dict[int, Seen]:
     """Return what the agent saw for each number of bytes that the engine sent."""
     answers: dict[int, Seen] = {}
 
     async def ask(cut: int) -> None:
         async with turns:
             words = [{"role": "user", "content": str(cut)}]
-            async with desk.session.post(url, json={"model": "cut", "messages": words, "stream": True}) as reply:
+            async with harness.session.post(url, json={"model": "cut", "messages": words, "stream": True}) as reply:
                 answers[cut] = seen(reply.status, await reply.read())
 
     turns = asyncio.Semaphore(_AT_ONCE)
@@ -104,10 +104,10 @@ async def test_a_stream_that_is_cut_after_any_byte_is_whole_or_an_error_for_agen
 ) -> None:
     made: list[bytes] = []
     with FaultyEngine({"cut": cutting(framing, made)}) as engine:
-        async with Desk(model_list=engine.entries) as desk:
-            attempt = await desk.attempt()
-            answers = await cut_at(desk, desk.url(attempt), made, which)
-            spans = await desk.spans(attempt)
+        async with GatewayHarness(model_list=engine.entries) as harness:
+            attempt = await harness.attempt()
+            answers = await cut_at(harness, harness.url(attempt), made, which)
+            spans = await harness.spans(attempt)
         states = {
             int(str(parent.attributes["gen_ai.prompt.0.content"])): str(raw.attributes["agentlightning.call.state"])
             for parent in spans
@@ -186,23 +186,23 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
 
     with FaultyEngine({"cut": cut}) as engine:
         async with (
-            Desk(model_list=[engine.entry("cut", dialects=[route])]) as desk,
+            GatewayHarness(model_list=[engine.entry("cut", dialects=[route])]) as harness,
             openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_openai,
             anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_anthropic,
         ):
             libraries = Client(by_openai, by_anthropic)
-            whole = await desk.attempt()
-            assert await call(libraries.at(desk.url(whole, "")), "cut", str(10**6)) == TEXT
-            assert await desk.states(whole) == [state]
+            whole = await harness.attempt()
+            assert await call(libraries.at(harness.url(whole, "")), "cut", str(10**6)) == TEXT
+            assert await harness.states(whole) == [state]
             ends = [found.end() for found in re.finditer(rb"\n\n", made[0])]
             for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
-                attempt = await desk.attempt()
+                attempt = await harness.attempt()
                 try:
-                    text = await call(libraries.at(desk.url(attempt, "")), "cut", str(place))
+                    text = await call(libraries.at(harness.url(attempt, "")), "cut", str(place))
                 except (openai.APIError, anthropic.APIError):
-                    assert await desk.states(attempt) == ["upstream_error"], place
+                    assert await harness.states(attempt) == ["upstream_error"], place
                 else:
-                    assert (text, await desk.states(attempt)) == (TEXT, [state]), place
+                    assert (text, await harness.states(attempt)) == (TEXT, [state]), place
 
 
 async def test_a_stream_of_two_choices_that_ends_before_the_second_began_is_not_whole() -> None:
@@ -211,9 +211,9 @@ async def test_a_stream_of_two_choices_that_ends_before_the_second_began_is_not_
         await request.send(UNTIL_CLOSED + b"".join(frames))
 
     with FaultyEngine({"cut": first_only}) as engine:
-        async with Desk(model_list=engine.entries) as desk:
-            attempt = await desk.attempt()
+        async with GatewayHarness(model_list=engine.entries) as harness:
+            attempt = await harness.attempt()
             body = {"model": "cut", "messages": [{"role": "user", "content": "go"}], "stream": True, "n": 2}
-            async with desk.session.post(desk.url(attempt), json=body) as reply:
+            async with harness.session.post(harness.url(attempt), json=body) as reply:
                 assert seen(reply.status, await reply.read()).error
-            assert await desk.states(attempt) == ["upstream_error"]
+            assert await harness.states(attempt) == ["upstream_error"]

@@ -22,11 +22,11 @@ import openai
 import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from agentlightning.llm_proxy.calls import ModelCall
-from agentlightning.llm_proxy.journal import Journal
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import Span
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer, encode
 
 STATE = "agentlightning.call.state"
@@ -172,25 +172,25 @@ async def test_every_answer_that_an_agent_got_is_on_file_however_the_gateway_die
 
 
 async def test_a_call_that_was_recorded_before_the_kill_is_not_recorded_again(tmp_path: Path) -> None:
-    async with Desk(journal=tmp_path / "calls") as desk:
-        attempt = await desk.attempt()
-        desk.model.hold()
-        call = asyncio.create_task(desk.ask(attempt))
-        await desk.model.until(lambda calls: len(calls) == 1)
+    async with GatewayHarness(journal=tmp_path / "calls") as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        call = asyncio.create_task(harness.ask(attempt))
+        await harness.model.until(lambda calls: len(calls) == 1)
         begun = (tmp_path / "calls").read_bytes()  # what is on file if the kill comes just after the spans are stored
-        desk.model.release()
+        harness.model.release()
         assert (await call)[0] == 200
-        await desk.proxy.stop()
+        await harness.proxy.stop()
         assert not (tmp_path / "calls").exists()
         (tmp_path / "calls").write_bytes(begun)
-        await desk.proxy.start()
-        assert await desk.states(attempt) == ["ok"]
-        assert len(await desk.spans(attempt)) == 2
+        await harness.proxy.start()
+        assert await harness.states(attempt) == ["ok"]
+        assert len(await harness.spans(attempt)) == 2
         assert b"ended" in (tmp_path / "calls").read_bytes()
 
 
 async def test_a_journal_of_a_living_gateway_is_refused_to_another(tmp_path: Path) -> None:
-    async with Desk(journal=tmp_path / "calls"):
+    async with GatewayHarness(journal=tmp_path / "calls"):
         with pytest.raises(ValueError, match="belongs to a gateway that runs"):
             Journal(tmp_path / "calls").open()
 
@@ -198,7 +198,7 @@ async def test_a_journal_of_a_living_gateway_is_refused_to_another(tmp_path: Pat
 def test_a_journal_with_broken_lines_tells_of_the_calls_that_can_be_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "calls")
     assert journal.open() == []
-    kept, ended = ModelCall("ro-1", "at-1", 7), ModelCall("ro-1", "at-1", 8)
+    kept, ended = GatewayCall("ro-1", "at-1", 7), GatewayCall("ro-1", "at-1", 8)
     for call in (kept, ended):
         journal.begun(call)
     journal.ended(ended)
@@ -206,7 +206,7 @@ def test_a_journal_with_broken_lines_tells_of_the_calls_that_can_be_read(tmp_pat
     with (tmp_path / "calls").open("ab") as file:
         file.write(b'[1]\n{"call_id": "x"}\n{"call_id": "call-9", "rollout_')
     assert [(call.call_id, call.sequence_id) for call in journal.open()] == [(kept.call_id, 7)]
-    after = ModelCall("ro-1", "at-1", 9)
+    after = GatewayCall("ro-1", "at-1", 9)
     journal.begun(after)
     journal.close()
     assert [call.sequence_id for call in journal.open()] == [7, 9]
@@ -215,22 +215,22 @@ def test_a_journal_with_broken_lines_tells_of_the_calls_that_can_be_read(tmp_pat
 
 async def test_a_full_disk_ends_the_journal_and_not_the_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    async with Desk(journal=tmp_path / "calls") as desk:
-        attempt = await desk.attempt()
-        assert (await desk.ask(attempt))[0] == 200
+    async with GatewayHarness(journal=tmp_path / "calls") as harness:
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt))[0] == 200
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # no file of this process may grow beyond it
-            assert [(await desk.ask(attempt))[0] for _ in range(2)] == [200, 200]
+            assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert await desk.states(attempt) == ["ok"] * 3
+        assert await harness.states(attempt) == ["ok"] * 3
     assert caplog.text.count("cannot be written") == 1
 
 
 def test_a_journal_does_not_grow_without_end(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "calls")
     journal.open()
-    call = ModelCall("ro-1", "at-1", 7)
+    call = GatewayCall("ro-1", "at-1", 7)
     sizes: list[int] = []
     for _ in range(8000):
         journal.begun(call)

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from agentlightning.adapter.tokens import CallState as CallStateOfReaders
+from agentlightning.adapter.spans.tokens import CallState as CallStateOfReaders
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.llm_proxy.replies import CallState
 

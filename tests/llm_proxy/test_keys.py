@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.types import AttemptedRollout
 from agentlightning.types.attempt_key import attempt_key
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.stub_engines import StubEngine
 from tests.stubs.model_server import Fault, ModelServer
 
@@ -55,10 +55,10 @@ def presented(own: str, other: str) -> dict[str, tuple[str | None, int, int]]:
 HEADERS = {"bearer": lambda key: {"Authorization": f"Bearer {key}"}, "x-api-key": lambda key: {"x-api-key": key}}
 
 
-async def call(desk: Desk, url: str, body: Json | None, headers: dict[str, str]) -> tuple[int, str]:
+async def call(harness: GatewayHarness, url: str, body: Json | None, headers: dict[str, str]) -> tuple[int, str]:
     method = "GET" if body is None else "POST"
     shown = None if body is None else {"model": "policy", **body}
-    async with desk.session.request(method, url, json=shown, headers=headers) as reply:
+    async with harness.session.request(method, url, json=shown, headers=headers) as reply:
         return reply.status, await reply.text()
 
 
@@ -82,10 +82,10 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
     every = ["chat/completions", "completions", "embeddings", "responses", "messages"]
     with ModelServer() as model:
         entry = model.entry("policy", api_key=PROVIDER_KEY, **({"dialects": every} if native else {}))
-        async with Desk(model_list=[entry], policies=policies) as desk:
-            mine, theirs = await desk.attempt(), await desk.attempt()
+        async with GatewayHarness(model_list=[entry], policies=policies) as harness:
+            mine, theirs = await harness.attempt(), await harness.attempt()
             own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
-            base = desk.url(mine, "")
+            base = harness.url(mine, "")
             wrong: list[str] = []
             for what, (route, body) in ROUTES.items():
                 for tail, before in PREFIXES.items():
@@ -93,7 +93,7 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
                     for name, (key, without, with_token) in presented(own, other).items():
                         for header, headers in HEADERS.items():
                             asked = len(model.calls)
-                            status, text = await call(desk, url, body, {} if key is None else headers(key))
+                            status, text = await call(harness, url, body, {} if key is None else headers(key))
                             expected = with_token if token else without
                             refused = expected != 200
                             good = status == expected and (not refused or has_form_of(route, status, text))
@@ -104,9 +104,9 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
             assert wrong == []
             if native:
                 assert {call.path for call in model.calls} >= {"/v1/messages", "/v1/responses"}
-            spans = "".join(span.model_dump_json() for span in await desk.spans(mine))
+            spans = "".join(span.model_dump_json() for span in await harness.spans(mine))
             assert not _leaks(spans, own, other)
-            assert await desk.spans(theirs) == []
+            assert await harness.spans(theirs) == []
             assert not [call for call in model.calls if own in str(call.headers) or TOKEN in str(call.headers)]
 
 
@@ -136,8 +136,8 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
     leaky = {"type": "error", "error": {"type": "x", "message": f"wrong key {PROVIDER_KEY}", "code": PROVIDER_KEY}}
     every = ["completions", "embeddings", "responses", "messages"]
     with ModelServer(answer=lambda request: f"my key is {PROVIDER_KEY} indeed") as model:
-        async with Desk(model_list=[model.entry("policy", api_key=PROVIDER_KEY, dialects=every)]) as desk:
-            attempt = await desk.attempt()
+        async with GatewayHarness(model_list=[model.entry("policy", api_key=PROVIDER_KEY, dialects=every)]) as harness:
+            attempt = await harness.attempt()
             faults = [
                 Fault(401, json.dumps(leaky).encode()),
                 Fault(400, PROVIDER_KEY.encode()),
@@ -150,10 +150,10 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
             shown: list[str] = []
             for fault in faults:
                 model.faults = [fault]
-                shown.append((await call(desk, desk.url(attempt, tail), body, {}))[1])
+                shown.append((await call(harness, harness.url(attempt, tail), body, {}))[1])
             assert PROVIDER_KEY in model.calls[0].headers[header]
-            shown += [span.model_dump_json() for span in await desk.spans(attempt)]
-            shown += [caplog.text, repr(desk.proxy.stats()), repr(desk.proxy.model_list[0]["model_name"])]
+            shown += [span.model_dump_json() for span in await harness.spans(attempt)]
+            shown += [caplog.text, repr(harness.proxy.stats()), repr(harness.proxy.model_list[0]["model_name"])]
             assert not [text for text in shown if PROVIDER_KEY in text]
 
 
@@ -161,8 +161,8 @@ async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCap
     caplog.set_level(logging.DEBUG)
     async with StubEngine("vllm").serving() as stub:
         stub.owner = PROVIDER_KEY
-        async with Desk(model_list=[stub.entry(api_key=PROVIDER_KEY)]) as desk:
-            attempt: AttemptedRollout = await desk.attempt()
-            assert (await call(desk, desk.url(attempt), CHAT, {}))[0] == 200
-            spans = "".join(span.model_dump_json() for span in await desk.spans(attempt))
+        async with GatewayHarness(model_list=[stub.entry(api_key=PROVIDER_KEY)]) as harness:
+            attempt: AttemptedRollout = await harness.attempt()
+            assert (await call(harness, harness.url(attempt), CHAT, {}))[0] == 200
+            spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
     assert PROVIDER_KEY not in spans + caplog.text

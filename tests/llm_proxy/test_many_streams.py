@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.desk import Desk, arrived, until
+from tests.llm_proxy.harness import GatewayHarness, arrived, until
 from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked
 from tests.stubs.model_replies import chat_frames
 from tests.stubs.model_server import ModelServer, encode
@@ -36,9 +36,9 @@ def sentence(request: dict[str, Any]) -> str:
     return " ".join(f"{word}-{number}" for number in range(WORDS))
 
 
-async def attempts_for_all(desk: Desk) -> list[AttemptedRollout]:
+async def attempts_for_all(harness: GatewayHarness) -> list[AttemptedRollout]:
     """Return an attempt for each stream; ten streams share one."""
-    few = [await desk.attempt() for _ in range(STREAMS // 10)]
+    few = [await harness.attempt() for _ in range(STREAMS // 10)]
     return [few[index % len(few)] for index in range(STREAMS)]
 
 
@@ -48,43 +48,43 @@ def agents() -> aiohttp.ClientSession:
 
 
 async def test_two_hundred_streams_at_once_reach_their_agents_byte_for_byte() -> None:
-    async with Desk(ModelServer(answer=sentence)) as desk, agents() as session:
-        attempts = await attempts_for_all(desk)
-        desk.model.hold_frames(3)
+    async with GatewayHarness(ModelServer(answer=sentence)) as harness, agents() as session:
+        attempts = await attempts_for_all(harness)
+        harness.model.hold_frames(3)
 
         async def one(index: int) -> bytes:
             asked = body(f"w{index}", return_token_ids=True, logprobs=True)
-            async with session.post(desk.url(attempts[index]), json=asked) as reply:
+            async with session.post(harness.url(attempts[index]), json=asked) as reply:
                 return await reply.read()
 
         streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
-        await desk.model.until(arrived(STREAMS), timeout=60.0)
-        assert desk.proxy.stats()["in_hand"] == STREAMS
-        desk.model.release()
+        await harness.model.until(arrived(STREAMS), timeout=60.0)
+        assert harness.proxy.stats()["in_hand"] == STREAMS
+        harness.model.release()
         got = await asyncio.gather(*streams)
-        replies = {exchange.request["messages"][0]["content"]: exchange for exchange in desk.model.calls}
+        replies = {exchange.request["messages"][0]["content"]: exchange for exchange in harness.model.calls}
         for index, raw in enumerate(got):
             sent = replies[f"w{index}"]
             assert sent.reply is not None
             assert raw == b"".join(chat_frames(sent.reply, sent.request)), index
         for attempt in {attempt.rollout_id: attempt for attempt in attempts}.values():
-            calls = await desk.raw(attempt)
+            calls = await harness.raw(attempt)
             assert [call["state"] for call in calls] == ["ok"] * 10
             recorded = {tuple(call["completion_token_ids"]) for call in calls}
             own = [index for index in range(STREAMS) if attempts[index].rollout_id == attempt.rollout_id]
             assert recorded == {tuple(encode(sentence({"messages": [{"content": f"w{i}"}]}))) for i in own}
-        assert desk.proxy.stats()["in_hand"] == 0
+        assert harness.proxy.stats()["in_hand"] == 0
 
 
 async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behind() -> None:
     chance = random.Random(5)
     leaves_after = {index: chance.randrange(0, 6) for index in chance.sample(range(STREAMS), STREAMS // 2)}
-    async with Desk(ModelServer(answer=sentence)) as desk, agents() as session:
-        attempts = await attempts_for_all(desk)
-        desk.model.hold_frames(8)
+    async with GatewayHarness(ModelServer(answer=sentence)) as harness, agents() as session:
+        attempts = await attempts_for_all(harness)
+        harness.model.hold_frames(8)
 
         async def one(index: int) -> bytes | None:
-            async with session.post(desk.url(attempts[index]), json=body(f"w{index}")) as reply:
+            async with session.post(harness.url(attempts[index]), json=body(f"w{index}")) as reply:
                 if index not in leaves_after:
                     return await reply.read()
                 for _ in range(leaves_after[index]):
@@ -94,23 +94,23 @@ async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behi
 
         streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
         gone = len(leaves_after)
-        await until(lambda: desk.proxy.stats()["calls"].get("client_left", 0) == gone)
-        desk.model.release()
+        await until(lambda: harness.proxy.stats()["calls"].get("client_left", 0) == gone)
+        harness.model.release()
         got = await asyncio.gather(*streams)
         assert [index for index, raw in enumerate(got) if raw is None] == sorted(leaves_after)
         assert all(raw.endswith(b"data: [DONE]\n\n") for raw in got if raw is not None)
-        await until(lambda: desk.proxy.stats()["in_hand"] == 0)
-        assert desk.proxy.stats()["in_flight"] == 0
+        await until(lambda: harness.proxy.stats()["in_hand"] == 0)
+        assert harness.proxy.stats()["in_flight"] == 0
         states = Counter[str]()
         for attempt in {attempt.rollout_id: attempt for attempt in attempts}.values():
-            calls = await desk.raw(attempt)
+            calls = await harness.raw(attempt)
             states.update(call["state"] for call in calls)
             assert all(("completion_token_ids" in call) == (call["state"] == "ok") for call in calls)
         assert states == {"ok": STREAMS - gone, "client_left": gone}
 
 
 _PADDING = b": " + b"." * 8190 + b"\n\n"
-_PADS = 96  # three quarters of a mebibyte for each stream
+_PADS = 640  # five mebibytes for each stream, so that what the buffers of 200 streams take is little beside it
 
 
 async def padded(request: Request) -> None:

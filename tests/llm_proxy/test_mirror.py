@@ -6,8 +6,8 @@ import pytest
 
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer import mirror
-from tests.llm_proxy.desk import Desk
+from agentlightning.tracer.export import exporter as mirror
+from tests.llm_proxy.harness import GatewayHarness
 from tests.tracer.collector import Collector
 
 
@@ -15,11 +15,11 @@ async def test_calls_are_mirrored_as_they_are_stored(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mirror, "_process", mirror._Process())
     with Collector() as collector:
         monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", collector.url)
-        async with Desk(keep="tokens") as desk:
-            attempt = await desk.attempt()
-            status, _ = await desk.ask(attempt, "a secret")
+        async with GatewayHarness(keep="tokens") as harness:
+            attempt = await harness.attempt()
+            status, _ = await harness.ask(attempt, "a secret")
             assert status == 200
-        stored = await desk.store.query_spans(attempt.rollout_id)
+        stored = await harness.store.query_spans(attempt.rollout_id)
         assert {span.span_id: span.sequence_id for span in collector.spans} == {
             span.span_id: span.sequence_id for span in stored
         }

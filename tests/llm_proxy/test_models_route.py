@@ -8,19 +8,19 @@ import anthropic
 import openai
 import pytest
 
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer
 
 
 @pytest.fixture
-async def desk() -> AsyncGenerator[Desk, None]:
+async def harness() -> AsyncGenerator[GatewayHarness, None]:
     with ModelServer() as model:
-        async with Desk(model_list=[model.entry(name) for name in ("policy", "org/judge")]) as ready:
+        async with GatewayHarness(model_list=[model.entry(name) for name in ("policy", "org/judge")]) as ready:
             yield ready
 
 
-async def test_openais_client_lists_and_retrieves_models(desk: Desk) -> None:
-    url = desk.url(await desk.attempt(), "/v1")
+async def test_openais_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt(), "/v1")
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
         for name in ("policy", "org/judge"):
@@ -29,8 +29,8 @@ async def test_openais_client_lists_and_retrieves_models(desk: Desk) -> None:
             await client.models.retrieve("polcy")
 
 
-async def test_anthropics_client_lists_and_retrieves_models(desk: Desk) -> None:
-    url = desk.url(await desk.attempt(), "")
+async def test_anthropics_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt(), "")
     async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
         assert (await client.models.retrieve("org/judge")).display_name == "org/judge"

@@ -11,12 +11,12 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages, TraceToTripletBase
-from agentlightning.algorithm.record import read_rollout
+from agentlightning.algorithm.ledger.record import read_rollout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, ProxyLLM
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer
 
 TEAM: dict[str, Any] = {
@@ -33,10 +33,10 @@ def entries(model: ModelServer, *names: str) -> list[Any]:
 
 
 @pytest.fixture
-async def team() -> AsyncGenerator[Desk, None]:
+async def team() -> AsyncGenerator[GatewayHarness, None]:
     with ModelServer() as model:
-        async with Desk(model_list=entries(model, *MODELS), policies=TEAM) as desk:
-            yield desk
+        async with GatewayHarness(model_list=entries(model, *MODELS), policies=TEAM) as harness:
+            yield harness
 
 
 async def ask(endpoint: str, model: str, content: str = "go on") -> str | None:
@@ -45,19 +45,19 @@ async def ask(endpoint: str, model: str, content: str = "go on") -> str | None:
     return reply.choices[0].message.content
 
 
-async def play_team(desk: Desk) -> AttemptedRollout:
+async def run_team(harness: GatewayHarness) -> AttemptedRollout:
     """Play a rollout as an agent of two roles does, with a judge and a bought model beside them."""
-    attempt = await desk.attempt()
+    attempt = await harness.attempt()
     ids = attempt.rollout_id, attempt.attempt.attempt_id
-    for llm in desk.proxy.as_resources().values():
+    for llm in harness.proxy.as_resources().values():
         await ask(llm.get_base_url(*ids), llm.model, f"I am {llm.model}")
     for model in ("judge-7b", "gpt"):
-        await ask(desk.proxy.as_resource(*ids, model=model).endpoint, model)
+        await ask(harness.proxy.as_resource(*ids, model=model).endpoint, model)
     return attempt
 
 
-async def test_two_agents_of_one_rollout_train_two_policies(team: Desk) -> None:
-    attempt = await play_team(team)
+async def test_two_agents_of_one_rollout_train_two_policies(team: GatewayHarness) -> None:
+    attempt = await run_team(team)
     told = [(call.get("role"), call["policy"], call["policy_kind"]) for call in await team.raw(attempt)]
     assert told == [
         ("writer", "writer", "trained"),
@@ -87,7 +87,7 @@ class Team(agl.LitAgent[str]):
         return float(len(words))
 
 
-async def test_an_agent_of_two_roles_is_given_a_model_for_each_by_name(team: Desk) -> None:
+async def test_an_agent_of_two_roles_is_given_a_model_for_each_by_name(team: GatewayHarness) -> None:
     resources = await team.store.add_resources(team.proxy.as_resources())
     made = await team.store.enqueue_rollout(input="a poem", mode="train", resources_id=resources.resources_id)
     runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1)
@@ -106,15 +106,19 @@ async def test_an_agent_of_two_roles_is_given_a_model_for_each_by_name(team: Des
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
-async def test_calls_of_frozen_and_external_policies_are_not_selected(team: Desk, adapter: TraceToTripletBase) -> None:
-    spans = await team.spans(await play_team(team))
+async def test_calls_of_frozen_and_external_policies_are_not_selected(
+    team: GatewayHarness, adapter: TraceToTripletBase
+) -> None:
+    spans = await team.spans(await run_team(team))
     assert [triplet.metadata["policy"] for triplet in adapter.adapt(spans)] == ["writer", "critic"]
     assert adapter.explain(spans).counts() == {"not_selected": 2}
     assert len(TraceToMessages().adapt(spans)) == 2
 
 
-async def test_the_ledger_trains_the_policy_that_is_asked_for_and_none_where_it_cannot_tell(team: Desk) -> None:
-    attempt = await play_team(team)
+async def test_the_ledger_trains_the_policy_that_is_asked_for_and_none_where_it_cannot_tell(
+    team: GatewayHarness,
+) -> None:
+    attempt = await run_team(team)
     await team.store.update_attempt(attempt.rollout_id, "latest", status="succeeded")
     rollout = await team.store.get_rollout_by_id(attempt.rollout_id)
     attempts, spans = await team.store.query_attempts(attempt.rollout_id), await team.spans(attempt)
@@ -146,30 +150,30 @@ async def test_an_external_model_without_tokens_is_neither_warned_of_nor_blamed_
 ) -> None:
     with ModelServer(tokens=False) as model:
         policies: dict[str, Any] = {"bought": {"kind": "external"}}
-        async with Desk(model_list=entries(model, "policy"), policies=policies) as desk:
-            attempt = await desk.attempt()
-            assert (await desk.ask(attempt))[0] == 200
-            assert await desk.states(attempt) == ["no_tokens"]
-            (call,) = TracerTraceToTriplet().explain(await desk.spans(attempt)).calls
+        async with GatewayHarness(model_list=entries(model, "policy"), policies=policies) as harness:
+            attempt = await harness.attempt()
+            assert (await harness.ask(attempt))[0] == 200
+            assert await harness.states(attempt) == ["no_tokens"]
+            (call,) = TracerTraceToTriplet().explain(await harness.spans(attempt)).calls
             assert call.reason == "not_selected"
     assert not caplog.records
 
 
 async def test_a_route_may_have_a_policy_of_its_own() -> None:
     policies: dict[str, Any] = {"search": {"kind": "frozen", "routes": ["embeddings"]}, "main": {"kind": "trained"}}
-    async with Desk(policies=policies) as desk:
-        attempt = await desk.attempt()
-        await desk.ask(attempt)
-        assert (await desk.post(desk.url(attempt, "/embeddings"), {"model": "policy", "input": "x"}))[0] == 200
-        assert [call["policy"] for call in await desk.raw(attempt)] == ["main", "search"]
+    async with GatewayHarness(policies=policies) as harness:
+        attempt = await harness.attempt()
+        await harness.ask(attempt)
+        assert (await harness.post(harness.url(attempt, "/embeddings"), {"model": "policy", "input": "x"}))[0] == 200
+        assert [call["policy"] for call in await harness.raw(attempt)] == ["main", "search"]
 
 
-async def test_without_policies_calls_belong_to_none_and_roles_are_refused(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    await desk.ask(attempt)
-    assert "policy" not in (await desk.raw(attempt))[0]
-    url = desk.url(attempt).replace("/rollout/", "/role/writer/rollout/")
-    status, body = await desk.post(url, {"model": "policy", "messages": []})
+async def test_without_policies_calls_belong_to_none_and_roles_are_refused(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await harness.ask(attempt)
+    assert "policy" not in (await harness.raw(attempt))[0]
+    url = harness.url(attempt).replace("/rollout/", "/role/writer/rollout/")
+    status, body = await harness.post(url, {"model": "policy", "messages": []})
     assert (status, body["error"]["code"]) == (404, "unknown_role")
 
 
@@ -182,7 +186,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_call_that_fits_no_policy_is_refused_and_recorded(team: Desk, case: str) -> None:
+async def test_a_call_that_fits_no_policy_is_refused_and_recorded(team: GatewayHarness, case: str) -> None:
     prefix, model, status, text = REFUSED[case]
     attempt = await team.attempt()
     url = team.url(attempt).replace("/rollout/", f"{prefix}/rollout/")
@@ -194,7 +198,7 @@ async def test_a_call_that_fits_no_policy_is_refused_and_recorded(team: Desk, ca
 
 
 @pytest.mark.parametrize("tail", ["/models", "/messages/count_tokens"])
-async def test_an_unknown_role_is_refused_where_nothing_is_generated_too(team: Desk, tail: str) -> None:
+async def test_an_unknown_role_is_refused_where_nothing_is_generated_too(team: GatewayHarness, tail: str) -> None:
     url = team.url(await team.attempt(), tail).replace("/rollout/", "/role/wroter/rollout/")
     method = "GET" if tail == "/models" else "POST"
     async with team.session.request(method, url, json={"model": "gpt", "messages": []}) as reply:
@@ -204,8 +208,8 @@ async def test_an_unknown_role_is_refused_where_nothing_is_generated_too(team: D
 
 async def test_a_call_without_a_role_is_refused_where_all_policies_have_one() -> None:
     policies: dict[str, Any] = {"main": {"kind": "trained", "roles": ["solver"]}}
-    async with Desk(policies=policies) as desk:
-        status, body = await desk.ask(await desk.attempt())
+    async with GatewayHarness(policies=policies) as harness:
+        status, body = await harness.ask(await harness.attempt())
         assert (status, body["error"]["code"]) == (400, "no_policy")
         assert "roles: solver" in body["error"]["message"]
 
@@ -215,11 +219,11 @@ async def test_a_grader_may_act_by_the_learning_model_and_is_not_trained() -> No
         "main": {"kind": "trained", "models": ["policy"]},
         "grader": {"kind": "frozen", "roles": ["grader"]},
     }
-    async with Desk(policies=policies) as desk:
-        attempt = await desk.attempt()
-        url = desk.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role="grader").endpoint
+    async with GatewayHarness(policies=policies) as harness:
+        attempt = await harness.attempt()
+        url = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role="grader").endpoint
         await ask(url, "policy")
-        assert [call["policy"] for call in await desk.raw(attempt)] == ["grader"]
+        assert [call["policy"] for call in await harness.raw(attempt)] == ["grader"]
 
 
 # --- what an owner may write -------------------------------------------------------------------------------------
@@ -275,23 +279,23 @@ def test_wrong_policies_are_named_at_construction(case: str) -> None:
 
 async def test_a_trained_policy_may_name_a_model_that_its_algorithm_adds(caplog: pytest.LogCaptureFixture) -> None:
     policies: dict[str, Any] = {"main": {"kind": "trained", "models": ["policy-7b"]}}
-    async with Desk(policies=policies) as desk:
+    async with GatewayHarness(policies=policies) as harness:
         assert "no model 'policy-7b' in model_list; did you mean 'policy'?" in caplog.text
-        desk.proxy.update_model_list([desk.model.entry("policy-7b")])
-        attempt = await desk.attempt()
-        assert (await desk.ask(attempt, model="policy-7b"))[0] == 200
-        assert (await desk.raw(attempt))[0]["policy"] == "main"
+        harness.proxy.update_model_list([harness.model.entry("policy-7b")])
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt, model="policy-7b"))[0] == 200
+        assert (await harness.raw(attempt))[0]["policy"] == "main"
 
 
-async def test_calls_that_are_played_from_a_file_have_their_policies_without_any_model(tmp_path: Path) -> None:
+async def test_calls_that_are_replayed_from_a_file_have_their_policies_without_any_model(tmp_path: Path) -> None:
     policies: Any = {"judge": {"kind": "frozen", "models": ["policy"]}}
     file = tmp_path / "calls.jsonl"
-    async with Desk(record=file) as desk:
-        await desk.ask(await desk.attempt())
-    async with Desk(model_list=[], replay=file, policies=policies) as desk:
-        attempt = await desk.attempt()
-        assert (await desk.ask(attempt))[0] == 200
-        assert (await desk.raw(attempt))[0]["policy"] == "judge"
+    async with GatewayHarness(record=file) as harness:
+        await harness.ask(await harness.attempt())
+    async with GatewayHarness(model_list=[], replay=file, policies=policies) as harness:
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.raw(attempt))[0]["policy"] == "judge"
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet, LlmProxyTraceToTriplet, TraceToMessages])

@@ -15,7 +15,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_key import judge_key
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
-from tests.llm_proxy.desk import Desk
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer
 
 
@@ -121,10 +121,10 @@ def test_a_malformed_entry_is_refused_by_place_and_changes_nothing(case: str) ->
 
 
 @pytest.mark.parametrize(("given", "sent"), [("hosted_vllm/a/b", "a/b"), ("openai/x", "x"), ("Qwen/Q3", "Qwen/Q3")])
-async def test_the_model_server_gets_its_own_name_for_the_model(desk: Desk, given: str, sent: str) -> None:
-    desk.proxy.update_model_list([desk.model.entry("policy", model=given)])
-    await desk.ask(await desk.attempt())
-    assert desk.model.calls[0].request["model"] == sent
+async def test_the_model_server_gets_its_own_name_for_the_model(harness: GatewayHarness, given: str, sent: str) -> None:
+    harness.proxy.update_model_list([harness.model.entry("policy", model=given)])
+    await harness.ask(await harness.attempt())
+    assert harness.model.calls[0].request["model"] == sent
 
 
 # --- life --------------------------------------------------------------------------------------------------------
@@ -142,12 +142,12 @@ async def test_it_leaves_no_port_and_no_thread_behind() -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def test_a_restart_serves_the_same_address(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    url = desk.url(attempt)
-    await desk.proxy.restart()
-    assert desk.url(attempt) == url
-    assert (await desk.ask(attempt))[0] == 200
+async def test_a_restart_serves_the_same_address(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    url = harness.url(attempt)
+    await harness.proxy.restart()
+    assert harness.url(attempt) == url
+    assert (await harness.ask(attempt))[0] == 200
 
 
 async def test_a_store_is_needed_to_start() -> None:
@@ -155,15 +155,15 @@ async def test_a_store_is_needed_to_start() -> None:
         await LLMProxy(model_list=[entry()]).start()
 
 
-async def test_a_store_can_be_changed_while_serving(desk: Desk) -> None:
-    old, new = desk.store, InMemoryLightningStore()
-    assert (await desk.ask(await desk.attempt()))[0] == 200
-    desk.proxy.set_store(new)
-    desk.store = new
-    attempt = await desk.attempt()
-    assert (await desk.ask(attempt))[0] == 200
-    assert await desk.states(attempt) == ["ok"]
-    assert desk.proxy.get_store() is new is not old
+async def test_a_store_can_be_changed_while_serving(harness: GatewayHarness) -> None:
+    old, new = harness.store, InMemoryLightningStore()
+    assert (await harness.ask(await harness.attempt()))[0] == 200
+    harness.proxy.set_store(new)
+    harness.store = new
+    attempt = await harness.attempt()
+    assert (await harness.ask(attempt))[0] == 200
+    assert await harness.states(attempt) == ["ok"]
+    assert harness.proxy.get_store() is new is not old
 
 
 @pytest.mark.parametrize(("launch_mode", "text"), [("thread", "not thread-safe"), ("asyncio", "not async-safe")])
@@ -175,13 +175,13 @@ async def test_a_store_that_cannot_be_called_from_the_serving_loop_is_refused(la
 
 
 async def test_a_second_start_is_refused_and_a_second_stop_only_warns(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    harness: GatewayHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RuntimeError, match="already running"):
-        await desk.proxy.start()
-    assert (await desk.ask(await desk.attempt()))[0] == 200
-    await desk.proxy.stop()
-    await desk.proxy.stop()
+        await harness.proxy.start()
+    assert (await harness.ask(await harness.attempt()))[0] == 200
+    await harness.proxy.stop()
+    await harness.proxy.stop()
     assert [record.getMessage() for record in caplog.records] == ["LLMProxy.stop: the gateway is not running"]
 
 
@@ -191,34 +191,34 @@ async def test_beyond_loopback_it_needs_a_token() -> None:
         await proxy.start()
 
 
-async def test_a_taken_port_is_said(desk: Desk) -> None:
-    second = LLMProxy(port=desk.proxy.server_launcher.port, store=desk.store)
+async def test_a_taken_port_is_said(harness: GatewayHarness) -> None:
+    second = LLMProxy(port=harness.proxy.server_launcher.port, store=harness.store)
     with pytest.raises(RuntimeError, match="choose another port"):
         await second.start()
 
 
-async def test_two_gateways_in_one_process_do_not_know_each_other(desk: Desk) -> None:
-    async with Desk() as other:
-        mine, theirs = await desk.attempt(), await other.attempt()
-        await asyncio.gather(desk.ask(mine), other.ask(theirs))
-        assert await desk.states(mine) == await other.states(theirs) == ["ok"]
-        assert len(desk.model.calls) == len(other.model.calls) == 1
-        assert await desk.store.get_rollout_by_id(theirs.rollout_id) is None
+async def test_two_gateways_in_one_process_do_not_know_each_other(harness: GatewayHarness) -> None:
+    async with GatewayHarness() as other:
+        mine, theirs = await harness.attempt(), await other.attempt()
+        await asyncio.gather(harness.ask(mine), other.ask(theirs))
+        assert await harness.states(mine) == await other.states(theirs) == ["ok"]
+        assert len(harness.model.calls) == len(other.model.calls) == 1
+        assert await harness.store.get_rollout_by_id(theirs.rollout_id) is None
 
 
 async def test_it_may_run_in_the_callers_loop() -> None:
-    async with Desk(launch_mode="asyncio") as desk:
-        attempt = await desk.attempt()
-        assert (await desk.ask(attempt))[0] == 200
-        assert await desk.states(attempt) == ["ok"]
+    async with GatewayHarness(launch_mode="asyncio") as harness:
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt))[0] == 200
+        assert await harness.states(attempt) == ["ok"]
 
 
-async def test_stats_count_calls_by_state(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    await desk.ask(attempt)
-    await desk.ask(attempt, model="unknown")
-    await desk.post(desk.proxy.server_launcher.endpoint, {})
-    assert desk.proxy.stats() == {
+async def test_stats_count_calls_by_state(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await harness.ask(attempt)
+    await harness.ask(attempt, model="unknown")
+    await harness.post(harness.proxy.server_launcher.endpoint, {})
+    assert harness.proxy.stats() == {
         "calls": {"ok": 1, "refused": 1},
         "lost": 0,
         "rejected": 1,
@@ -226,13 +226,13 @@ async def test_stats_count_calls_by_state(desk: Desk) -> None:
         "waiting": 0,
         "in_hand": 0,
         "weight_version": 0,
-        "endpoints": {f"policy at 127.0.0.1:{desk.model.port}": "serving"},
+        "endpoints": {f"policy at 127.0.0.1:{harness.model.port}": "serving"},
     }
 
 
-async def test_200_calls_at_once_are_each_recorded_and_answered_in_their_own_words(desk: Desk) -> None:
-    attempts = [await desk.attempt() for _ in range(20)]
-    answers = await asyncio.gather(*[desk.ask(a, f"{i} {j}") for i, a in enumerate(attempts) for j in range(10)])
+async def test_200_calls_at_once_are_each_recorded_and_answered_in_their_own_words(harness: GatewayHarness) -> None:
+    attempts = [await harness.attempt() for _ in range(20)]
+    answers = await asyncio.gather(*[harness.ask(a, f"{i} {j}") for i, a in enumerate(attempts) for j in range(10)])
     texts = [body["choices"][0]["message"]["content"] for _, body in answers]
     assert texts == [f"you said {i} {j}" for i in range(20) for j in range(10)]
-    assert [len(await desk.states(a)) for a in attempts] == [10] * 20
+    assert [len(await harness.states(a)) for a in attempts] == [10] * 20

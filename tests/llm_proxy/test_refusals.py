@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from agentlightning.llm_proxy import GatewayLimits, admission
+from agentlightning.llm_proxy import GatewayLimits
+from agentlightning.llm_proxy.access import admission
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.desk import Answer, Desk, arrived
+from tests.llm_proxy.harness import GatewayHarness, Response, arrived
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def error_of(answer: Answer) -> dict[str, Any]:
+def error_of(answer: Response) -> dict[str, Any]:
     """Return the error of a refusal, after checking OpenAI's form."""
     error = answer[1]["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -28,98 +29,100 @@ def error_of(answer: Answer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/chat/completions", "/", "/rollout/R", "/v1/rollout/R/attempt/A/x"]
 )
-async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(desk: Desk, path: str) -> None:
-    answer = await desk.post(desk.proxy.server_launcher.endpoint + path, {"model": "policy", "messages": MESSAGES})
+async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(harness: GatewayHarness, path: str) -> None:
+    answer = await harness.post(
+        harness.proxy.server_launcher.endpoint + path, {"model": "policy", "messages": MESSAGES}
+    )
     assert answer[0] == 404
     assert "/rollout/<rollout_id>/attempt/<attempt_id>" in error_of(answer)["message"]
-    assert desk.model.calls == []
+    assert harness.model.calls == []
 
 
 @pytest.mark.parametrize("tail", ["/chat/completions", "/v1/chat/completions", "/v1/chat%2Fcompletions"])
-async def test_both_forms_of_the_url_are_served(desk: Desk, tail: str) -> None:
-    attempt = await desk.attempt()
-    status, _ = await desk.post(desk.url(attempt, tail), {"model": "policy", "messages": MESSAGES})
+async def test_both_forms_of_the_url_are_served(harness: GatewayHarness, tail: str) -> None:
+    attempt = await harness.attempt()
+    status, _ = await harness.post(harness.url(attempt, tail), {"model": "policy", "messages": MESSAGES})
     assert status == 200
-    assert await desk.states(attempt) == ["ok"]
+    assert await harness.states(attempt) == ["ok"]
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v2/chat/completions", "/v1/images/generations"])
-async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(desk: Desk, tail: str) -> None:
-    answer = await desk.post(desk.url(await desk.attempt(), tail), {"model": "policy", "messages": MESSAGES})
+async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(harness: GatewayHarness, tail: str) -> None:
+    answer = await harness.post(harness.url(await harness.attempt(), tail), {"model": "policy", "messages": MESSAGES})
     assert answer[0] == 404
     message = error_of(answer)["message"]
     assert all(served in message for served in ("POST chat/completions", "POST messages", "GET models"))
 
 
 @pytest.mark.parametrize("rollout_id", ["a%2Fb", "..", "%2e%2e", "a%20b", "r%C3%B6", "a.b", "%00", "%", "x" * 129])
-async def test_an_id_outside_the_grammar_is_404(desk: Desk, rollout_id: str) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", desk.proxy.server_launcher.port)
+async def test_an_id_outside_the_grammar_is_404(harness: GatewayHarness, rollout_id: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", harness.proxy.server_launcher.port)
     path = f"/rollout/{rollout_id}/attempt/A/chat/completions"  # clients would tidy it up
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode())
     assert b" 404 " in await reader.readline()
     writer.close()
     await writer.wait_closed()
 
 
-async def test_the_wrong_method_is_405(desk: Desk) -> None:
-    url = desk.url(await desk.attempt())
-    async with desk.session.get(url) as reply:
+async def test_the_wrong_method_is_405(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt())
+    async with harness.session.get(url) as reply:
         assert reply.status == 405
         assert "POST" in (await reply.json())["error"]["message"]
 
 
-async def test_health_is_open_and_asks_no_model(desk: Desk) -> None:
-    async with desk.session.get(desk.proxy.server_launcher.endpoint + "/health") as reply:
+async def test_health_is_open_and_asks_no_model(harness: GatewayHarness) -> None:
+    async with harness.session.get(harness.proxy.server_launcher.endpoint + "/health") as reply:
         assert reply.status == 200
-    assert desk.model.calls == []
+    assert harness.model.calls == []
 
 
 # --- attempts ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_rollout_or_attempt_is_404_before_any_inference(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    right = desk.url(attempt)
+async def test_an_unknown_rollout_or_attempt_is_404_before_any_inference(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    right = harness.url(attempt)
     for wrong, word in (
         (right.replace(attempt.rollout_id, "ro-none"), "ro-none"),
         (right.replace(attempt.attempt.attempt_id, "at-none"), "at-none"),
     ):
-        answer = await desk.post(wrong, {"model": "policy", "messages": MESSAGES})
+        answer = await harness.post(wrong, {"model": "policy", "messages": MESSAGES})
         assert answer[0] == 404
         assert word in error_of(answer)["message"]
-    assert desk.model.calls == []
-    assert desk.proxy.stats()["rejected"] == 2
+    assert harness.model.calls == []
+    assert harness.proxy.stats()["rejected"] == 2
 
 
 @pytest.mark.parametrize("status", ["failed", "succeeded"])
-async def test_an_attempt_that_has_ended_is_403_with_the_reason(desk: Desk, status: Any) -> None:
-    attempt = await desk.attempt()
-    await desk.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status=status)
-    answer = await desk.ask(attempt)
+async def test_an_attempt_that_has_ended_is_403_with_the_reason(harness: GatewayHarness, status: Any) -> None:
+    attempt = await harness.attempt()
+    await harness.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status=status)
+    answer = await harness.ask(attempt)
     assert answer[0] == 403
     assert f"it has ended ({status})" in error_of(answer)["message"]
-    assert desk.model.calls == []
+    assert harness.model.calls == []
 
 
 async def test_the_end_of_an_attempt_is_noticed_although_answers_of_the_store_are_remembered(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert admission.LOOKUP_SECONDS <= 1.0
     monkeypatch.setattr(admission, "LOOKUP_SECONDS", 0.05)
-    attempt = await desk.attempt()
-    assert (await desk.ask(attempt))[0] == 200
-    await desk.store.update_rollout(attempt.rollout_id, status="cancelled")
-    while (answer := await desk.ask(attempt))[0] == 200:
+    attempt = await harness.attempt()
+    assert (await harness.ask(attempt))[0] == 200
+    await harness.store.update_rollout(attempt.rollout_id, status="cancelled")
+    while (answer := await harness.ask(attempt))[0] == 200:
         pass
     assert answer[0] == 403
     assert "its rollout has ended (cancelled)" in error_of(answer)["message"]
 
 
-async def test_an_attempt_whose_place_was_taken_is_refused(desk: Desk) -> None:
-    first = await desk.attempt()
-    second = await desk.store.start_attempt(first.rollout_id)
-    assert (await desk.ask(first))[0] == 403
-    assert (await desk.ask(second))[0] == 200
+async def test_an_attempt_whose_place_was_taken_is_refused(harness: GatewayHarness) -> None:
+    first = await harness.attempt()
+    second = await harness.store.start_attempt(first.rollout_id)
+    assert (await harness.ask(first))[0] == 403
+    assert (await harness.ask(second))[0] == 200
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -137,19 +140,19 @@ BAD_REQUESTS: dict[str, tuple[Any, int, str | None]] = {
 
 
 @pytest.mark.parametrize("case", BAD_REQUESTS)
-async def test_a_bad_request_names_the_field_and_is_recorded_as_refused(desk: Desk, case: str) -> None:
+async def test_a_bad_request_names_the_field_and_is_recorded_as_refused(harness: GatewayHarness, case: str) -> None:
     body, status, param = BAD_REQUESTS[case]
-    attempt = await desk.attempt()
-    answer = await desk.post(desk.url(attempt), body)
+    attempt = await harness.attempt()
+    answer = await harness.post(harness.url(attempt), body)
     assert answer[0] == status
     assert error_of(answer)["param"] == param
-    [call] = await desk.raw(attempt)
+    [call] = await harness.raw(attempt)
     assert (call["state"], call["http_status"], call["upstream_tries"]) == ("refused", status, 0)
-    assert desk.model.calls == []
+    assert harness.model.calls == []
 
 
-async def test_an_unknown_model_is_answered_with_the_known_ones(desk: Desk) -> None:
-    answer = await desk.ask(await desk.attempt(), model="gpt")
+async def test_an_unknown_model_is_answered_with_the_known_ones(harness: GatewayHarness) -> None:
+    answer = await harness.ask(await harness.attempt(), model="gpt")
     error = error_of(answer)
     assert error["code"] == "model_not_found"
     assert "'gpt'" in error["message"]
@@ -160,50 +163,50 @@ async def test_an_unknown_model_is_answered_with_the_known_ones(desk: Desk) -> N
 
 
 async def test_a_body_beyond_the_bound_is_413() -> None:
-    async with Desk(limits=GatewayLimits(body_bytes=5000)) as desk:
-        attempt = await desk.attempt()
-        answer = await desk.ask(attempt, "x" * 5000)
+    async with GatewayHarness(limits=GatewayLimits(body_bytes=5000)) as harness:
+        attempt = await harness.attempt()
+        answer = await harness.ask(attempt, "x" * 5000)
         assert answer[0] == 413
         assert "5000 bytes" in error_of(answer)["message"]
-        assert (await desk.ask(attempt, "short"))[0] == 200
-        assert await desk.states(attempt) == ["refused", "ok"]
+        assert (await harness.ask(attempt, "short"))[0] == 200
+        assert await harness.states(attempt) == ["refused", "ok"]
 
 
 async def test_a_reply_beyond_the_bound_is_502() -> None:
-    async with Desk(limits=GatewayLimits(body_bytes=1000)) as desk:
-        desk.model.answer = lambda _: "y" * 1000
-        attempt = await desk.attempt()
-        assert (await desk.ask(attempt))[0] == 502
-        assert await desk.states(attempt) == ["upstream_error"]
+    async with GatewayHarness(limits=GatewayLimits(body_bytes=1000)) as harness:
+        harness.model.answer = lambda _: "y" * 1000
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt))[0] == 502
+        assert await harness.states(attempt) == ["upstream_error"]
 
 
 @pytest.mark.parametrize("limits", [GatewayLimits(calls=2), GatewayLimits(calls_per_attempt=2)])
 async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limits: GatewayLimits) -> None:
-    async with Desk(limits=limits) as desk:
-        attempt = await desk.attempt()
-        desk.model.hold()
-        running = [asyncio.create_task(desk.ask(attempt)) for _ in range(2)]
-        await desk.model.until(arrived(2))
+    async with GatewayHarness(limits=limits) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(2)]
+        await harness.model.until(arrived(2))
         body = {"model": "policy", "messages": MESSAGES}
-        async with desk.session.post(desk.url(attempt), json=body) as reply:
+        async with harness.session.post(harness.url(attempt), json=body) as reply:
             assert reply.status == 429
             assert reply.headers["Retry-After"] == "1"
             error_of((reply.status, await reply.json()))
-        desk.model.release()
+        harness.model.release()
         assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
-        assert sorted(await desk.states(attempt)) == ["ok", "ok", "refused"]
-        assert (await desk.ask(attempt))[0] == 200  # the slots are free again
+        assert sorted(await harness.states(attempt)) == ["ok", "ok", "refused"]
+        assert (await harness.ask(attempt))[0] == 200  # the slots are free again
 
 
 async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:
-    async with Desk(limits=GatewayLimits(calls_per_attempt=1)) as desk:
-        first, second = await desk.attempt(), await desk.attempt()
-        desk.model.hold()
-        running = asyncio.create_task(desk.ask(first))
-        await desk.model.until(arrived(1))
-        other = asyncio.create_task(desk.ask(second))
-        await desk.model.until(arrived(2))
-        desk.model.release()
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
+        first, second = await harness.attempt(), await harness.attempt()
+        harness.model.hold()
+        running = asyncio.create_task(harness.ask(first))
+        await harness.model.until(arrived(1))
+        other = asyncio.create_task(harness.ask(second))
+        await harness.model.until(arrived(2))
+        harness.model.release()
         assert (await running)[0] == (await other)[0] == 200
 
 
@@ -215,8 +218,8 @@ def test_a_bound_that_is_not_positive_is_refused_by_name() -> None:
 # --- keys --------------------------------------------------------------------------------------------------------
 
 
-async def ask_with(desk: Desk, attempt: AttemptedRollout, headers: dict[str, str]) -> Answer:
-    return await desk.post(desk.url(attempt), {"model": "policy", "messages": MESSAGES}, **headers)
+async def ask_with(harness: GatewayHarness, attempt: AttemptedRollout, headers: dict[str, str]) -> Response:
+    return await harness.post(harness.url(attempt), {"model": "policy", "messages": MESSAGES}, **headers)
 
 
 def keys_for(own: str, other: str) -> dict[str, tuple[dict[str, str], int, int]]:
@@ -241,24 +244,26 @@ async def test_the_matrix_of_keys(monkeypatch: pytest.MonkeyPatch, token: str | 
 
     if token:
         monkeypatch.setenv("AGL_TOKEN", token)
-    async with Desk() as desk:
-        mine, theirs = await desk.attempt(), await desk.attempt()
+    async with GatewayHarness() as harness:
+        mine, theirs = await harness.attempt(), await harness.attempt()
         own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
         headers, without, with_token = keys_for(own, other)[case]
-        answer = await ask_with(desk, mine, headers)
+        answer = await ask_with(harness, mine, headers)
         assert answer[0] == (with_token if token else without)
         if answer[0] != 200:
             error_of(answer)
-            assert desk.model.calls == []
-            assert await desk.spans(mine) == []
+            assert harness.model.calls == []
+            assert await harness.spans(mine) == []
 
 
 async def test_the_list_of_models_needs_a_key_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_TOKEN", "s3cret")
-    async with Desk() as desk:
-        attempt = await desk.attempt()
-        async with desk.session.get(desk.url(attempt, "/v1/models")) as reply:
+    async with GatewayHarness() as harness:
+        attempt = await harness.attempt()
+        async with harness.session.get(harness.url(attempt, "/v1/models")) as reply:
             assert reply.status == 401
-        key = desk.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id).api_key
-        async with desk.session.get(desk.url(attempt, "/models"), headers={"Authorization": f"Bearer {key}"}) as reply:
+        key = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id).api_key
+        async with harness.session.get(
+            harness.url(attempt, "/models"), headers={"Authorization": f"Bearer {key}"}
+        ) as reply:
             assert [model["id"] for model in (await reply.json())["data"]] == ["policy"]

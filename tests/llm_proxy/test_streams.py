@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.desk import Desk, until
+from tests.llm_proxy.harness import GatewayHarness, until
 from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
 
 Json = dict[str, Any]
@@ -19,8 +19,8 @@ TEXT = "one two three four five six"
 
 
 @pytest.fixture
-async def desk() -> Any:
-    async with Desk(ModelServer(answer=lambda request: TEXT)) as ready:
+async def harness() -> Any:
+    async with GatewayHarness(ModelServer(answer=lambda request: TEXT)) as ready:
         yield ready
 
 
@@ -28,9 +28,9 @@ def _body(**fields: Any) -> Json:
     return {"model": "policy", "messages": [{"role": "user", "content": "go"}], "stream": True, **fields}
 
 
-async def _read(desk: Desk, attempt: AttemptedRollout, **fields: Any) -> tuple[int, list[bytes]]:
+async def _read(harness: GatewayHarness, attempt: AttemptedRollout, **fields: Any) -> tuple[int, list[bytes]]:
     """Return the frames as the agent gets them."""
-    async with desk.session.post(desk.url(attempt), json=_body(**fields)) as reply:
+    async with harness.session.post(harness.url(attempt), json=_body(**fields)) as reply:
         raw = await reply.read()
         assert reply.content_type == ("text/event-stream" if reply.status == 200 else "application/json")
         return reply.status, [frame + b"\n\n" for frame in raw.split(b"\n\n") if frame]
@@ -44,59 +44,61 @@ def _text(chunks: list[Json]) -> str:
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk.get("choices", []))
 
 
-async def test_a_stream_reaches_the_agent_without_our_fields_and_the_record_has_every_token(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    status, frames = await _read(desk, attempt)
+async def test_a_stream_reaches_the_agent_without_our_fields_and_the_record_has_every_token(
+    harness: GatewayHarness,
+) -> None:
+    attempt = await harness.attempt()
+    status, frames = await _read(harness, attempt)
     assert status == 200
     assert frames[-1] == b"data: [DONE]\n\n"
     chunks = _chunks(frames)
     assert _text(chunks) == TEXT
     assert "token_ids" not in b"".join(frames).decode()
     assert all(choice.get("logprobs") is None for chunk in chunks for choice in chunk["choices"])
-    (call,) = await desk.raw(attempt)
+    (call,) = await harness.raw(attempt)
     assert (call["state"], call["streamed"], call["finish_reason"]) == ("ok", True, "stop")
     assert call["completion_token_ids"] == encode(TEXT)
     assert call["completion_logprobs"] == logprobs_of(encode(TEXT))
     assert call["prompt_token_ids"] == encode("user go assistant")
     assert 0 <= call["first_frame_seconds"] <= call["latency_seconds"]
-    (parent,) = [span for span in await desk.spans(attempt) if span.name == "litellm_request"]
+    (parent,) = [span for span in await harness.spans(attempt) if span.name == "litellm_request"]
     assert parent.attributes["gen_ai.completion.0.content"] == TEXT
     assert parent.attributes["llm.is_streaming"] == "True"
 
 
-async def test_frames_to_which_nothing_was_added_pass_untouched(desk: Desk) -> None:
+async def test_frames_to_which_nothing_was_added_pass_untouched(harness: GatewayHarness) -> None:
     odd = b'data:   {"id": "x",  "choices":[{"index":0,"delta":{"content":"h\\u00e9"},"finish_reason":null}]}\r\n\r\n'
     end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
     body = b": a comment\n\n" + odd + end + b"data: [DONE]\n\n"
-    desk.model.faults = [Fault(body=body, headers={"Content-Type": "text/event-stream"})]
-    async with desk.session.post(desk.url(await desk.attempt()), json=_body()) as reply:
+    harness.model.faults = [Fault(body=body, headers={"Content-Type": "text/event-stream"})]
+    async with harness.session.post(harness.url(await harness.attempt()), json=_body()) as reply:
         assert await reply.read() == body
 
 
-async def test_an_agent_that_asks_for_tokens_gets_the_servers_own_frames(desk: Desk) -> None:
-    _, frames = await _read(desk, await desk.attempt(), return_token_ids=True, logprobs=True)
+async def test_an_agent_that_asks_for_tokens_gets_the_servers_own_frames(harness: GatewayHarness) -> None:
+    _, frames = await _read(harness, await harness.attempt(), return_token_ids=True, logprobs=True)
     ids = [token for chunk in _chunks(frames) for choice in chunk["choices"] for token in choice.get("token_ids", [])]
     assert ids == encode(TEXT)
 
 
-async def test_the_first_frame_comes_before_the_last_is_made(desk: Desk) -> None:
+async def test_the_first_frame_comes_before_the_last_is_made(harness: GatewayHarness) -> None:
     released = asyncio.Event()
-    desk.model.frame_gate = lambda index: 0.0 if index < 2 or released.is_set() else 0.05
-    attempt = await desk.attempt()
-    async with desk.session.post(desk.url(attempt), json=_body()) as reply:
+    harness.model.frame_gate = lambda index: 0.0 if index < 2 or released.is_set() else 0.05
+    attempt = await harness.attempt()
+    async with harness.session.post(harness.url(attempt), json=_body()) as reply:
         first = await reply.content.readuntil(b"\n\n")
         assert first.startswith(b"data: ")
-        assert await desk.raw(attempt) == []
+        assert await harness.raw(attempt) == []
         released.set()
         await reply.read()
-    assert await desk.states(attempt) == ["ok"]
+    assert await harness.states(attempt) == ["ok"]
 
 
-async def test_the_openai_library_reads_streams_and_tool_calls(desk: Desk) -> None:
+async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayHarness) -> None:
     calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]
-    desk.model.answer = lambda request: {"content": None, "tool_calls": calls}
-    attempt = await desk.attempt()
-    client = openai.AsyncOpenAI(base_url=desk.url(attempt, "/v1"), api_key="none", max_retries=0)
+    harness.model.answer = lambda request: {"content": None, "tool_calls": calls}
+    attempt = await harness.attempt()
+    client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
     async with client.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "go"}]) as stream:
         async for _ in stream:
             pass
@@ -104,32 +106,32 @@ async def test_the_openai_library_reads_streams_and_tool_calls(desk: Desk) -> No
     await client.close()
     (call,) = reply.choices[0].message.tool_calls or []
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
-    (recorded,) = await desk.raw(attempt)
+    (recorded,) = await harness.raw(attempt)
     assert recorded["completion_token_ids"] == encode(json.dumps(calls))
-    (parent,) = [span for span in await desk.spans(attempt) if span.name == "litellm_request"]
+    (parent,) = [span for span in await harness.spans(attempt) if span.name == "litellm_request"]
     assert parent.attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
 
 
-async def test_a_server_that_cannot_stream_is_streamed_for(desk: Desk) -> None:
-    desk.model.streams = False
-    attempt = await desk.attempt()
-    status, frames = await _read(desk, attempt)
+async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarness) -> None:
+    harness.model.streams = False
+    attempt = await harness.attempt()
+    status, frames = await _read(harness, attempt)
     assert status == 200
     assert _text(_chunks(frames)) == TEXT
-    (call,) = await desk.raw(attempt)
+    (call,) = await harness.raw(attempt)
     assert call["completion_token_ids"] == encode(TEXT)
 
 
 async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(
-    desk: Desk,
+    harness: GatewayHarness,
 ) -> None:
-    desk.model.frame_gate = lambda index: 0.02 if index < 4 else 30.0
-    attempt = await desk.attempt()
-    async with aiohttp.ClientSession() as session, session.post(desk.url(attempt), json=_body()) as reply:
+    harness.model.frame_gate = lambda index: 0.02 if index < 4 else 30.0
+    attempt = await harness.attempt()
+    async with aiohttp.ClientSession() as session, session.post(harness.url(attempt), json=_body()) as reply:
         await reply.content.readuntil(b"\n\n")
         reply.close()
-    await until(lambda: sum(desk.proxy.stats()["calls"].values()) == 1)
-    (call,) = await desk.raw(attempt)
+    await until(lambda: sum(harness.proxy.stats()["calls"].values()) == 1)
+    (call,) = await harness.raw(attempt)
     assert (call["state"], call["http_status"]) == ("client_left", 499)
     assert "completion_token_ids" not in call
 
@@ -149,10 +151,12 @@ HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, 
     ],
     ids=["ends early", "ends within a frame", "garbage", "error in the stream", "cut"],
 )
-async def test_a_stream_that_breaks_ends_with_an_error_and_is_recorded_as_broken(desk: Desk, fault: Fault) -> None:
-    desk.model.faults = [fault]
-    attempt = await desk.attempt()
-    client = openai.AsyncOpenAI(base_url=desk.url(attempt, "/v1"), api_key="none", max_retries=0)
+async def test_a_stream_that_breaks_ends_with_an_error_and_is_recorded_as_broken(
+    harness: GatewayHarness, fault: Fault
+) -> None:
+    harness.model.faults = [fault]
+    attempt = await harness.attempt()
+    client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
     text = ""
 
     async def read() -> None:
@@ -164,31 +168,31 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_recorded_as_broken
         await read()
     await client.close()
     assert text.startswith("ha")
-    (call,) = await desk.raw(attempt)
+    (call,) = await harness.raw(attempt)
     assert call["state"] == "upstream_error"
     assert "completion_token_ids" not in call
-    assert len(desk.model.calls) == 1
+    assert len(harness.model.calls) == 1
 
 
 @pytest.mark.parametrize("fault", [Fault(400), Fault(body=b"", headers=SSE)], ids=["refused", "empty"])
-async def test_a_stream_that_never_begins_is_an_ordinary_error(desk: Desk, fault: Fault) -> None:
-    desk.model.faults = [fault]
-    attempt = await desk.attempt()
-    async with desk.session.post(desk.url(attempt), json=_body()) as reply:
+async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayHarness, fault: Fault) -> None:
+    harness.model.faults = [fault]
+    attempt = await harness.attempt()
+    async with harness.session.post(harness.url(attempt), json=_body()) as reply:
         assert reply.status == (400 if fault.status == 400 else 502)
         assert "error" in await reply.json()
-    assert await desk.states(attempt) == ["upstream_error"]
+    assert await harness.states(attempt) == ["upstream_error"]
 
 
-async def test_many_streams_at_once_keep_their_order_and_their_tokens(desk: Desk) -> None:
-    desk.model.answer = lambda request: " ".join([request["messages"][0]["content"]] * 30)
-    attempts = [await desk.attempt() for _ in range(40)]
+async def test_many_streams_at_once_keep_their_order_and_their_tokens(harness: GatewayHarness) -> None:
+    harness.model.answer = lambda request: " ".join([request["messages"][0]["content"]] * 30)
+    attempts = [await harness.attempt() for _ in range(40)]
 
     async def one(index: int, attempt: AttemptedRollout) -> None:
         messages = [{"role": "user", "content": f"word{index}"}]
-        _, frames = await _read(desk, attempt, messages=messages)
+        _, frames = await _read(harness, attempt, messages=messages)
         assert _text(_chunks(frames)) == " ".join([f"word{index}"] * 30)
-        (call,) = await desk.raw(attempt)
+        (call,) = await harness.raw(attempt)
         assert call["completion_token_ids"] == encode(f"word{index}") * 30
 
     await asyncio.gather(*(one(index, attempt) for index, attempt in enumerate(attempts)))

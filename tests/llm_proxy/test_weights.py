@@ -8,118 +8,120 @@ from typing import Literal
 import pytest
 
 from agentlightning.llm_proxy import GatewayLimits
-from tests.llm_proxy.desk import Desk, arrived, until
+from tests.llm_proxy.harness import GatewayHarness, arrived, until
 
 
-async def waiting(desk: Desk, count: int) -> None:
+async def waiting(harness: GatewayHarness, count: int) -> None:
     """Return when that many calls wait at the gate."""
-    await until(lambda: desk.proxy.stats()["waiting"] == count)
+    await until(lambda: harness.proxy.stats()["waiting"] == count)
 
 
 @pytest.mark.parametrize("launch_mode", ["thread", "asyncio"])
 async def test_calls_wait_out_a_weight_change_and_carry_the_version_that_served_them(
     launch_mode: Literal["thread", "asyncio"],
 ) -> None:
-    async with Desk(launch_mode=launch_mode) as desk:
-        attempt = await desk.attempt()
-        await desk.ask(attempt)
-        async with desk.proxy.weight_change(7):
-            late = asyncio.create_task(desk.ask(attempt))
-            await waiting(desk, 1)
-            assert len(desk.model.calls) == 1  # the model server is left alone
-            assert desk.proxy.weight_version == 0
+    async with GatewayHarness(launch_mode=launch_mode) as harness:
+        attempt = await harness.attempt()
+        await harness.ask(attempt)
+        async with harness.proxy.weight_change(7):
+            late = asyncio.create_task(harness.ask(attempt))
+            await waiting(harness, 1)
+            assert len(harness.model.calls) == 1  # the model server is left alone
+            assert harness.proxy.weight_version == 0
         assert (await late)[0] == 200
-        assert desk.proxy.weight_version == 7
-        assert [call["weight_version"] for call in await desk.raw(attempt)] == [0, 7]
+        assert harness.proxy.weight_version == 7
+        assert [call["weight_version"] for call in await harness.raw(attempt)] == [0, 7]
 
 
-async def test_a_weight_change_begins_when_the_last_call_has_ended(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    desk.model.hold()
-    early = asyncio.create_task(desk.ask(attempt))
-    await desk.model.until(arrived(1))
+async def test_a_weight_change_begins_when_the_last_call_has_ended(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    harness.model.hold()
+    early = asyncio.create_task(harness.ask(attempt))
+    await harness.model.until(arrived(1))
     order: list[str] = []
 
     async def change() -> None:
-        async with desk.proxy.weight_change(1):
+        async with harness.proxy.weight_change(1):
             order.append("changed")
 
     task = asyncio.create_task(change())
-    late = asyncio.create_task(desk.ask(attempt))
-    await waiting(desk, 1)
+    late = asyncio.create_task(harness.ask(attempt))
+    await waiting(harness, 1)
     assert order == []
     order.append("released")
-    desk.model.release()
+    harness.model.release()
     await asyncio.gather(task, early, late)
     assert order == ["released", "changed"]
-    assert [call["weight_version"] for call in await desk.raw(attempt)] == [0, 1]
+    assert [call["weight_version"] for call in await harness.raw(attempt)] == [0, 1]
 
 
-async def test_a_drain_that_takes_too_long_says_how_many_calls_run_and_lets_the_others_go_on(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    desk.model.hold()
-    early = asyncio.create_task(desk.ask(attempt))
-    await desk.model.until(arrived(1))
+async def test_a_drain_that_takes_too_long_says_how_many_calls_run_and_lets_the_others_go_on(
+    harness: GatewayHarness,
+) -> None:
+    attempt = await harness.attempt()
+    harness.model.hold()
+    early = asyncio.create_task(harness.ask(attempt))
+    await harness.model.until(arrived(1))
     with pytest.raises(TimeoutError, match=r"1 model calls still run after 0\.05 seconds"):
-        async with desk.proxy.weight_change(1, drain_timeout=0.05):
+        async with harness.proxy.weight_change(1, drain_timeout=0.05):
             pytest.fail("the weights changed under a running call")
-    desk.model.release()
+    harness.model.release()
     assert (await early)[0] == 200
-    assert (await desk.ask(attempt))[0] == 200
-    assert desk.proxy.weight_version == 0
+    assert (await harness.ask(attempt))[0] == 200
+    assert harness.proxy.weight_version == 0
 
 
-async def test_a_change_that_fails_keeps_the_version_and_resumes(desk: Desk) -> None:
+async def test_a_change_that_fails_keeps_the_version_and_resumes(harness: GatewayHarness) -> None:
     with pytest.raises(OSError, match="disk full"):
-        async with desk.proxy.weight_change(1):
+        async with harness.proxy.weight_change(1):
             raise OSError("disk full")
-    assert desk.proxy.weight_version == 0
-    assert (await desk.ask(await desk.attempt()))[0] == 200
+    assert harness.proxy.weight_version == 0
+    assert (await harness.ask(await harness.attempt()))[0] == 200
 
 
 async def test_the_waiting_line_is_bounded() -> None:
-    async with Desk(limits=GatewayLimits(waiting_calls=2)) as desk:
-        attempt = await desk.attempt()
-        await desk.proxy.pause()
-        await desk.proxy.pause()  # twice is once
-        line = [asyncio.create_task(desk.ask(attempt)) for _ in range(2)]
-        await waiting(desk, 2)
-        async with desk.session.post(desk.url(attempt), json={"model": "policy", "messages": []}) as reply:
+    async with GatewayHarness(limits=GatewayLimits(waiting_calls=2)) as harness:
+        attempt = await harness.attempt()
+        await harness.proxy.pause()
+        await harness.proxy.pause()  # twice is once
+        line = [asyncio.create_task(harness.ask(attempt)) for _ in range(2)]
+        await waiting(harness, 2)
+        async with harness.session.post(harness.url(attempt), json={"model": "policy", "messages": []}) as reply:
             assert reply.status == 503
             assert reply.headers["Retry-After"] == "1"
             assert (await reply.json())["error"]["code"] == "weights_changing"
-        await desk.proxy.resume()
+        await harness.proxy.resume()
         assert [status for status, _ in await asyncio.gather(*line)] == [200, 200]
-        assert sorted(await desk.states(attempt)) == ["ok", "ok", "refused"]
+        assert sorted(await harness.states(attempt)) == ["ok", "ok", "refused"]
 
 
-async def test_an_agent_that_leaves_the_line_costs_no_inference(desk: Desk) -> None:
-    attempt = await desk.attempt()
-    await desk.proxy.pause()
-    call = asyncio.create_task(desk.ask(attempt))
-    await waiting(desk, 1)
+async def test_an_agent_that_leaves_the_line_costs_no_inference(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await harness.proxy.pause()
+    call = asyncio.create_task(harness.ask(attempt))
+    await waiting(harness, 1)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await waiting(desk, 0)
-    await desk.proxy.resume()
-    assert (await desk.ask(attempt))[0] == 200
-    assert len(desk.model.calls) == 1
-    assert sorted(await desk.states(attempt)) == ["client_left", "ok"]
+    await waiting(harness, 0)
+    await harness.proxy.resume()
+    assert (await harness.ask(attempt))[0] == 200
+    assert len(harness.model.calls) == 1
+    assert sorted(await harness.states(attempt)) == ["client_left", "ok"]
 
 
 async def test_waiting_counts_as_time_of_the_call() -> None:
-    async with Desk(limits=GatewayLimits(call_seconds=0.1)) as desk:
-        attempt = await desk.attempt()
-        await desk.proxy.pause()
-        assert (await desk.ask(attempt))[0] == 504
-        await desk.proxy.resume()
+    async with GatewayHarness(limits=GatewayLimits(call_seconds=0.1)) as harness:
+        attempt = await harness.attempt()
+        await harness.proxy.pause()
+        assert (await harness.ask(attempt))[0] == 504
+        await harness.proxy.resume()
 
 
-async def test_versions_are_kept_across_a_restart_and_can_change_while_nothing_serves(desk: Desk) -> None:
-    await desk.proxy.stop()
-    async with desk.proxy.weight_change(3):
+async def test_versions_are_kept_across_a_restart_and_can_change_while_nothing_serves(harness: GatewayHarness) -> None:
+    await harness.proxy.stop()
+    async with harness.proxy.weight_change(3):
         pass
-    await desk.proxy.start()
-    attempt = await desk.attempt()
-    await desk.ask(attempt)
-    assert [call["weight_version"] for call in await desk.raw(attempt)] == [3]
+    await harness.proxy.start()
+    attempt = await harness.attempt()
+    await harness.ask(attempt)
+    assert [call["weight_version"] for call in await harness.raw(attempt)] == [3]

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from typing_extensions import override
 
 from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner
+from agentlightning.store.base import UNSET
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
@@ -27,14 +29,33 @@ class Counting(InMemoryLightningStore):
         self.beats: list[Any] = []
         self.third = threading.Event()
         self.failing = False
+        self.named: set[str] = set()
 
     @override
-    async def update_worker(self, worker_id: str, heartbeat_stats: Any = None, *, run_id: str | None = None) -> Worker:
+    async def update_worker(
+        self,
+        worker_id: str,
+        heartbeat_stats: Any = None,
+        *,
+        run_id: str | None = None,
+        attempts: Sequence[str] | None = None,
+    ) -> Worker:
         self.beats.append(heartbeat_stats)
+        assert attempts is not None, "a runner names what it has in hand"
+        self.named |= set(attempts)
         if len(self.beats) == 3:
             self.third.set()
         if self.failing and len(self.beats) == 2:
             raise ConnectionError("away")
+        stats = {} if heartbeat_stats is None else {"heartbeat_stats": heartbeat_stats}
+        return await super().update_worker(worker_id, run_id=run_id, attempts=attempts, **stats)
+
+
+class Earlier(InMemoryLightningStore):
+    """A store of a user's, written before heartbeats named claims."""
+
+    @override
+    async def update_worker(self, worker_id: str, heartbeat_stats: Any = UNSET, *, run_id: str | None = None) -> Worker:
         return await super().update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
 
@@ -122,6 +143,46 @@ async def test_an_agent_that_holds_the_interpreter_in_its_process_keeps_its_leas
         await runner.iter()
     attempts = await store.query_attempts(made.rollout_id)
     assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    assert store.named == {attempts[0].attempt_id}
+    await store.close()
+
+
+async def test_every_lane_s_attempt_is_named_and_none_after_its_end() -> None:
+    store = Counting(lease_seconds=0.5, scan_debounce_seconds=0.05)
+    made = [(await store.enqueue_rollout(input=i)).rollout_id for i in range(50)]
+
+    @rollout
+    async def agent(task: int) -> float:
+        await asyncio.sleep(1.0)
+        return 1.0
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), max_rollouts=50, heartbeat_interval=0.1, interval_jitter=0.0, concurrency=50
+    )
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+        assert runner._held.ids() == []
+    attempts = [attempt for i in made for attempt in await store.query_attempts(i)]
+    assert {attempt.attempt_id for attempt in attempts} == store.named
+    assert [attempt.outcome for attempt in attempts] == ["scored"] * 50
+    await store.close()
+
+
+async def test_a_store_that_takes_no_names_renews_all_claims_of_the_worker() -> None:
+    store = Earlier(lease_seconds=0.4, scan_debounce_seconds=0.05)
+    made = await store.enqueue_rollout(input="x")
+
+    @rollout
+    async def agent(task: str) -> float:
+        await asyncio.sleep(1.0)
+        return 1.0
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0
+    )
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    assert [a.outcome for a in await store.query_attempts(made.rollout_id)] == ["scored"]
     await store.close()
 
 
@@ -156,3 +217,23 @@ async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
     await client.close()
     await server.stop()
     assert len(store.beats) >= 3
+
+
+async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
+    """The worker has sent heartbeats before, so that from then on its silence would cost it what it plays."""
+    store = InMemoryLightningStore(lease_seconds=0.4, scan_debounce_seconds=0.05)
+
+    @rollout
+    async def agent(task: str) -> float:
+        await asyncio.sleep(1.0)
+        return 1.0
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), heartbeat_interval=0.1, interval_jitter=0.0)
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter(exit_when_idle=0.05)
+        other = asyncio.create_task(store.dequeue_rollout("other", timeout=20))
+        played = await runner.step("x")
+    other.cancel()
+    attempts = await store.query_attempts(played.rollout_id)
+    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    await store.close()

@@ -20,7 +20,7 @@ import agentlightning as agl
 from agentlightning.emitter import emit_message, emit_reward
 from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.agent_process import AgentProcessDied
+from agentlightning.runner.isolation.process import AgentProcessDied
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Hook, RolloutConfig, Span, Triplet
 
@@ -120,10 +120,10 @@ async def test_an_agent_in_a_process_ends_in_all_the_ways_of_one_that_is_here(st
         "tracer": ("scored", None, None),
         "zero": ("infrastructure_fault", "exception", "ZeroDivisionError"),
         "policy": ("policy_fault", "policy_fault", "agentlightning.errors.PolicyFault"),
-        "luck": ("infrastructure_fault", "exception", "agentlightning.runner.pipe.AgentRaised"),
+        "luck": ("infrastructure_fault", "exception", "agentlightning.runner.isolation.pipe.AgentRaised"),
         "lambda": ("infrastructure_fault", "invalid_result", "agentlightning.runner.outcome.InvalidResult"),
-        "exit": ("infrastructure_fault", "exception", "agentlightning.runner.agent_process.AgentProcessDied"),
-        "crash": ("infrastructure_fault", "exception", "agentlightning.runner.agent_process.AgentProcessDied"),
+        "exit": ("infrastructure_fault", "runner_died", "agentlightning.runner.isolation.process.AgentProcessDied"),
+        "crash": ("infrastructure_fault", "runner_died", "agentlightning.runner.isolation.process.AgentProcessDied"),
         "last": ("scored", None, None),
     }
     rewards = [await reward(store, played[name]) for name in ("emit", "triplets", "tracer", "policy")]

@@ -18,10 +18,10 @@ from typing_extensions import override
 from agentlightning.emitter import emit_message, find_final_reward, get_message_value
 from agentlightning.errors import StoreUnreachableError
 from agentlightning.litagent import rollout
-from agentlightning.runner import LitAgentRunner
+from agentlightning.runner import LitAgentRunner, claims
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.scoped import LightningStoreScoped
+from agentlightning.store.wrappers.run_scope import LightningStoreScoped
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
 
@@ -237,6 +237,39 @@ async def test_an_idle_runner_may_go_home(store: InMemoryLightningStore) -> None
     assert len(await store.query_rollouts(status_in=["succeeded"])) == 1
 
 
+class Asked(InMemoryLightningStore):
+    """Notes for how long each question was to be held open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: list[float] = []
+
+    @override
+    async def dequeue_rollout(self, worker_id: str | None = None, *, timeout: float = 0.0, **rest: Any) -> Any:
+        self.holds.append(timeout)
+        return await super().dequeue_rollout(worker_id, timeout=timeout, **rest)
+
+
+async def test_an_idle_runner_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "LONGEST_HOLD", 0.1)
+    store, event = Asked(), threading.Event()
+    runner = runner_of(poll_interval=0.04)
+    with runner.run_context(agent=one, store=store):
+        serving = asyncio.create_task(runner.iter(event=event))
+        await asyncio.sleep(0.5)
+        idle = list(store.holds)
+        made = await store.enqueue_rollout(input="x")
+        assert len(await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=10)) == 1
+        while store.holds.count(0.04) < 2:  # noqa: ASYNC110 -- after a task it begins anew; the test's time limit ends it
+            await asyncio.sleep(0.001)
+        event.set()
+        await serving
+    assert idle[0] == 0.04
+    assert 0.06 <= idle[1] <= 0.08, "spread, so that runners that began together do not ask together"
+    assert all(0.075 <= hold <= 0.1 for hold in idle[2:])
+    await store.close()
+
+
 class OldFashioned(InMemoryLightningStore):
     """A store of somebody else's, whose claims cannot wait."""
 
@@ -301,6 +334,25 @@ async def test_a_long_outage_ends_the_runner_with_an_error() -> None:
     await store.close()
 
 
+class Deaf(InMemoryLightningStore):
+    """A store that never answers a claim."""
+
+    @override
+    async def dequeue_rollout(self, *args: Any, **kwargs: Any) -> AttemptedRollout | None:
+        await asyncio.Event().wait()
+
+
+async def test_a_claim_that_is_never_answered_ends_the_runner_when_the_outage_is_over() -> None:
+    store = Deaf()
+    runner = runner_of(store_unreachable_timeout=0.2, poll_interval=0.05)
+    with (
+        runner.run_context(agent=one, store=store),
+        pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"),
+    ):
+        await asyncio.wait_for(runner.iter(), 30)
+    await store.close()
+
+
 class Refusing(InMemoryLightningStore):
     """A store that takes no spans, or no ends of attempts."""
 
@@ -319,7 +371,7 @@ class Refusing(InMemoryLightningStore):
         return await super().update_attempt(*args, **kwargs)
 
 
-async def test_lost_spans_are_an_infrastructure_fault_and_no_success() -> None:
+async def test_refused_spans_are_an_infrastructure_fault_and_no_success() -> None:
     store = Refusing()
     store.spans = False
     made = await store.enqueue_rollout(input="x")
@@ -328,7 +380,8 @@ async def test_lost_spans_are_an_infrastructure_fault_and_no_success() -> None:
         await runner.iter()
     played = await store.get_rollout_by_id(made.rollout_id)
     assert isinstance(played, AttemptedRollout)
-    assert (played.attempt.outcome, played.attempt.outcome_reason) == ("infrastructure_fault", "spans_lost")
+    assert (played.attempt.outcome, played.attempt.outcome_reason) == ("infrastructure_fault", "spans_refused")
+    assert (played.status, played.attempt.sequence_id) == ("failed", 1), "a repetition would be refused, too"
     await store.close()
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.threads import Threads
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.utils.concurrency.call_threads import Threads
 
 
 async def test_one_thread_plays_one_rollout_after_another_and_ends_with_the_worker(

@@ -97,7 +97,8 @@ class Task:
         if number < 0:
             number = self.issued = self.issued + 1
         latest = attempt is self.tries[-1]
-        attempt.spans.append((span_id, number, not latest))
+        over = attempt.status in ("failed", "succeeded") or (attempt.status == "timeout" and self.status in FINISHED)
+        attempt.spans.append((span_id, number, over or not latest))
         attempt.heard = now
         if attempt.status in RUNNING or (attempt.status == "unresponsive" and latest):
             attempt.status = "running"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.store import scripts
-from agentlightning.store.backend import Backend
 from agentlightning.store.memory import MemoryBackend
+from agentlightning.store.rules import enqueue as rules
+from agentlightning.store.rules.tx import Backend
 from agentlightning.store.sqlite import SQLiteBackend
 from agentlightning.types import EnqueueRolloutRequest
 
@@ -30,7 +30,7 @@ def same_first(index: int) -> str:
 
 def enqueue(backend: Backend, question: str, now: float) -> str:
     requests = [EnqueueRolloutRequest(input=question)]
-    [rollout], _ = backend.execute(lambda tx: scripts.enqueue(tx, now, same_first, requests))
+    [rollout], _ = backend.execute(lambda tx: rules.enqueue(tx, now, same_first, requests))
     assert rollout.input == question
     return rollout.rollout_id
 
@@ -48,7 +48,7 @@ def test_a_rollout_started_at_once_draws_again_too(backend: Backend) -> None:
 
     def start() -> str:
         (rollout, attempt), _ = backend.execute(
-            lambda tx: scripts.start_rollout(tx, LATER, same_first, "at-1", request, "w")
+            lambda tx: rules.start_rollout(tx, LATER, same_first, "at-1", request, "w")
         )
         assert (rollout.input, attempt.attempt_id) == ("two", "at-1")
         return rollout.rollout_id

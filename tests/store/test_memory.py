@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import BadRequestError, BusyError, GoneError
-from agentlightning.store import scripts
 from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.rules.resources import forget_resources
 from agentlightning.types import AttemptedRollout, PromptTemplate, RetentionPolicy, Span
 
 
@@ -115,7 +115,7 @@ async def test_resources_of_a_run_go_with_its_last_rollout_when_a_policy_says_wh
     kept = await store.add_resources({"p": template}, run_id="going on")
     await store.enqueue_rollout(input=1, run_id="going on")
     later = store._runtime.now() + 7200
-    store._runtime.write_now(lambda tx: scripts.forget_resources(tx, later, 3600.0))
+    store._runtime.write_now(lambda tx: forget_resources(tx, later, 3600.0))
     assert await store.get_resources_by_id(gone.resources_id) is None
     assert await store.get_latest_resources(run_id="over") is None
     assert (await store.get_latest_resources(run_id="going on")) == kept

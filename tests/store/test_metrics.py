@@ -20,12 +20,12 @@ from typing_extensions import override
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
-from agentlightning.store.http_metrics import HttpMetrics, path_templates, prometheus_response, prometheus_routes
+from agentlightning.store.http.metrics import HttpMetrics, path_templates, prometheus_response, prometheus_routes
+from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.routes import OPERATIONS, PREFIX
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import RolloutConfig
-from agentlightning.utils.auth import Message, Receive, Scope, Send
+from agentlightning.utils.http.auth import Message, Receive, Scope, Send
 from agentlightning.utils.metrics import ImmediateBackend, PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 

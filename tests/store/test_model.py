@@ -19,7 +19,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Span
-from tests.chaos.places import SPECS, fresh_place
+from tests.chaos.stores import SPECS, fresh_place
 from tests.store.reference_model import FINISHED, Task
 from tests.store.side_by_side import SideBySide, with_token
 

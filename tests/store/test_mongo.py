@@ -25,15 +25,20 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import BadRequestError, ConflictError, StoreUnreachableError, TooLargeError
-from agentlightning.store import scripts
-from agentlightning.store.backend import Tx
 from agentlightning.store.base import request_token
-from agentlightning.store.query import sortable_fields
+from agentlightning.store.rules.claims import claim
+from agentlightning.store.rules.deletion import delete
+from agentlightning.store.rules.enqueue import enqueue
+from agentlightning.store.rules.query import sortable_fields
+from agentlightning.store.rules.resources import publish
+from agentlightning.store.rules.spans import add_spans
+from agentlightning.store.rules.tx import Tx
+from agentlightning.store.rules.updates import update_attempt
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, Span
 from tests.stubs.mongo_server import MongoServer
 
 if importlib.util.find_spec("pymongo") is None:
-    pytest.skip("pymongo is not installed (pip install 'agentlightning[mongo]')", allow_module_level=True)
+    pytest.skip("pymongo is not installed (pip install 'agl-framework[mongo]')", allow_module_level=True)
 
 import pymongo
 from pymongo import monitoring
@@ -42,9 +47,9 @@ from agentlightning.store.mongo import MongoBackend, MongoLightningStore
 from agentlightning.store.mongo import flush as mongo_flush
 from agentlightning.store.mongo import queue as mongo_queue
 from agentlightning.store.mongo import tx as mongo_tx
+from agentlightning.store.mongo.change_numbers import FOREIGN_SECONDS, Horizon
 from agentlightning.store.mongo.documents import Partition
 from agentlightning.store.mongo.link import Place
-from agentlightning.store.mongo.numbers import FOREIGN_SECONDS, Horizon
 
 
 @pytest.fixture
@@ -176,14 +181,14 @@ def _steps() -> dict[str, Callable[[Tx], Any]]:
     prompt = {"p": PromptTemplate(template="", engine="jinja")}
     spans = [_numbered_span(f"ro-{i % 2}", f"at-{i % 2}", i) for i in range(5)]
     return {
-        "publish": lambda tx: scripts.publish(tx, 1.0, "r", "t1", prompt, None),
-        "publish again": lambda tx: scripts.publish(tx, 2.0, "r", "t2", prompt, None),
-        "enqueue": lambda tx: scripts.enqueue(tx, 3.0, str, requests),
-        "claim": lambda tx: scripts.claim(tx, 4.0, str, "t3", None, "w", 2),
-        "add spans": lambda tx: scripts.add_spans(tx, 5.0, spans),
-        "end": lambda tx: scripts.update_attempt(tx, 6.0, "ro-0", "at-0", {"status": "succeeded"}),
-        "fail": lambda tx: scripts.update_attempt(tx, 7.0, "ro-1", "at-1", {"status": "failed"}),
-        "delete": lambda tx: scripts.delete(tx, ["ro-0", "ro-1"], "force"),
+        "publish": lambda tx: publish(tx, 1.0, "r", "t1", prompt, None),
+        "publish again": lambda tx: publish(tx, 2.0, "r", "t2", prompt, None),
+        "enqueue": lambda tx: enqueue(tx, 3.0, str, requests),
+        "claim": lambda tx: claim(tx, 4.0, str, "t3", None, "w", 2),
+        "add spans": lambda tx: add_spans(tx, 5.0, spans),
+        "end": lambda tx: update_attempt(tx, 6.0, "ro-0", "at-0", {"status": "succeeded"}),
+        "fail": lambda tx: update_attempt(tx, 7.0, "ro-1", "at-1", {"status": "failed"}),
+        "delete": lambda tx: delete(tx, 8.0, ["ro-0", "ro-1"], "force"),
     }
 
 
@@ -205,8 +210,8 @@ def _contents(backend: MongoBackend) -> Any:
         return records, spans, [tx.scan(kind) for kind in kinds], tx.counts(), tx.held("w", 9)  # type: ignore[arg-type]
 
     there = repr(backend.execute(read, write=False)[0])
-    claims = backend.execute(lambda tx: scripts.claim(tx, 9.0, lambda n: f"z{n}", None, None, None, 10))[0]
-    return there, [rollout.rollout_id for rollout, _ in claims]
+    claims = backend.execute(lambda tx: claim(tx, 9.0, lambda n: f"z{n}", None, None, None, 10))[0]
+    return there, [rollout.rollout_id for rollout, _ in claims.claims]
 
 
 class _Killer(monitoring.CommandListener):
@@ -305,8 +310,8 @@ def test_a_process_that_dies_between_any_two_commands_leaves_what_a_repeated_tok
 
 def test_a_change_of_this_process_holds_back_those_behind_it_until_it_is_written() -> None:
     horizon = Horizon()
-    horizon.drew(1, 2, now=0.0)
-    horizon.drew(3, 3, now=0.0)
+    horizon.allocated(1, 2, now=0.0)
+    horizon.allocated(3, 3, now=0.0)
     horizon.finished(3, 0.0, sure=True)
     assert horizon.visible(0.0, 0, ()) == 0
     horizon.finished(1, 0.0, sure=True)
@@ -324,7 +329,7 @@ def test_a_change_of_another_process_is_waited_for_until_it_shows_or_a_second_ha
 
 def test_a_change_whose_fate_is_unknown_is_waited_for_like_that_of_another_process() -> None:
     horizon = Horizon()
-    horizon.drew(1, 1, now=0.0)
+    horizon.allocated(1, 1, now=0.0)
     horizon.finished(1, 5.0, sure=False)
     assert horizon.visible(5.0, 0, ()) == 0
     assert horizon.visible(5.0 + FOREIGN_SECONDS, 0, ()) == 1
@@ -444,19 +449,6 @@ async def test_partitions_do_not_see_each_other_whatever_their_names(mongo_uri: 
     assert (await two.statistics())["total_rollouts"] == 0
     await one.close()
     await two.close()
-
-
-async def test_a_database_of_a_newer_version_is_refused(mongo_uri: str) -> None:
-    if os.environ.get("AGL_TEST_MONGO_URI"):
-        pytest.skip("not in a server that others use")
-    with pymongo.MongoClient[Any](mongo_uri) as client:
-        schema = client["agentlightning"]["agl_counters"]
-        schema.update_one({"_id": "schema"}, {"$set": {"version": 99}})
-        try:
-            with pytest.raises(ConflictError, match="schema version 99"):
-                MongoLightningStore(mongo_uri)
-        finally:
-            schema.update_one({"_id": "schema"}, {"$set": {"version": 1}})
 
 
 async def test_a_span_comes_back_as_it_was_with_nothing_of_the_databases(store: MongoLightningStore) -> None:

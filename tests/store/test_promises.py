@@ -29,13 +29,16 @@ from agentlightning.store import (
     LightningStoreServer,
     LightningStoreThreaded,
     SQLiteLightningStore,
-    scripts,
 )
-from agentlightning.store.backend import Backend, Record
 from agentlightning.store.base import is_finished
+from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import MemoryBackend
-from agentlightning.store.query import Plan
-from agentlightning.store.routes import PREFIX
+from agentlightning.store.rules.claims import claim, forget_claim_tokens
+from agentlightning.store.rules.enqueue import enqueue
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import Backend, Record
+from agentlightning.store.rules.updates import update_attempt
+from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
 from agentlightning.store.sqlite import SQLiteBackend
 from agentlightning.store.sqlite.tx import SQLiteTx
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
@@ -160,24 +163,29 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
 
 def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend) -> None:
     def fill(tx: Any) -> None:
-        scripts.enqueue(tx, 0.0, str, [EnqueueRolloutRequest(input=1)] * 3)
+        enqueue(tx, 0.0, str, [EnqueueRolloutRequest(input=1)] * 3)
         for worker in ("gone", "holds"):
-            scripts.heartbeat(tx, 0.0, worker, {}, None)
+            heartbeat(tx, 0.0, worker, {}, None)
 
     def left(tx: Any) -> tuple[list[str], int]:
         return [key for key, _ in tx.scan("worker")], tx.count_rows("claim")
 
     backend.execute(fill)
-    backend.execute(lambda tx: scripts.claim(tx, 0.0, str, "token", None, "holds", 1))
+    backend.execute(lambda tx: claim(tx, 0.0, str, "token", None, "holds", 1))
 
     def forget(now: float) -> None:
-        backend.execute(lambda tx: scripts.forget_silent_workers(tx, now, 30.0))
-        backend.execute(lambda tx: scripts.forget_claim_tokens(tx, now))
+        backend.execute(lambda tx: forget_silent_workers(tx, now, 30.0))
+        backend.execute(lambda tx: forget_claim_tokens(tx, now))
 
     forget(500.0)
     assert backend.execute(left, write=False)[0] == (["gone", "holds"], 1)
     forget(90_000.0)
-    assert backend.execute(left, write=False)[0] == (["holds"], 0)
+    assert backend.execute(left, write=False)[0] == (["holds"], 1), "its claim is in hand, and may be asked for yet"
+    backend.execute(lambda tx: update_attempt(tx, 90_000.0, "ro-0", "latest", {"status": "succeeded"}))
+    forget(90_500.0)
+    assert backend.execute(left, write=False)[0][1] == 1
+    forget(91_000.0)
+    assert backend.execute(left, write=False)[0][1] == 0
 
 
 # --- waiting -----------------------------------------------------------------------------------------------------
@@ -378,6 +386,7 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
     tx.next_available("r")
     tx.due(1.0, 10)
     tx.held("w", 10)
+    tx.any_held()
     tx.changes("0", 10)
     tx.span_bodies(rollout_id, None)
     tx.span_bodies(rollout_id, attempt_id)

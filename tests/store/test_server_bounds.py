@@ -12,8 +12,8 @@ import pytest
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.routes import PREFIX
 from agentlightning.store.sqlite import SQLiteLightningStore
 from tests.stubs.raw_http import Answer, exchange, request
 

@@ -10,16 +10,16 @@ import pytest
 from starlette.routing import Route
 
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.openapi import openapi_document
+from agentlightning.store.http.operations import ELSEWHERE, OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.openapi import openapi_document
-from agentlightning.store.routes import ELSEWHERE, OPERATIONS, PREFIX
 from agentlightning.types.attempt_key import attempt_key
 from agentlightning.utils.metrics import PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from agentlightning.utils.version import VERSION
 from tests.stubs.raw_http import Answer, exchange, request
 
-TOKEN = "right-token"
+TOKEN = "the-token-of-this-server"
 OPEN = {("GET", "/health"), ("GET", f"{PREFIX}/health")}
 """What is served without a token; a further entry needs a ruling."""
 KEYS = {

@@ -13,9 +13,9 @@ import pytest
 
 from agentlightning.errors import WIRE_ERRORS
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.events import EVENTS_PATH
+from agentlightning.store.http.event_stream import EVENTS_PATH
+from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.routes import PREFIX
 from agentlightning.types import LLM, PaginatedResult, ProxyLLM, ResourcesUpdate, Span
 from agentlightning.types.attempt_key import attempt_key
 

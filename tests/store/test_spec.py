@@ -100,7 +100,7 @@ def test_a_driver_that_is_not_installed_is_named_with_the_command_that_installs_
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
     assert f"'{package}'" in done.stdout, done.stderr
-    assert f"pip install 'agentlightning[{extra}]'" in done.stdout
+    assert f"pip install 'agl-framework[{extra}]'" in done.stdout
     assert issubclass(MissingExtraError, ImportError)
 
 

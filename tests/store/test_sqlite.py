@@ -115,14 +115,6 @@ async def _make_first_version(path: Path) -> None:
     db.close()
 
 
-def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "new.db")
-    db.execute("PRAGMA user_version = 99")
-    db.close()
-    with pytest.raises(ConflictError, match=r"schema version 99.*knows up to"):
-        SQLiteLightningStore(tmp_path / "new.db")
-
-
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "theirs.db"
     db = sqlite3.connect(path)

@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.errors import ConflictError
 from agentlightning.store import spec
-from agentlightning.store.lifecycle import (
+from agentlightning.store.rules.lifecycle import (
     ATTEMPT_STATUSES,
     LEASE_EXPIRED,
     ROLLOUT_STATUSES,

@@ -24,9 +24,9 @@ from agentlightning.store import (
     SQLiteLightningStore,
 )
 from agentlightning.store.base import UNSET, request_token
-from agentlightning.store.complete import CompletedStore
-from agentlightning.store.forward import COMPOSED, FORWARDED
-from agentlightning.store.scoped import LightningStoreScoped
+from agentlightning.store.wrappers.compat import CompletedStore
+from agentlightning.store.wrappers.forward import COMPOSED, FORWARDED
+from agentlightning.store.wrappers.run_scope import LightningStoreScoped
 from agentlightning.types import (
     AttemptedRollout,
     AttemptError,

@@ -1,4 +1,4 @@
-"""A wait for many rollouts that is asked for chunk by chunk goes on: it misses nothing, and looks at each once."""
+"""A wait that is asked for chunk by chunk goes on: it misses nothing, and looks at the store once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store import kept_waits, scripts
-from agentlightning.store.engine import EngineStore
-from agentlightning.store.kept_waits import KeptWait, KeptWaits
+from agentlightning.store.base import request_token
+from agentlightning.store.client_server import LightningStoreServer
+from agentlightning.store.engine import store as engine_store
+from agentlightning.store.engine import waiters
+from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Waiters
+from agentlightning.store.http import client
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.store.waiters import Waiters
 from agentlightning.types import EnqueueRolloutRequest
 
 MANY = 300
@@ -32,13 +35,13 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rollouts of each look."""
     counted: list[int] = []
-    look = scripts.ended_rollouts
+    look = engine_store.ended_rollouts
 
     def counting(tx: Any, rollout_ids: Any) -> Any:
         counted.append(len(rollout_ids))
         return look(tx, rollout_ids)
 
-    monkeypatch.setattr(scripts, "ended_rollouts", counting)
+    monkeypatch.setattr(engine_store, "ended_rollouts", counting)
     return counted
 
 
@@ -103,13 +106,137 @@ async def test_a_wait_with_unknown_rollouts_waits_for_the_known_ones_only(store:
 
 
 async def test_a_wait_that_nobody_asks_for_again_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_waits, "_KEEP_SECONDS", 0.01)
-    waiters, kept = Waiters(), KeptWaits()
-    with waiters.for_keys([("end", "ro-1")]) as waiter:
-        waiter.kept = kept.keep("what", KeptWait(waiter, [], 0.0))
-    assert waiters.parked == 1
+    monkeypatch.setattr(waiters, "_KEEP_SECONDS", 0.01)
+    parked, kept = Waiters(), KeptWaits(most=64)
+    with parked.for_keys([("end", "ro-1")]) as waiter:
+        assert waiter.set_aside()
+        kept.keep("what", KeptWait(waiter, [], 0.0))
+    assert parked.parked == 1
     let_go = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(0.05, let_go.set_result, None)
     await let_go
-    assert waiters.parked == 0
+    assert parked.parked == 0
     assert kept.take("what", None) is None
+
+
+# --- idle workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The worker of each look at the queue."""
+    counted: list[str | None] = []
+    look = engine_store.claim
+
+    def counting(tx: Any, *, worker_id: str, **how: Any) -> Any:
+        counted.append(worker_id)
+        return look(tx, worker_id=worker_id, **how)
+
+    monkeypatch.setattr(engine_store, "claim", counting)
+    return counted
+
+
+async def test_an_idle_worker_that_asks_again_looks_at_the_queue_once(store: EngineStore, claims: list[Any]) -> None:
+    for _ in range(3):
+        assert await store.dequeue_rollout(worker_id="w", timeout=0.05) is None
+    assert claims == ["w"]
+
+
+async def test_work_that_comes_between_two_questions_is_claimed_at_once(store: EngineStore) -> None:
+    for number in range(3):
+        assert await store.dequeue_rollout(worker_id="w", timeout=0.02) is None
+        await store.enqueue_rollout(number)
+        claim = await store.dequeue_rollout(worker_id="w", timeout=60)
+        assert claim is not None
+        assert claim.input == number
+
+
+async def test_work_that_comes_during_a_later_question_wakes_it(store: EngineStore) -> None:
+    assert await store.dequeue_rollout(worker_id="w", timeout=0.02) is None
+    asking = asyncio.create_task(store.dequeue_rollout(worker_id="w", timeout=60))
+    await asyncio.sleep(0.01)
+    made = await store.enqueue_rollout("task")
+    claim = await asking
+    assert claim is not None
+    assert claim.rollout_id == made.rollout_id
+
+
+async def test_a_worker_that_does_not_come_back_keeps_nothing_from_the_others(store: EngineStore) -> None:
+    gone = [store.dequeue_rollout(worker_id=f"gone-{number}", timeout=0.02) for number in range(5)]
+    assert await asyncio.gather(*gone) == [None] * 5
+    asking = [asyncio.create_task(store.dequeue_rollout(worker_id=f"w-{number}", timeout=60)) for number in range(2)]
+    await asyncio.sleep(0.02)
+    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in range(2)])
+    found = await asyncio.gather(*asking)
+    assert sorted(claim.rollout_id for claim in found if claim) == sorted(rollout.rollout_id for rollout in made)
+
+
+async def test_workers_of_two_runs_keep_questions_of_their_own(store: EngineStore) -> None:
+    for run_id in ("a", "b"):
+        assert await store.dequeue_rollout(worker_id="w", timeout=0.02, run_id=run_id) is None
+    made = await store.enqueue_rollout("task", run_id="b")
+    assert await store.dequeue_rollout(worker_id="w", timeout=0.02, run_id="a") is None
+    claim = await store.dequeue_rollout(worker_id="w", timeout=60, run_id="b")
+    assert claim is not None
+    assert claim.rollout_id == made.rollout_id
+
+
+async def test_many_idle_workers_lose_no_work_while_it_comes_at_any_moment(store: EngineStore) -> None:
+    claimed: list[str] = []
+    everything = asyncio.Event()
+
+    async def work(worker_id: str) -> None:
+        while not everything.is_set():
+            claim = await store.dequeue_rollout(worker_id=worker_id, timeout=0.003)
+            if claim is not None:
+                claimed.append(claim.rollout_id)
+                if len(claimed) == MANY:
+                    everything.set()
+
+    workers = [asyncio.create_task(work(f"w-{number}")) for number in range(20)]
+    made: list[str] = []
+    for number in range(MANY):
+        made.append((await store.enqueue_rollout(number)).rollout_id)
+        await asyncio.sleep(0.001 * (number % 4))
+    await asyncio.gather(*workers)
+    assert sorted(claimed) == sorted(made)
+
+
+async def test_a_copy_of_an_answered_claim_passes_the_work_on_that_woke_it(store: EngineStore) -> None:
+    async def ask(token: str, worker: str, timeout: float) -> Any:
+        request_token.set(token)
+        return await store.dequeue_rollout(worker, timeout=timeout)
+
+    assert await asyncio.create_task(ask("before", "w", 0.05)) is None
+    assert await asyncio.create_task(ask("answered", "w", 0.05)) is None
+    copy = asyncio.create_task(ask("answered", "w", 20.0))
+    await asyncio.sleep(0.05)
+    other = asyncio.create_task(ask("other", "v", 20.0))
+    await asyncio.sleep(0.05)
+    await enqueue(store, 1)
+    claim = await asyncio.wait_for(other, 15.0)
+    assert claim is not None
+    assert await copy is None
+
+
+async def test_a_long_question_with_a_token_of_the_callers_is_asked_in_chunks(
+    store: EngineStore, monkeypatch: pytest.MonkeyPatch, claims: list[Any]
+) -> None:
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.1)
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    asker = client.LightningStoreClient(server.endpoint)
+    token = request_token.set("the callers own")
+    try:
+        asking = asyncio.create_task(asker.dequeue_rollout(timeout=60))
+    finally:
+        request_token.reset(token)
+    await asyncio.sleep(0.5)
+    asked = len(claims)
+    made = await store.enqueue_rollout("task")
+    claim = await asking
+    assert claim is not None
+    assert claim.rollout_id == made.rollout_id
+    assert asked < 20, "each chunk is held open"
+    await asker.close()
+    await server.stop()

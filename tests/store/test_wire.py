@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from agentlightning.store.routes import API_AGL_PREFIX, OPERATIONS, PREFIX
+from agentlightning.store.http.operations import API_AGL_PREFIX, OPERATIONS, PREFIX
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -216,7 +216,7 @@ async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
 
 def test_every_row_of_the_table_is_asked_in_this_file() -> None:
     """So that a route that is added gets its line in the tests of the wire form."""
-    asked = Path(__file__).read_text() + (Path(__file__).parent / "test_routes.py").read_text()
+    asked = Path(__file__).read_text() + (Path(__file__).parent / "http" / "test_operations.py").read_text()
     ways = {path for op in OPERATIONS.values() for path in (op.row.path, *(path for _, path in op.row.also))}
     last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}
     assert {part for part in last if f"/{part}" not in asked} <= {"search"}

@@ -15,11 +15,9 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from typing_extensions import Self
-
-from agentlightning.utils.background import BackgroundLoop
+from agentlightning.utils.concurrency.background import BackgroundLoop
 from tests.stubs.model_replies import REPLIES
 
 Json = dict[str, Any]

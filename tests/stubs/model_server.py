@@ -16,11 +16,9 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from typing_extensions import Self
-
-from agentlightning.utils.background import BackgroundLoop
+from agentlightning.utils.concurrency.background import BackgroundLoop
 from tests.stubs.model_replies import REPLIES, encode, logprobs_of
 
 __all__ = ["Exchange", "Fault", "ModelServer", "echo", "encode", "logprobs_of"]
@@ -89,7 +87,7 @@ class ModelServer:
         self.port = 0
         self._loop = BackgroundLoop("stub-model-server")
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._open = asyncio.Event()
         self._open.set()
         self._held_from: int | None = None
@@ -157,23 +155,25 @@ class ModelServer:
         self._server.close()
         for _ in range(5):  # turns of the loop, so that a connection that was just accepted has its handler
             await asyncio.sleep(0)
-        open_ones = list(self._connections)
+        open_ones = dict(self._connections)
         for connection in open_ones:
             connection.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
-        await asyncio.sleep(0)  # each closes its transport in the next turn
+        for writer in open_ones.values():
+            writer.transport.abort()  # a close waits until what is written has gone out, which may be never
+        await asyncio.sleep(0)  # each closes its socket in the next turn
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        self._connections.add(connection)
+        self._connections[connection] = writer
         try:
             while await self._one_request(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._connections.discard(connection)
+            del self._connections[connection]
             writer.close()
 
     async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

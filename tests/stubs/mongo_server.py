@@ -19,9 +19,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
-from typing_extensions import Self
 
 _NEEDED = "pip install pymongo nx-27017, or name a server in AGL_TEST_MONGO_URI"
 

@@ -18,9 +18,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
-from typing_extensions import Self
 
 _SETTINGS = (
     "listen_addresses=",
@@ -135,7 +135,7 @@ def _unprivileged_user() -> str | None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A server of the session's own, which a test may stop if it starts it again."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agentlightning[postgres]')")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agl-framework[postgres]')")
     with PostgresServer() as server:
         yield server
 
@@ -145,7 +145,7 @@ def postgres_uri(request: pytest.FixtureRequest) -> str:
     """The URI of a database; each test takes a partition of its own in it."""
     named = os.environ.get("AGL_TEST_POSTGRES_URI")
     if named:
-        pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agentlightning[postgres]')")
+        pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'agl-framework[postgres]')")
         return named
     server: PostgresServer = request.getfixturevalue("postgres_server")
     return server.uri

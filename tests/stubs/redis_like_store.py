@@ -1,7 +1,7 @@
 """A store that a user wrote for an earlier form of the contract, over a key-value server: keys, lists and counters.
 
 `KeyValueServer` is that server, on a real socket. `RedisLikeStore` knows one run, no waiting claims, no batches, no
-workers, no outcomes, no events and no deletion. It is what `agentlightning/store/complete.py` is for.
+workers, no outcomes, no events and no deletion. It is what `agentlightning/store/wrappers/compat.py` is for.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import json
 import socketserver
 import threading
 import time
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapabilities, is_finished
 from agentlightning.store.utils import rollout_status_from_attempt

@@ -25,7 +25,7 @@ needs_langchain = pytest.mark.skipif(
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.tracer.agentops.AGENTOPS_INSTALLED", False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agentlightning\[agentops\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agl-framework\[agentops\]'"):
         AgentOpsTracer()
 
 

@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from agentlightning.errors import MissingExtraError
-from agentlightning.tracer.collector import Collector, collector_of
-from agentlightning.tracer.mirror import Mirror
-from agentlightning.tracer.sending import retry_after, sender_to
+from agentlightning.tracer.export.exporter import Mirror
+from agentlightning.tracer.export.settings import Collector, collector_of
+from agentlightning.tracer.export.transport import sender_to
 
 from .test_mirror import some_spans
 
@@ -76,7 +76,7 @@ def test_the_protocol_is_said_by_its_variable_else_by_the_port(
 def test_grpc_without_its_package_is_an_error_that_names_the_address_for_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        MissingExtraError, match=r"http://otel:4318 is the usual one for HTTP.*agentlightning\[otlp-grpc\]"
+        MissingExtraError, match=r"http://otel:4318 is the usual one for HTTP.*agl-framework\[otlp-grpc\]"
     ):
         collector_of({ENDPOINT: "http://otel:4317"})
 
@@ -109,13 +109,6 @@ def test_headers_do_not_show_in_the_text_of_a_collector() -> None:
     assert collector is not None
     assert collector.headers == {"api-key": "secret"}
     assert "secret" not in repr(collector.headers.keys()) + collector.shown
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"), [(None, None), ("7", 7.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)]
-)
-def test_retry_after_is_read_as_a_number_or_as_a_date(header: str | None, seconds: float | None) -> None:
-    assert retry_after(header) == seconds
 
 
 # --- gRPC --------------------------------------------------------------------------------------------------------
@@ -157,7 +150,7 @@ def retry_details(seconds: int) -> bytes:
 
 def test_over_grpc_spans_arrive_after_the_failures_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     grpc = pytest.importorskip("grpc", reason="gRPC needs the extra otlp-grpc")
-    monkeypatch.setattr("agentlightning.tracer.mirror._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("agentlightning.tracer.export.exporter._FIRST_PAUSE", 0.01)
     codes = grpc.StatusCode
     collector = GrpcCollector(grpc, (codes.UNAVAILABLE, None), (codes.RESOURCE_EXHAUSTED, retry_details(0)))
     mirror = Mirror(sender_to(Collector(collector.address, "grpc", headers={"api-key": "k"})), "grpc")

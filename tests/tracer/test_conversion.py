@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from enum import Enum
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from agentlightning.types import AttemptedRollout
 from .test_otel import ids
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     TOOL = "tool"
 
 

@@ -101,10 +101,11 @@ async def test_the_exception_of_the_body_goes_before_a_failed_delivery(
 
 
 async def test_a_store_that_stays_away_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.tracer.delivery.deliver.__defaults__", (0.2,))
+    monkeypatch.setattr(OtelTracer, "store_unreachable_timeout", 0.2)
     store = Moody(*[ConnectionError("away")] * 100)
-    with pytest.raises(TraceDeliveryError, match="ConnectionError: away"):
+    with pytest.raises(TraceDeliveryError, match="ConnectionError: away") as raised:
         await trace_on(store, "a")
+    assert raised.value.unanswered
 
 
 async def test_a_long_trace_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,14 @@ import pickle
 import pytest
 from opentelemetry import trace as trace_api
 
-from agentlightning.emitter import emit_message, emit_reward
+from agentlightning.emitter import emit_message, emit_reward, find_final_reward
+from agentlightning.semconv import AGL_SPANS_CUT, LightningCutAttributes
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.tracer.scope import spans_left_out
 from agentlightning.types import AttemptedRollout, Span, TraceStatus
+
+KEPT, LEFT_OUT = LightningCutAttributes.KEPT.value, LightningCutAttributes.LEFT_OUT.value
 
 
 def ids(rollout: AttemptedRollout) -> dict[str, str]:
@@ -210,8 +214,19 @@ async def test_a_trace_is_bounded_but_for_rewards(
             for _ in range(4):
                 emit_message("x")
             emit_reward(1.0)
-    assert len(tracer.get_last_trace()) == 3
+    *_, reward, mark = trace = tracer.get_last_trace()
+    assert (len(trace), find_final_reward([reward])) == (4, 1.0)
+    assert (mark.name, mark.attributes) == (AGL_SPANS_CUT, {KEPT: 3, LEFT_OUT: 2})
     assert caplog.text.count("only rewards are kept") == 1
+
+
+async def test_of_endless_rewards_the_last_one_is_kept(tracer: OtelTracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.tracer.scope.MOST_SPANS", 2)
+    async with tracer.trace_context():
+        for value in range(50):
+            emit_reward(float(value))
+    trace = tracer.get_last_trace()
+    assert (find_final_reward(trace), len(trace), spans_left_out(trace)) == (49.0, 5, 46)
 
 
 def test_a_span_converted_once_keeps_the_fields_of_opentelemetry() -> None:

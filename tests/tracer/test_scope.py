@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextvars
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from opentelemetry import trace
 
 from agentlightning.emitter import emit_message, emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
@@ -73,7 +76,8 @@ async def test_a_plain_thread_cannot_choose_between_two_scopes(
     await opened.wait()
     async with tracer.trace_context("trace", **ids(rollout)):
         with ThreadPoolExecutor(1) as pool:
-            error = await asyncio.to_thread(lambda: pool.submit(emit_message, "whose?").exception())
+            nowhere = contextvars.Context()  # as in a thread that was started before both
+            error = await asyncio.to_thread(lambda: nowhere.run(pool.submit, emit_message, "whose?").exception())
     done.set()
     await holding
     assert isinstance(error, RuntimeError)
@@ -97,6 +101,127 @@ async def test_a_left_over_task_cannot_write_into_the_next_rollout(
         with pytest.raises(RuntimeError, match="No active tracer found"):
             await left_over
     assert await messages(store, other) == set()
+
+
+class _OwnRun(threading.Thread):
+    """A thread whose work is a method, as in libraries."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self._work = work
+
+    def run(self) -> None:
+        self._work()
+
+
+def _by_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def _by_subclass(work: Callable[[], object]) -> threading.Thread:
+    thread = _OwnRun(work)
+    thread.start()
+    return thread
+
+
+def _by_timer(work: Callable[[], object]) -> threading.Thread:
+    timer = threading.Timer(0.0, work)
+    timer.start()
+    return timer
+
+
+def _by_thread_of_thread(work: Callable[[], object]) -> threading.Thread:
+    return _by_thread(lambda: _by_thread(work).join())
+
+
+def _by_pool(work: Callable[[], object]) -> threading.Thread:
+    pool = ThreadPoolExecutor(1)
+    pool.submit(work)
+    pool.shutdown(wait=False)
+    return _by_thread(lambda: pool.shutdown(wait=True))
+
+
+def _by_context(work: Callable[[], object]) -> threading.Thread:
+    return _by_thread(lambda: contextvars.copy_context().run(work))
+
+
+def _by_bare_thread(work: Callable[[], object]) -> threading.Thread:
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def run(work: Callable[[], object], *, then: Callable[[], None]) -> None:
+        work()
+        then()
+
+    _thread.start_new_thread(run, (work,), {"then": ended.release})
+    return _by_thread(lambda: ended.acquire(timeout=30))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [_by_thread, _by_subclass, _by_timer, _by_thread_of_thread, _by_pool, _by_context, _by_bare_thread],
+    ids=lambda f: f.__name__,
+)
+async def test_a_left_over_thread_cannot_write_into_the_next_rollout(
+    store: InMemoryLightningStore,
+    tracer: OtelTracer,
+    rollout: AttemptedRollout,
+    start: Callable[[Callable[[], object]], threading.Thread],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go, raised = threading.Event(), list[Exception]()
+
+    def late() -> None:
+        go.wait(20)
+        trace.get_tracer("a library").start_span("late").end()
+        for emit in (lambda: emit_reward(100.0), lambda: emit_message("late")):
+            try:
+                emit()
+            except RuntimeError as error:
+                raised.append(error)
+
+    async with tracer.trace_context("first", **ids(rollout)):
+        left_over = start(late)
+    other = await store.start_rollout(input="other")
+    async with tracer.trace_context("second", **ids(other)):
+        emit_reward(0.5)
+        go.set()
+        await asyncio.to_thread(left_over.join)
+    assert [
+        span.attributes.get("agentlightning.reward.0.value") for span in await store.query_spans(other.rollout_id)
+    ] == [0.5]
+    assert list(await store.query_spans(rollout.rollout_id)) == []
+    assert [rollout.rollout_id in str(error) for error in raised] == [True, True]
+    assert caplog.text.count("still emits") == 1
+
+
+async def test_a_long_lived_pool_works_for_whoever_submits(store: InMemoryLightningStore, tracer: OtelTracer) -> None:
+    with ThreadPoolExecutor(1) as pool:  # its thread is started by the first rollout
+        for number in range(3):
+            rollout = await store.start_rollout(input=number)
+            async with tracer.trace_context("trace", **ids(rollout)):
+                await asyncio.to_thread(lambda said=str(number): pool.submit(emit_message, said).result())
+            assert await messages(store, rollout) == {str(number)}
+
+
+async def test_jobs_of_one_pool_find_their_rollout_among_many(
+    store: InMemoryLightningStore, tracer: OtelTracer
+) -> None:
+    meet = asyncio.Barrier(4)
+    with ThreadPoolExecutor(2) as pool:
+
+        async def play(rollout: AttemptedRollout) -> None:
+            async with tracer.trace_context("trace", **ids(rollout)):
+                await meet.wait()
+                await asyncio.wrap_future(pool.submit(emit_message, rollout.rollout_id))
+                await meet.wait()
+
+        rollouts = [await store.start_rollout(input=i) for i in range(4)]
+        await asyncio.gather(*(play(rollout) for rollout in rollouts))
+    for rollout in rollouts:
+        assert await messages(store, rollout) == {rollout.rollout_id}
 
 
 async def test_a_context_inside_a_context_is_refused_and_the_outer_one_goes_on(tracer: OtelTracer) -> None:

@@ -21,7 +21,7 @@ needs_weave = pytest.mark.skipif(
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.tracer.weave.WEAVE_INSTALLED", False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agentlightning\[weave\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'agl-framework\[weave\]'"):
         WeaveTracer()
 
 

@@ -291,9 +291,11 @@ def test_an_adapter_dict_configures_the_default_adapter() -> None:
 
 
 def test_nothing_warns_in_ordinary_use() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        agl.Trainer(algorithm="baseline", n_runners=2, strategy="shm", store="memory", hooks=[agl.Hook()])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer = agl.Trainer(algorithm="baseline", n_runners=2, strategy="shm", store="memory", hooks=[agl.Hook()])
+    assert [str(warning.message) for warning in warned] == []
+    assert (type(trainer.algorithm), type(trainer.strategy)) == (agl.Baseline, agl.SharedMemoryExecutionStrategy)
 
 
 def test_a_collector_that_cannot_be_used_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

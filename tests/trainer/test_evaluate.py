@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.evaluate import t_interval, t_quantile
-from agentlightning.algorithm.evaluation import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.algorithm.evaluation.statistics import t_interval, t_quantile
 from agentlightning.types import AttemptedRollout
 from tests.trainer.parts import tenth
 

@@ -9,7 +9,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.utils import with_timeout
 from agentlightning.store import LightningStore
-from agentlightning.trainer.run_view import merged
+from agentlightning.trainer.resume import merged
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 
 RETRIES: dict[str, Any] = {"max_attempts": 3, "retry_condition": ["failed"], "retry_delay_seconds": 0.01}

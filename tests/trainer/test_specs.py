@@ -136,8 +136,10 @@ def test_a_table_beside_the_one_that_the_algorithm_draws_is_refused() -> None:
 
 
 def test_a_part_that_the_algorithm_can_reach_is_welcome() -> None:
-    agl.Trainer(algorithm=whole_trainer, adapter=agl.LlmProxyTraceToTriplet, initial_resources={})
-    agl.Trainer(algorithm="baseline", adapter=agl.LlmProxyTraceToTriplet, initial_resources={})
+    for algorithm in (whole_trainer, "baseline"):
+        trainer = agl.Trainer(algorithm=algorithm, adapter=agl.LlmProxyTraceToTriplet, initial_resources={})
+        assert isinstance(trainer.adapter, agl.LlmProxyTraceToTriplet)
+        assert trainer.initial_resources == {}
 
 
 def test_an_adapter_without_an_algorithm_is_refused() -> None:

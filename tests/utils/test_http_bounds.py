@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
-from agentlightning.utils.auth import Receive, Scope, Send
-from agentlightning.utils.http_bounds import HttpBounds
+from agentlightning.utils.http.auth import Receive, Scope, Send
+from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from tests.stubs.raw_http import Answer, exchange, read_answer, request
 
@@ -19,17 +21,28 @@ LARGE = 16 * 1024 * 1024
 
 
 class App:
-    """`/large` answers with 16 MiB, `/stream` without end, `/late` reads its body late; the rest echoes its body."""
+    """`/large` answers with 16 MiB, `/stream` without end, `/late` reads its body late, `/wait` answers when its client
+    leaves; the rest echoes its body."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.left = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
         if scope["path"] == "/late":
             await asyncio.sleep(1.0)
         body, more = b"", True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
+                self.left.set()
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            self.left.set()
+            return
         if scope["path"] == "/stream":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while True:
@@ -59,6 +72,10 @@ async def rest_of(port: int, *pieces: bytes, seconds: float = 10.0) -> bytes:
         return await asyncio.wait_for(reader.read(), seconds)
     finally:
         writer.close()
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks)
 
 
 def assert_is_refusal(answer: Answer, status: int) -> None:
@@ -154,6 +171,13 @@ async def test_a_request_is_not_late_while_it_is_the_server_that_does_not_read(s
         pytest.param([b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"], 400, id="two lengths"),
         pytest.param([b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"], 400, id="negative length"),
         pytest.param([b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], 400, id="bad chunk"),
+        pytest.param([chunked(b"0\r\na: b\r\n\r\n")], 400, id="trailer"),
+        pytest.param([chunked(b"1;x=" + b"y" * 140_000)], 400, id="chunk extension"),
+        pytest.param([chunked(b"1\r\nx\r\n" * 60_000)], 400, id="small chunks"),
+        pytest.param([b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"], 501, id="encoding"),
+        pytest.param([b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], 400, id="HTTP/1.0"),
+        pytest.param([b"POST / HTTP/1.1\r\n" + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n"], 400, id="twice"),
+        pytest.param([b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 257 + b"\r\n"], 431, id="small headers"),
         pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="bytes in the URL"),
         pytest.param([b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="CONNECT"),
     ],
@@ -162,6 +186,38 @@ async def test_a_request_beyond_the_protocol_or_its_sizes_gets_a_refusal_in_our_
     server: PythonServerLauncher, pieces: list[bytes], status: int
 ) -> None:
     assert_is_refusal(await exchange(server.port, *pieces), status)
+
+
+async def test_requests_sent_ahead_of_a_slow_one_are_few_and_the_slow_one_is_told_when_the_client_is_cut() -> None:
+    app = App()
+    server = PythonServerLauncher(app, PythonServerLauncherArgs(bounds=HttpBounds()))
+    await server.start()
+    before = psutil.Process().memory_info().rss
+    ahead = b"GET / HTTP/1.1\r\n\r\n" * 300_000
+    with contextlib.suppress(ConnectionError):
+        await rest_of(server.port, request("GET", "/wait"), ahead)
+    assert app.begun == 1
+    await asyncio.wait_for(app.left.wait(), 10)
+    assert psutil.Process().memory_info().rss - before < 100 * 2**20
+    await server.stop()
+
+
+async def test_a_few_requests_sent_ahead_are_answered_in_order(server: PythonServerLauncher) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    bodies = [str(number).encode() for number in range(HttpBounds().pipelined)]
+    writer.write(b"".join(request("POST", "/", body) for body in bodies))
+    assert [(await read_answer(reader)).body for _ in bodies] == bodies
+    writer.close()
+
+
+async def test_the_head_of_a_request_is_not_charged_for_the_body_before_it(server: PythonServerLauncher) -> None:
+    body = b"x" * 1_000_000
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request("POST", "/", body) + request("POST", "/", b"y", x="z" * 60_000)[:50_000])
+    assert (await read_answer(reader)).body == body
+    writer.write(request("POST", "/", b"y", x="z" * 60_000)[50_000:])
+    assert (await read_answer(reader)).body == b"y"
+    writer.close()
 
 
 async def test_a_refused_request_that_never_stops_coming_is_cut(server: PythonServerLauncher) -> None:
@@ -185,16 +241,53 @@ async def test_one_connection_too_many_is_told_to_come_back_and_may_when_another
     server: PythonServerLauncher,
 ) -> None:
     open_ones = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(BOUNDS.connections)]
-    for reader, writer in open_ones:
-        writer.write(request("GET", "/"))
-        await read_answer(reader)
+    for _, writer in open_ones:
+        writer.write(request("GET", "/wait"))
+    await until_begun(server, len(open_ones))
     refused = await exchange(server.port, request("GET", "/"))
     assert_is_refusal(refused, 503)
     assert int(refused.headers["retry-after"]) >= 1
+    assert (await exchange(server.port, request("GET", "/health"))).status == 200
     for _, writer in open_ones:
         writer.close()
     while (await exchange(server.port, request("GET", "/"))).status != 200:  # noqa: ASYNC110 -- the server's event
         await asyncio.sleep(0.01)
+
+
+async def until_begun(server: PythonServerLauncher, count: int) -> None:
+    app = server.app
+    assert isinstance(app, App)
+    while app.begun < count:  # noqa: ASYNC110 -- the server's event
+        await asyncio.sleep(0.01)
+
+
+BEGUN = {
+    "nothing": b"",
+    "half a head": b"GET / HTTP/1.1\r\nHost: a\r\n",
+    "an answered request": request("GET", "/"),
+    "a blank line": b"\r\n",
+}
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+async def test_connections_that_ask_for_nothing_lock_nobody_out(begun: str) -> None:
+    app = App()
+    server = PythonServerLauncher(app, PythonServerLauncherArgs(bounds=HttpBounds(connections=32)))
+    await server.start()
+    _, working = await asyncio.open_connection("127.0.0.1", server.port)
+    working.write(request("GET", "/wait"))
+    await until_begun(server, 1)
+    silent: list[asyncio.StreamWriter] = []
+    for _ in range(200):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(BEGUN[begun])
+        silent.append(writer)
+    for path in ("/", "/health", "/"):
+        assert (await exchange(server.port, request("GET", path))).status == 200
+    assert not app.left.is_set()  # who waits for an answer keeps the connection
+    for writer in (working, *silent):
+        writer.transport.abort()
+    await server.stop()
 
 
 async def test_a_stop_does_not_wait_for_who_does_not_read_and_logs_no_error(

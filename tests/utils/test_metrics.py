@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,11 +38,23 @@ every_backend = pytest.mark.parametrize("make", MAKERS, ids=["console", "prometh
 
 
 @every_backend
-def test_registering_the_same_again_changes_nothing(make: Callable[[], MetricsBackend]) -> None:
+def test_registering_the_same_again_changes_nothing(
+    make: Callable[[], MetricsBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     backend = make()
+    labels = {"method": uuid.uuid4().hex, "status": "OK"}  # the registry of Prometheus is one for the process
     for _ in range(2):
         backend.register_counter("test.rules.calls", ["method", "status"])
         backend.register_histogram("test.rules.seconds", ["method"], [0.1, 1.0])
+        backend.count("test.rules.calls", 1.0, labels)
+    if backend.has_prometheus():
+        series = f'test_rules_calls_total{{method="{labels["method"]}",status="OK"}} 2.0'
+        assert series in generate_latest(get_prometheus_registry()).decode()
+    if isinstance(backend, ConsoleMetricsBackend):
+        backend.close()
+        assert all(line.count("test.rules.calls") == 1 for line in lines(caplog))
+        assert len(lines(caplog)) == 2
 
 
 @every_backend

@@ -12,7 +12,7 @@ from typing import Literal
 import aiohttp
 import pytest
 
-from agentlightning.utils.auth import Receive, Scope, Send
+from agentlightning.utils.http.auth import Receive, Scope, Send
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 Mode = Literal["asyncio", "thread"]

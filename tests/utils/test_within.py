@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentlightning.utils.within import within
+from agentlightning.utils.concurrency.loops import within
 
 
 async def test_the_result_or_the_error_of_the_work_comes_through() -> None:

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 Scale = Literal["std", "none"]
-
-
-class _OfRollout(Protocol):
-    @property
-    def rollout_id(self) -> str: ...
 
 
 def relative_advantages(rewards: Sequence[float], *, scale: Scale = "std", eps: float = 1e-6) -> list[float]:
@@ -70,17 +65,3 @@ def group_advantages(
         for position, value in zip(positions, values, strict=True):
             advantages[position] = value
     return advantages
-
-
-def spread_over_rows(advantages: Mapping[str, float], samples: Sequence[_OfRollout]) -> list[float]:
-    """Return the advantage of each token row, which is that of its rollout.
-
-    Shapes: advantages: rollout id to A; samples: (B,) rows, result: (B,).
-
-    Raises:
-        ValueError: A row belongs to a rollout without advantage.
-    """
-    unknown = sorted({sample.rollout_id for sample in samples} - set(advantages))
-    if unknown:
-        raise ValueError(f"no advantage for the rollouts {', '.join(unknown[:5])}: every trained rollout needs one")
-    return [advantages[sample.rollout_id] for sample in samples]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from agentlightning.adapter.samples import Sample
+    from agentlightning.adapter.rows.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)

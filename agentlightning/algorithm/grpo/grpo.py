@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-import agentlightning.algorithm.grpo.needed  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+import agentlightning.algorithm.grpo.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
-from agentlightning.adapter.drift import Decode
+from agentlightning.adapter.rows.drift import Decode
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.grpo.engine import InferenceEngine
+from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
 from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
-from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, RolloutConfig
@@ -111,7 +111,7 @@ class GRPO(Algorithm):
                 progress=progress,
                 tasks=tasks,
                 held_out=held_out,
-                watch=RunWatch(self.settings.max_drift, _decoder(policy.tokenizer)),
+                guard=DriftGuard(self.settings.max_drift, _decoder(policy.tokenizer)),
                 rollout_config=self.get_rollout_config(),
             )
             result = await run.train()

@@ -1,6 +1,6 @@
-"""The loop of a GRPO run: sample, read, learn, measure; and everything that is written down on the way.
+"""The loop of a GRPO run: sample, read, learn, measure, and record each step.
 
-One step: tasks become rollouts of the run; runners play them against the gateway, behind which the policy's own engine
+One step: tasks become rollouts of the run; runners run them against the gateway, behind which the policy's own engine
 answers; the spans become token rows with the engine's log-probabilities; the weights take their steps while the gateway
 holds calls back; the ledger says for every model call what became of it.
 """
@@ -19,23 +19,23 @@ from typing import Any
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.collect import Evidence, collect, evidence
-from agentlightning.algorithm.grpo.engine import InferenceEngine
-from agentlightning.algorithm.grpo.evaluation import Evaluation, evaluate_tasks
-from agentlightning.algorithm.grpo.health import gives_probabilities
+from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.policy import Policy
-from agentlightning.algorithm.grpo.published import resources_to_publish
+from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings
-from agentlightning.algorithm.ledger import Ledger
+from agentlightning.algorithm.ledger.ledger import Ledger
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
 from agentlightning.algorithm.run_folder import RunFolder
 from agentlightning.algorithm.utils import batch_iter_over_dataset, with_timeout
-from agentlightning.algorithm.watch import RunWatch
 from agentlightning.errors import NonFiniteLossError
+from agentlightning.field_help import explain_fields
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest, Rollout, RolloutConfig
-from agentlightning.utils.thread_cpu import thread_cpu_seconds
+from agentlightning.utils.system_snapshot import thread_cpu_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +44,19 @@ MAX_SKIPPED = 3
 _SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
 
 
+@explain_fields
 @dataclass
 class GRPOResult:
     """What a run leaves behind; the Trainer offers it as `trainer.result`."""
 
     output_dir: Path
+    """Where model and metrics lie."""
     steps: int
     """Updates that were taken."""
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    """Each evaluation, in the order in which they were made."""
     metrics: list[StepFigures] = field(default_factory=list[StepFigures])
+    """The figures of each step."""
     train_seconds: float = 0.0
     """From the first step to the last, evaluations between steps left out."""
     late_calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -82,7 +86,7 @@ class GRPORun:
     progress: Progress
     tasks: list[Any]
     held_out: list[Any]
-    watch: RunWatch = field(default_factory=RunWatch)
+    guard: DriftGuard = field(default_factory=DriftGuard)
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
     _skipped: int = 0
@@ -110,7 +114,7 @@ class GRPORun:
                 try:
                     await self._evaluate_if_due(figures, result)
                 finally:
-                    self._tell(figures, result)
+                    self._report(figures, result)
                 self._check_skipped()
         finally:
             self.policy.save(self.folder.model)
@@ -124,7 +128,7 @@ class GRPORun:
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
         return update.resources_id
 
-    def _tell(self, figures: StepFigures, result: GRPOResult) -> None:
+    def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
         self.folder.append_metrics(dataclasses.asdict(figures))
         self.progress.step(figures)
@@ -174,7 +178,7 @@ class GRPORun:
             cpu_seconds=cpu,
             update=update,
             seams=rows.seams,
-            drift_rate=self.watch.drift_rate,
+            drift_rate=self.guard.drift_rate,
         )
 
     def _limits(self) -> RolloutConfig:
@@ -188,23 +192,23 @@ class GRPORun:
         await self._late.enter(self.store, ledger, in_hand=in_hand)
         found = [await evidence(self.store, rollout) for rollout in rollouts]
         groups = [number // self.settings.group_size for number in range(len(rollouts))]
-        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale, decode=self.watch.decode)
+        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale, decode=self.guard.decode)
         self._late.expect(found, in_hand=in_hand)
-        self.watch.count_drift(rows.records)
-        if (report := self.watch.untrainable(rows.records)) is not None:
+        self.guard.count_drift(rows.records)
+        if (report := self.guard.untrainable(rows.records)) is not None:
             self._note(f"step {ledger.step}: {report}", logging.WARNING)
         if rows.mean_reward is None:
-            self._tell_of_failure(ledger.step, found)
+            self._report_failure(ledger.step, found)
         return rows
 
-    def _tell_of_failure(self, step: int, found: Sequence[Evidence]) -> None:
+    def _report_failure(self, step: int, found: Sequence[Evidence]) -> None:
         text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"
         self._note(text, logging.WARNING)
 
     async def _learn(self, step: int, rows: StepRows, ledger: Ledger) -> dict[str, float]:
         """Take the optimizer's steps while no call is served, and enter into the ledger what became of the rows."""
         if not rows.samples:
-            broken = rows.mean_reward is None and not await asyncio.to_thread(gives_probabilities, self.policy)
+            broken = rows.mean_reward is None and not await asyncio.to_thread(self.policy.gives_probabilities)
             update: dict[str, float] = {"steps": 0, "skipped_steps": int(broken)}
         else:
             update = await self._change_weights(step, rows)
@@ -275,7 +279,7 @@ class GRPORun:
             figures.held_out = await self._evaluate(result, greedy=last)
 
     async def _evaluate(self, result: GRPOResult, *, greedy: bool) -> float | None:
-        """Play the held-out tasks at the training temperature and, beside it, greedily; return the former's share of
+        """Run the held-out tasks at the training temperature and, beside it, greedily; return the former's share of
         solved tasks, None without any task."""
         if not self.held_out:
             return None

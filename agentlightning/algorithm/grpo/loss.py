@@ -12,12 +12,11 @@ how rollouts were cut into rows. Log-probabilities are natural logarithms throug
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal["tokens", "rollouts"]
+from agentlightning.algorithm.grpo.settings import Aggregation
 
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip and far from overflow
 

@@ -18,11 +18,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.algorithm.grpo.batch import Batch, make_batch
-from agentlightning.algorithm.grpo.loss import Aggregation, Objective, clipped_objective, is_finite, token_weights
-from agentlightning.algorithm.grpo.quiet import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
+from agentlightning.algorithm.grpo.loss import Objective, clipped_objective, is_finite, token_weights
+from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.algorithm.grpo.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
+from agentlightning.private_files import private_folder
 
 if TYPE_CHECKING:
-    from agentlightning.adapter.samples import Sample
+    from agentlightning.adapter.rows.samples import Sample
 
 
 class Policy:
@@ -87,6 +89,7 @@ class Policy:
 
         LoRA adapters are merged into the written copy.
         """
+        private_folder(path)
         with self.lock, no_progress_bar():
             self._merged().save_pretrained(path)
         self.tokenizer.save_pretrained(path)
@@ -108,6 +111,17 @@ class Policy:
         """Tokens of prompt and reply together that the model can attend to."""
         config = self.model.config
         return min(config.max_position_embeddings, getattr(config, "sliding_window", None) or 1 << 60)
+
+    def gives_probabilities(self) -> bool:
+        """Return whether all weights are finite and the model gives finite logits for the shortest prompt.
+
+        Without, nothing can be sampled or learned.
+        """
+        with self.lock, torch.inference_mode():
+            if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+                return False
+            shortest = torch.tensor([[self.tokenizer.eos_token_id]], device=self.model.device)  # (1, 1)
+            return bool(self.model(input_ids=shortest).logits.isfinite().all())
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """Return the natural log-probability of each masked token given all before it, 0 elsewhere: (B, T)."""
@@ -134,7 +148,7 @@ class Policy:
         gradient is not finite is left out and counted.
 
         Args:
-            advantages: (B,) one per row, from `spread_over_rows`.
+            advantages: (B,) one per row: that of its rollout.
             rows_per_forward: rows that go through the model at once; bounds the memory, does not change the result.
             temperature: the one at which the rows were sampled.
             learning_rate: from this update on; None keeps the one before.

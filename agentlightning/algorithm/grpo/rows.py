@@ -1,4 +1,4 @@
-"""From the rollouts of one step to the rows that are trained, each with its advantage; the ledger is told.
+"""Chooses the token rows that one step trains, each with its advantage, and enters all others into the ledger.
 
 A group is the rollouts of one task. Rollouts without a usable reward leave their group; a group of fewer than two, or
 one whose rewards are all equal, teaches nothing and is excluded with that reason. The loss stays a mean over all usable
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapter import TraceToTripletBase
-from agentlightning.adapter.calls import CallRef, model_calls
-from agentlightning.adapter.drift import Decode
-from agentlightning.adapter.samples import Sample
+from agentlightning.adapter.calls.calls import CallRef, model_calls
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
 from agentlightning.algorithm.grpo.advantages import Scale, group_advantages
 from agentlightning.algorithm.grpo.settings import Aggregation
-from agentlightning.algorithm.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
-from agentlightning.llm_proxy.admission import LOOKUP_SECONDS
+from agentlightning.algorithm.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
+from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout
 

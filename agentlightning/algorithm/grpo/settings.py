@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
+from agentlightning.algorithm.grpo.advantages import Scale
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError
+from agentlightning.field_help import explain_fields
 
 Schedule = Literal["constant", "linear"]
 Aggregation = Literal["tokens", "rollouts"]
-Scale = Literal["std", "none"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": get_args(Schedule),
     "scale": get_args(Scale),
@@ -26,6 +27,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+@explain_fields
 @dataclass(frozen=True, kw_only=True)
 class GRPOSettings:
     """Every setting of `GRPO`, with its meaning and default."""
@@ -57,19 +59,22 @@ class GRPOSettings:
     aggregation: Aggregation = "tokens"
     """Whether each token or each rollout of a step has the same weight in the loss."""
     max_grad_norm: float = 1.0
+    """Largest norm of the gradient; a larger one is scaled down to it."""
     lora: Mapping[str, Any] | None = None
     """Arguments of `peft.LoraConfig`; None trains all weights."""
     device: str = "cpu"
+    """Where the model lies, as torch names it, such as `cuda`."""
     eval_every: int = 0
     """Steps between evaluations on the validation set; 0 evaluates before and after only."""
     seed: int = 0
+    """Of sampling, of the order of tasks and rows, and of the first weights of adapters."""
     output_dir: str | Path | None = None
     """Where model and metrics go; None makes `runs/<time>`."""
     step_timeout_seconds: float = 1800.0
     """A rollout that is not at its end by then is late; see `late_rollouts`."""
     late_rollouts: LatePolicy = "drop"
     """`drop`: it is cancelled and excluded, and the step goes on without it. `wait`: the time begins anew with each
-    rollout that ends. `resubmit`: it is cancelled, and its task played once more."""
+    rollout that ends. `resubmit`: it is cancelled, and its task enqueued once more."""
     rollout_timeout_seconds: float | None = None
     """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
     engine_batch: int = 64
@@ -80,6 +85,7 @@ class GRPOSettings:
     resource_name: str = "main_llm"
     """Name under which the agent gets the policy."""
     progress: Style = "auto"
+    """How steps are shown: `live` is a table that changes in place, `plain` a line each; `auto` chooses by terminal."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "epochs", "max_new_tokens", "engine_batch"):

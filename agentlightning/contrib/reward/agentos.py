@@ -1,4 +1,4 @@
-"""PolicyReward: a `reward_fn` that takes something off for everything that a policy kernel refused."""
+"""`PolicyReward` is a `reward_fn` with a penalty for each action that a policy kernel refused."""
 
 from __future__ import annotations
 

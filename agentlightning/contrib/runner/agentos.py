@@ -1,4 +1,4 @@
-"""AgentOSRunner: plays agents whose actions a policy kernel watches, and puts its violations into the trace."""
+"""`AgentOSRunner` runs agents whose actions a policy kernel checks, and records its violations in the trace."""
 
 from __future__ import annotations
 

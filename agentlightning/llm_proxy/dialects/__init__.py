@@ -1,33 +1,19 @@
-"""The dialects that the gateway speaks, by their route."""
+"""The dialects of the gateway by their route: the one place where a dialect is registered.
 
-from agentlightning.llm_proxy.dialects.base import (
-    Dialect,
-    Json,
-    StreamReader,
-    StreamWriter,
-    TranslatedDialect,
-    WireDialect,
-)
+Routes, policies, the dialects that a model's entry may list and the readers of requests all follow from this table.
+"""
+
+from agentlightning.llm_proxy.dialects.anthropic.dialect import Messages, NativeMessages
+from agentlightning.llm_proxy.dialects.base import Dialect, TranslatedDialect, WireDialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.completions import Completions
 from agentlightning.llm_proxy.dialects.embeddings import Embeddings
-from agentlightning.llm_proxy.dialects.messages import Messages
-from agentlightning.llm_proxy.dialects.responses import Responses
+from agentlightning.llm_proxy.dialects.responses.dialect import NativeResponses, Responses
 
 CHAT = ChatCompletions()
-MESSAGES = Messages()
+MESSAGES = Messages(NativeMessages())
 DIALECTS: dict[str, Dialect] = {
-    dialect.route: dialect for dialect in (CHAT, Completions(), Responses(), MESSAGES, Embeddings())
+    dialect.route: dialect for dialect in (CHAT, Completions(), Responses(NativeResponses()), MESSAGES, Embeddings())
 }
 
-__all__ = [
-    "CHAT",
-    "DIALECTS",
-    "MESSAGES",
-    "Dialect",
-    "Json",
-    "StreamReader",
-    "StreamWriter",
-    "TranslatedDialect",
-    "WireDialect",
-]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "Dialect", "TranslatedDialect", "WireDialect"]

@@ -7,19 +7,16 @@ wire form of its own, `native`. Dialects are pure: bytes in, values out.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from pydantic_core import from_json, to_json
 from typing_extensions import override
 
-from agentlightning.llm_proxy.calls import CallTokens
-from agentlightning.llm_proxy.replies import CallFailed, Reply, json_reply, refuse
-from agentlightning.llm_proxy.sse import frame_of
-
-Json = dict[str, Any]
+from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, read_json
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
+from agentlightning.llm_proxy.sse import data_of, frame_of
 
 
 class Dialect(ABC):
@@ -48,10 +45,10 @@ class Dialect(ABC):
         """True if the agent asked for a stream."""
         return bool(request.get("stream"))
 
-    def failure(self, failed: CallFailed) -> Reply:
+    def failure(self, failed: CallFailed) -> JsonReply:
         """Return a failure in the dialect's own form, OpenAI's here; a server that has it too is heard itself."""
-        if failed.own_words is not None and self.has_form_of(failed.own_words):
-            return Reply(failed.status, failed.own_words, failed.headers)
+        if failed.upstream_error is not None and self.has_form_of(failed.upstream_error):
+            return JsonReply(failed.status, failed.upstream_error, failed.headers)
         return json_reply({"error": openai_error(failed)}, failed.status, failed.headers)
 
     def has_form_of(self, error: bytes) -> bool:
@@ -89,6 +86,40 @@ class StreamReader(ABC):
         """Return the reply as a call without a stream would have given it; None before the first piece of it."""
 
 
+class EventReader(StreamReader):
+    """Reads a stream of events with a `type`, in which nothing is ours: each passes as it is."""
+
+    errors: tuple[str, ...]
+    """Types of the events that report an error of the server."""
+
+    @override
+    def feed(self, frame: bytes) -> bytes:
+        data = data_of(frame)
+        if data is not None:
+            fields = event_of(data)
+            if fields.get("type") in self.errors:
+                text = f"The model server failed in the stream: {data[:2000].decode('utf-8', 'replace')}"
+                raise CallFailed(502, text, code="upstream_error", state="upstream_error", upstream_error=data)
+            self.collect(fields)
+        return frame
+
+    @abstractmethod
+    def collect(self, fields: Json) -> None:
+        """Take the fields of one event; sets `ended` with the last one."""
+
+
+def event_of(data: bytes) -> Json:
+    """Return the JSON object in a frame of a stream.
+
+    Raises:
+        CallFailed: 502, it is none.
+    """
+    fields = read_json(data)
+    if fields is None:
+        raise unusable(f"The model server sent a frame that is no JSON object: {data[:200]!r}")
+    return fields
+
+
 class WireDialect(Dialect):
     """A dialect that model servers speak."""
 
@@ -111,7 +142,7 @@ class WireDialect(Dialect):
 
     def upstream_request(self, request: Json, model: str, wanted: Mapping[str, Any]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
-        return json.dumps({**request, "model": model, **self.added(request, wanted)}).encode()
+        return json_bytes({**request, "model": model, **self.added(request, wanted)})
 
     @abstractmethod
     def read_reply(self, raw: bytes) -> Json | None:
@@ -153,8 +184,14 @@ class StreamWriter(ABC):
 class TranslatedDialect(Dialect):
     """A dialect that agents speak and that is served over chat completions."""
 
-    native: WireDialect
-    """The same dialect, for servers that speak it."""
+    def __init__(self, native: WireDialect) -> None:
+        self.native = native
+        """The same dialect, for servers that speak it."""
+        self.route, self.kind, self.forwarded = native.route, native.kind, native.forwarded
+
+    @override
+    def read_request(self, raw: bytes) -> Json:
+        return self.native.read_request(raw)
 
     @override
     def prompt_of(self, request: Json) -> list[Any]:
@@ -175,74 +212,6 @@ class TranslatedDialect(Dialect):
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:
         """Return the writer for one stream that answers this request."""
-
-
-def read_json_object(raw: bytes) -> Json:
-    """Return a request body.
-
-    Raises:
-        CallFailed: 400, it is no JSON object.
-    """
-    try:
-        request = _decoded(raw)
-    except (ValueError, RecursionError) as error:
-        raise refuse(400, f"The body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(request, dict):
-        raise refuse(400, "The body must be a JSON object", code="invalid_json")
-    return cast(Json, request)
-
-
-def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a field of a request.
-
-    Raises:
-        CallFailed: 400, it is missing or of another type.
-    """
-    value = request.get(field)
-    if not isinstance(value, kind):
-        raise refuse(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
-    return value
-
-
-def read_json(raw: bytes | str) -> Json | None:
-    """Return a JSON object of a server; None if it is none."""
-    try:
-        value = _decoded(raw)
-    except (ValueError, RecursionError):
-        return None
-    return cast(Json, value) if isinstance(value, dict) else None
-
-
-def _decoded(raw: bytes | str) -> Any:
-    """Return what JSON says.
-
-    Raises:
-        ValueError, RecursionError: it is none, in the words of the standard library.
-    """
-    try:
-        return from_json(raw, cache_strings="keys")  # two to three times as fast as the standard library
-    except ValueError:  # not JSON, or what only that reads: half of a surrogate pair, deep nesting, UTF-16
-        return json.loads(raw)
-
-
-def json_bytes(value: Any) -> bytes:
-    """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape."""
-    try:
-        return to_json(value)  # several times as fast as the standard library
-    except ValueError:
-        return json.dumps(value).encode()
-
-
-def objects(value: Any) -> list[Json]:
-    """Return the entries of a list that are objects; none if it is no list."""
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
-    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
-
-
-def object_in(fields: Json, name: str) -> Json:
-    """Return an object out of another one; an empty one if it is none."""
-    value = fields.get(name)
-    return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def openai_error(failed: CallFailed) -> Json:

@@ -1,4 +1,4 @@
-"""OpenAI chat completions, as far as the gateway must read them: what it asks for, what it finds, what it takes out.
+"""OpenAI chat completions: the fields that ask for tokens, the tokens of a reply, and the reply without both.
 
 Never tokenises: token ids and log-probabilities are the model server's own, in the spelling of its engine
 (`token_fields`). In a stream vLLM gives the ids of the prompt in the first chunk, those of the completion in each.
@@ -7,25 +7,25 @@ Never tokenises: token ids and log-probabilities are the model server's own, in 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.calls import CallTokens
-from agentlightning.llm_proxy.dialects.base import (
+from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect, event_of
+from agentlightning.llm_proxy.dialects.json_values import (
     Json,
-    StreamReader,
-    WireDialect,
-    checked,
     json_bytes,
     object_in,
     objects,
     read_json,
-    read_json_object,
+    read_model_request,
+    text_of,
 )
-from agentlightning.llm_proxy.dialects.token_fields import IDS, tokens_in
-from agentlightning.llm_proxy.replies import refuse
+from agentlightning.llm_proxy.dialects.pieces import Text
+from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, tokens_in
+from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 DONE = b"[DONE]"
@@ -47,10 +47,7 @@ class ChatCompletions(WireDialect):
 
     @override
     def read_request(self, raw: bytes) -> Json:
-        request = read_json_object(raw)
-        checked(request, "model", str, "a string")
-        checked(request, "messages", list, "a list")
-        return request
+        return read_model_request(raw, "messages", list, "a list")
 
     @override
     def prompt_of(self, request: Json) -> list[Any]:
@@ -64,8 +61,7 @@ class ChatCompletions(WireDialect):
 
     @override
     def read_reply(self, raw: bytes) -> Json | None:
-        reply = read_json(raw)
-        return reply if reply is not None and has_choices(reply) else None
+        return read_choices(raw)
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -78,26 +74,52 @@ class ChatCompletions(WireDialect):
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
-        return ChatStream(request)
+        chat = {"object": "chat.completion"}
+        return ChunkReader(_ChatChoice, lambda chunk: visible(chunk, request), choices_asked(request), chat)
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
         return b"".join(_frames_of(visible(reply, request), request))
 
 
-class ChatStream(StreamReader):
-    """One stream of chunks, put together as it passes."""
+class Choice(ABC):
+    """Collects the pieces of one choice of a stream."""
 
-    def __init__(self, request: Json) -> None:
-        self._request = request
+    def __init__(self, index: int) -> None:
+        self.fields: Json = {"index": index}
+
+    @abstractmethod
+    def collect(self, piece: Json) -> None:
+        """Take what one chunk says of the choice."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """Return the choice as a reply in one piece has it."""
+
+    def collect_tokens(self, piece: Json) -> None:
+        """Take the token ids and log-probabilities of one chunk."""
+        if isinstance(ids := piece.get("token_ids"), list):
+            self.fields.setdefault("token_ids", []).extend(cast("list[Any]", ids))
+        for name, entries in object_in(piece, "logprobs").items():
+            if isinstance(entries, list):
+                self.fields.setdefault("logprobs", {}).setdefault(name, []).extend(cast("list[Any]", entries))
+
+
+class ChunkReader(StreamReader):
+    """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; agents see what `visible` gives."""
+
+    def __init__(
+        self, choice: Callable[[int], Choice], visible: Callable[[Json], Json], asked: int, whole: Json | None = None
+    ) -> None:
+        self._choice, self._visible, self._expected, self._whole = choice, visible, asked, whole or {}
         self._reply: Json = {}
-        self._choices: dict[int, Json] = {}
+        self._choices: dict[int, Choice] = {}
 
     @property
     @override
     def complete(self) -> bool:
-        finished = [choice["finish_reason"] is not None for choice in self._choices.values()]
-        return len(finished) >= choices_asked(self._request) and all(finished)
+        finished = [choice.fields.get("finish_reason") is not None for choice in self._choices.values()]
+        return len(finished) >= self._expected and all(finished)
 
     @override
     def feed(self, frame: bytes) -> bytes:
@@ -107,76 +129,86 @@ class ChatStream(StreamReader):
         if data.strip() == DONE:
             self.ended = True
             return frame
-        chunk = read_json(data)
-        if chunk is None:
-            text = f"The model server sent a frame that is no JSON object: {data[:200]!r}"
-            raise refuse(502, text, code="upstream_unusable", state="upstream_error")
+        chunk = event_of(data)
         if chunk.get("error") is not None and "choices" not in chunk:
             text = f"The model server failed in the stream: {json.dumps(chunk['error'])[:2000]}"
-            raise refuse(502, text, code="upstream_error", state="upstream_error")
-        self._collect(chunk)
-        shown = visible(chunk, self._request)
+            raise CallFailed(502, text, code="upstream_error", state="upstream_error")
+        self._reply.update({name: value for name, value in chunk.items() if name != "choices" and value is not None})
+        for piece in objects(chunk.get("choices")):
+            if isinstance(index := piece.get("index"), int):
+                if index not in self._choices:
+                    self._choices[index] = self._choice(index)
+                self._choices[index].collect(piece)
+        shown = self._visible(chunk)
         return frame if shown == chunk else frame_of(json_bytes(shown))
 
     @override
     def reply(self) -> Json | None:
         if not self._choices:
             return None
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        return {**self._reply, "object": "chat.completion", "choices": choices}
-
-    def _collect(self, chunk: Json) -> None:
-        for name, value in chunk.items():
-            if name != "choices" and value is not None:
-                self._reply[name] = value
-        for piece in objects(chunk.get("choices")):
-            index = piece.get("index")
-            if isinstance(index, int):
-                empty: Json = {"index": index, "message": {"role": "assistant", "content": None}, "finish_reason": None}
-                _collect_choice(self._choices.setdefault(index, empty), piece)
+        choices = [self._choices[index].whole() for index in sorted(self._choices)]
+        return {**self._reply, **self._whole, "choices": choices}
 
 
-def _collect_choice(choice: Json, piece: Json) -> None:
-    delta = piece.get("delta")
-    if isinstance(delta, dict):
-        _collect_delta(choice["message"], cast(Json, delta))
-    choice.update({name: piece[name] for name in ("finish_reason", *_STOPPED_BY) if piece.get(name) is not None})
-    if isinstance(ids := piece.get("token_ids"), list):
-        choice.setdefault("token_ids", []).extend(cast("list[Any]", ids))
-    logprobs = piece.get("logprobs")
-    if isinstance(logprobs, dict):
-        collected = choice.setdefault("logprobs", {})
-        for name, entries in cast(Json, logprobs).items():
-            if isinstance(entries, list):
-                collected.setdefault(name, []).extend(cast("list[Any]", entries))
+class _ChatChoice(Choice):
+    """A choice with a message."""
 
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.fields["finish_reason"] = None
+        self._message: Json = {"role": "assistant", "content": None}
+        """Its texts are `Text` while they grow."""
+        self._calls: dict[Any, Json] = {}
 
-def _collect_delta(message: Json, delta: Json) -> None:
-    for name, value in delta.items():
-        if value is None:
-            continue
-        if name == "tool_calls":
-            _collect_tool_calls(message.setdefault("tool_calls", []), objects(value))
-        elif isinstance(value, str) and name != "role":
-            message[name] = (message.get(name) or "") + value
-        else:
-            message[name] = value
+    @override
+    def collect(self, piece: Json) -> None:
+        self._collect_delta(object_in(piece, "delta"))
+        self.fields.update(
+            {name: piece[name] for name in ("finish_reason", *_STOPPED_BY) if piece.get(name) is not None}
+        )
+        self.collect_tokens(piece)
 
+    @override
+    def whole(self) -> Json:
+        message = {name: str(value) if isinstance(value, Text) else value for name, value in self._message.items()}
+        if self._calls:
+            message["tool_calls"] = [
+                {**call, "function": {name: str(text) for name, text in call["function"].items()}}
+                for call in self._calls.values()
+            ]
+        return {"index": self.fields["index"], "message": message, **self.fields}
 
-def _collect_tool_calls(collected: list[Json], pieces: list[Json]) -> None:
-    for piece in pieces:
+    def _collect_delta(self, delta: Json) -> None:
+        for name, value in delta.items():
+            if value is None:
+                continue
+            if name == "tool_calls":
+                for piece in objects(value):
+                    self._collect_tool_call(piece)
+            elif isinstance(value, str) and name != "role":
+                if not isinstance(so_far := self._message.get(name), Text):
+                    so_far = self._message[name] = Text()
+                so_far.add(value)
+            else:
+                self._message[name] = value
+
+    def _collect_tool_call(self, piece: Json) -> None:
         index = piece.get("index")
-        known = next((call for call in collected if call["index"] == index), None)
-        if known is None:
-            function_so_far: Json = {"name": "", "arguments": ""}
-            known = {"index": index, "id": None, "type": "function", "function": function_so_far}
-            collected.append(known)
+        empty: Json = {
+            "index": index,
+            "id": None,
+            "type": "function",
+            "function": {"name": Text(), "arguments": Text()},
+        }
+        known = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
         known.update({name: piece[name] for name in ("id", "type") if piece.get(name)})
-        so_far = cast(Json, known["function"])
+        so_far = cast("dict[str, Text]", known["function"])
         for name, value in object_in(piece, "function").items():
-            repeated = name == "name" and value == so_far["name"]  # as some servers do in each piece
+            repeated = (
+                isinstance(value, str) and name == "name" and so_far["name"].is_just(value)
+            )  # as some servers do in each piece
             if isinstance(value, str) and not repeated:
-                so_far[name] = so_far.get(name, "") + value
+                so_far.setdefault(name, Text()).add(value)
 
 
 def _frames_of(reply: Json, request: Json) -> list[bytes]:
@@ -186,7 +218,7 @@ def _frames_of(reply: Json, request: Json) -> list[bytes]:
     head["object"] = "chat.completion.chunk"
     chunks: list[Json] = []
     for choice in objects(reply.get("choices")):
-        message = cast(Json, choice.get("message") or {})
+        message = object_in(choice, "message")
         calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
         delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
         if calls:
@@ -199,10 +231,15 @@ def _frames_of(reply: Json, request: Json) -> list[bytes]:
         chunks.append({**head, "choices": [end]})
     if object_in(request, "stream_options").get("include_usage") and usage is not None:
         chunks.append({**head, "choices": [], "usage": usage})
-    if "prompt_token_ids" in reply:
+    if "prompt_token_ids" in reply and chunks:
         chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
     frames = [frame_of(json_bytes(chunk)) for chunk in chunks]
     return [*frames, frame_of(DONE)]
+
+
+def thought_in(message: Json) -> str:
+    """Return what the model thought, of a message or a piece of one; engines spell it in two ways."""
+    return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
 
 
 def choices_asked(request: Json) -> int:
@@ -211,29 +248,34 @@ def choices_asked(request: Json) -> int:
     return max(1, asked) if isinstance(asked, int) else 1
 
 
-def has_choices(reply: Json) -> bool:
-    """True for a reply with at least one choice, all of them objects."""
+def read_choices(raw: bytes) -> Json | None:
+    """Return a reply with at least one choice, all of them objects; None if it is none."""
+    reply = read_json(raw) or {}
     choices = cast("list[Any]", found) if isinstance(found := reply.get("choices"), list) else []
-    return bool(choices) and all(isinstance(choice, dict) for choice in choices)
+    return reply if choices and all(isinstance(choice, dict) for choice in choices) else None
 
 
 def visible(reply: Json, request: Json) -> Json:
     """Return a reply, or a chunk of one, as it would have been without the extras that the agent did not ask for."""
-    keeps_ids, keeps_logprobs = bool(request.get("return_token_ids")), bool(request.get("logprobs"))
-    hidden = () if keeps_ids else IDS
+    hidden = () if request.get("return_token_ids") else IDS
     in_choices = tuple(name for name, wish in _IN_CHOICES.items() if not request.get(wish))
+    return without(reply, hidden, in_choices, keeps_logprobs=bool(request.get("logprobs")))
+
+
+def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *, keeps_logprobs: bool) -> Json:
+    """Return a reply without the fields `hidden`, its choices without `in_choices` and with empty log-probabilities."""
     if not hidden and not in_choices and keeps_logprobs:
         return reply
     shown = {name: value for name, value in reply.items() if name not in hidden}
     if isinstance(choices := reply.get("choices"), list):
         shown["choices"] = [
-            _visible_choice(cast(Json, choice), in_choices, keeps_logprobs) if isinstance(choice, dict) else choice
+            _without_fields(cast(Json, choice), in_choices, keeps_logprobs) if isinstance(choice, dict) else choice
             for choice in cast("list[Any]", choices)
         ]
     return shown
 
 
-def _visible_choice(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool) -> Json:
+def _without_fields(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool) -> Json:
     shown = {name: value for name, value in choice.items() if name not in hidden}
     if not keeps_logprobs and "logprobs" in shown:
         shown["logprobs"] = None

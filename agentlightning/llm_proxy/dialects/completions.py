@@ -11,25 +11,22 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.calls import CallTokens
-from agentlightning.llm_proxy.dialects.base import (
+from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect
+from agentlightning.llm_proxy.dialects.chat import DONE, Choice, ChunkReader, choices_asked, read_choices, without
+from agentlightning.llm_proxy.dialects.json_values import (
     Json,
-    StreamReader,
-    WireDialect,
-    checked,
     json_bytes,
     object_in,
     objects,
-    read_json,
-    read_json_object,
+    read_model_request,
+    text_of,
 )
-from agentlightning.llm_proxy.dialects.chat import DONE, choices_asked, has_choices
-from agentlightning.llm_proxy.dialects.token_fields import IDS, token_ids, tokens_in
-from agentlightning.llm_proxy.replies import refuse
-from agentlightning.llm_proxy.sse import data_of, frame_of
+from agentlightning.llm_proxy.dialects.pieces import Text
+from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, token_ids, tokens_in
+from agentlightning.llm_proxy.sse import frame_of
 
-_LAST_WORD = ("finish_reason", "stop_reason", "prompt_token_ids")
-"""Fields of a choice of which a stream says the value, not a part of it."""
+_WHOLE_VALUES = ("finish_reason", "stop_reason", "prompt_token_ids")
+"""Fields of a choice that a stream gives whole, not in pieces."""
 
 
 class Completions(WireDialect):
@@ -40,10 +37,7 @@ class Completions(WireDialect):
 
     @override
     def read_request(self, raw: bytes) -> Json:
-        request = read_json_object(raw)
-        checked(request, "model", str, "a string")
-        checked(request, "prompt", (str, list), "a string or a list")
-        return request
+        return read_model_request(raw, "prompt", (str, list), "a string or a list")
 
     @override
     def prompt_of(self, request: Json) -> list[Any]:
@@ -58,8 +52,7 @@ class Completions(WireDialect):
 
     @override
     def read_reply(self, raw: bytes) -> Json | None:
-        reply = read_json(raw)
-        return reply if reply is not None and has_choices(reply) else None
+        return read_choices(raw)
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -81,7 +74,8 @@ class Completions(WireDialect):
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
-        return _CompletionStream(request)
+        asked = choices_asked(request) * max(1, len(prompts(request.get("prompt"))))
+        return ChunkReader(_TextChoice, lambda chunk: _visible(chunk, request), asked)
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
@@ -104,68 +98,24 @@ def prompts(given: Any) -> list[Any]:
     ]
 
 
-class _CompletionStream(StreamReader):
-    """One stream of text pieces, put together as it passes."""
+class _TextChoice(Choice):
+    """A choice with a text."""
 
-    def __init__(self, request: Json) -> None:
-        self._request = request
-        self._reply: Json = {}
-        self._choices: dict[int, Json] = {}
-
-    @property
-    @override
-    def complete(self) -> bool:
-        finished = [choice.get("finish_reason") is not None for choice in self._choices.values()]
-        asked = choices_asked(self._request) * max(1, len(prompts(self._request.get("prompt"))))
-        return len(finished) >= asked and all(finished)
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._text = Text()
 
     @override
-    def feed(self, frame: bytes) -> bytes:
-        data = data_of(frame)
-        if data is None:
-            return frame
-        if data.strip() == DONE:
-            self.ended = True
-            return frame
-        chunk = read_json(data)
-        if chunk is None or (chunk.get("error") is not None and "choices" not in chunk):
-            text = f"The model server failed in the stream: {data[:2000].decode('utf-8', 'replace')}"
-            raise refuse(502, text, code="upstream_error", state="upstream_error")
-        self._reply.update({name: value for name, value in chunk.items() if name != "choices" and value is not None})
-        for piece in objects(chunk.get("choices")):
-            if isinstance(index := piece.get("index"), int):
-                _collect(self._choices.setdefault(index, {"index": index, "text": ""}), piece)
-        shown = _visible(chunk, self._request)
-        return frame if shown == chunk else frame_of(json_bytes(shown))
+    def collect(self, piece: Json) -> None:
+        self._text.add(text_of(piece.get("text")))
+        self.fields.update({name: piece[name] for name in _WHOLE_VALUES if piece.get(name) is not None})
+        self.collect_tokens(piece)
 
     @override
-    def reply(self) -> Json | None:
-        if not self._choices:
-            return None
-        return {**self._reply, "choices": [self._choices[index] for index in sorted(self._choices)]}
-
-
-def _collect(choice: Json, piece: Json) -> None:
-    choice["text"] += piece.get("text") or ""
-    choice.update({name: piece[name] for name in _LAST_WORD if piece.get(name) is not None})
-    if isinstance(ids := piece.get("token_ids"), list):
-        choice.setdefault("token_ids", []).extend(cast("list[Any]", ids))
-    for name, values in object_in(piece, "logprobs").items():
-        if isinstance(values, list):
-            choice.setdefault("logprobs", {}).setdefault(name, []).extend(cast("list[Any]", values))
+    def whole(self) -> Json:
+        return {**self.fields, "text": str(self._text)}
 
 
 def _visible(reply: Json, request: Json) -> Json:
     hidden = () if request.get("return_token_ids") else IDS
-    keeps_logprobs = request.get("logprobs") is not None
-    shown = {name: value for name, value in reply.items() if name not in hidden}
-    if isinstance(reply.get("choices"), list):
-        shown["choices"] = [_visible_choice(choice, hidden, keeps_logprobs) for choice in objects(reply["choices"])]
-    return shown
-
-
-def _visible_choice(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool) -> Json:
-    shown = {name: value for name, value in choice.items() if name not in hidden}
-    if not keeps_logprobs and "logprobs" in shown:
-        shown["logprobs"] = None
-    return shown
+    return without(reply, hidden, hidden, keeps_logprobs=request.get("logprobs") is not None)

@@ -6,8 +6,9 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.base import Json, WireDialect, checked, read_json, read_json_object
+from agentlightning.llm_proxy.dialects.base import WireDialect
 from agentlightning.llm_proxy.dialects.completions import prompts
+from agentlightning.llm_proxy.dialects.json_values import Json, read_json, read_model_request
 
 
 class Embeddings(WireDialect):
@@ -20,10 +21,7 @@ class Embeddings(WireDialect):
 
     @override
     def read_request(self, raw: bytes) -> Json:
-        request = read_json_object(raw)
-        checked(request, "model", str, "a string")
-        checked(request, "input", (str, list), "a string or a list")
-        return request
+        return read_model_request(raw, "input", (str, list), "a string or a list")
 
     @override
     def prompt_of(self, request: Json) -> list[Any]:

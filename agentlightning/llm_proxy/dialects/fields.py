@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from agentlightning.llm_proxy.dialects.base import Json
-from agentlightning.llm_proxy.replies import CallFailed, refuse
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.json_values import Json
+from agentlightning.llm_proxy.replies import CallFailed
 
 Harmless = Mapping[str, tuple[Any, ...]]
 """Values of fields that ask for what holds anyway."""
@@ -15,7 +16,7 @@ Harmless = Mapping[str, tuple[Any, ...]]
 def untranslatable(field: str, why: str) -> CallFailed:
     """Return the refusal of a field that chat completions cannot express."""
     text = f"{field!r} cannot be served: {why}. The model server behind this gateway speaks chat completions only"
-    return refuse(400, text, param=field, code="unsupported_value")
+    return CallFailed(400, text, param=field, code="unsupported_value")
 
 
 def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmless: Harmless | None = None) -> None:
@@ -29,7 +30,7 @@ def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmles
         if name in known or value is None or value in harmless.get(name, ()):
             continue
         instead = ", ".join(repr(other) for other in harmless.get(name, ()))
-        why = f"{value!r} has no counterpart there" if instead else "it has no counterpart there"
+        why = f"{shown(value)} has no counterpart there" if instead else "it has no counterpart there"
         raise untranslatable(place + name, f"{why}; possible: {instead}" if instead else why)
 
 
@@ -40,7 +41,7 @@ def as_object(value: Any, place: str) -> Json:
         CallFailed: 400, it is none.
     """
     if not isinstance(value, dict):
-        raise refuse(400, f"{place!r} must be an object", param=place, code="invalid_type")
+        raise CallFailed(400, f"{place!r} must be an object", param=place, code="invalid_type")
     return cast(Json, value)
 
 
@@ -51,7 +52,7 @@ def as_objects(value: Any, place: str) -> list[tuple[Json, str]]:
         CallFailed: 400, it is no list of objects.
     """
     if not isinstance(value, list):
-        raise refuse(400, f"{place!r} must be a list", param=place, code="invalid_type")
+        raise CallFailed(400, f"{place!r} must be a list", param=place, code="invalid_type")
     places = [f"{place}[{index}]" for index in range(len(cast("list[Any]", value)))]
     return [(as_object(entry, where), where) for entry, where in zip(cast("list[Any]", value), places, strict=True)]
 
@@ -63,5 +64,5 @@ def as_text(value: Any, place: str) -> str:
         CallFailed: 400, it is none.
     """
     if not isinstance(value, str):
-        raise refuse(400, f"{place!r} must be a string", param=place, code="invalid_type")
+        raise CallFailed(400, f"{place!r} must be a string", param=place, code="invalid_type")
     return value

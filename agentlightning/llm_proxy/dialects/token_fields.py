@@ -10,12 +10,26 @@ Log-probabilities stand in `logprobs`: a list of entries (`content`) or parallel
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, cast
 
-from agentlightning.llm_proxy.calls import CallTokens
-from agentlightning.llm_proxy.dialects.base import Json, object_in, objects
+from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects
 
+_LARGEST_ID = 2**31 - 1
+_ROUNDED = 1e-3
+"""How far above 0 rounding may take a log-probability."""
 IDS = ("prompt_token_ids", "token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of prompt and completion, by the model server's own ids."""
+
+    prompt_token_ids: list[int]
+    """Empty where the server never gives them."""
+    completion_token_ids: list[int]
+    logprobs: list[float] | None
+    """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
 
 
 def tokens_in(choice: Json, prompt_ids: Any) -> CallTokens | None:
@@ -40,7 +54,8 @@ def token_ids(value: Any) -> list[int] | None:
     if not isinstance(value, list):
         return None
     ids = cast("list[Any]", value)
-    return ids if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 else None
+    fit = set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) <= _LARGEST_ID
+    return ids if fit else None
 
 
 def _meta_triples(choice: Json) -> list[list[Any]] | None:
@@ -70,11 +85,11 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> lis
 
 
 def _finite(values: list[Any]) -> list[float] | None:
-    """Return the numbers as floats; None if one of them is none or not finite."""
+    """Return the numbers as floats; None if one of them is none, not finite, or no logarithm of a probability."""
     if not set(map(type, values)) <= {int, float}:
         return None
     try:
         numbers = list(map(float, values))
     except OverflowError:  # an integer beyond every float
         return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+    return numbers if all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED else None

@@ -10,11 +10,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agentlightning.llm_proxy.dialects.base import Json, object_in, objects
-from agentlightning.llm_proxy.replies import refuse
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects, text_of
+from agentlightning.llm_proxy.dialects.pieces import GrowingObject, Text
+from agentlightning.llm_proxy.replies import unusable
 
 
-class ToolCall(NamedTuple):
+class MessageToolCall(NamedTuple):
     """One tool call of a message."""
 
     id: str
@@ -23,14 +25,20 @@ class ToolCall(NamedTuple):
     """JSON as the model wrote it; in a stream, a piece of it."""
 
 
-def tool_calls_of(message: Json, reply_id: Any) -> list[ToolCall]:
+def tool_calls_of(message: Json, reply_id: Any) -> list[MessageToolCall]:
     """Return the tool calls of a whole message; one without an id is named after the reply."""
-    found: list[ToolCall] = []
+    found: list[MessageToolCall] = []
     for index, call in enumerate(objects(message.get("tool_calls"))):
         function = object_in(call, "function")
-        name, arguments = str(function.get("name") or ""), str(function.get("arguments") or "")
-        found.append(ToolCall(str(call.get("id") or _made_id(reply_id, index)), name, arguments))
+        name, arguments = text_of(function.get("name")), _arguments(function)
+        found.append(MessageToolCall(str(call.get("id") or _made_id(reply_id, index)), name, arguments))
     return found
+
+
+def _arguments(function: Json) -> str:
+    """Return the arguments of a call; some engines give the object itself."""
+    arguments = function.get("arguments")
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else text_of(arguments)
 
 
 def _made_id(reply_id: Any, index: int) -> str:
@@ -42,18 +50,11 @@ class _Pending:
     """What is known of one call of a stream."""
 
     id: str = ""
-    name: str = ""
-    arguments: str = ""
-    waiting: str = ""
+    name: Text = field(default_factory=Text)
+    arguments: GrowingObject = field(default_factory=GrowingObject)
+    waiting: Text = field(default_factory=Text)
     """The end of `arguments` that has not been passed on."""
     begun: bool = False
-
-    @property
-    def whole(self) -> bool:
-        try:
-            return isinstance(json.loads(self.arguments), dict)
-        except (ValueError, RecursionError):
-            return False
 
 
 @dataclass(slots=True)
@@ -65,42 +66,44 @@ class ToolCallStream:
     _index: dict[Any, int] = field(default_factory=dict[Any, int])
     _current: int = 0
 
-    def feed(self, delta: Json) -> list[tuple[int, ToolCall]]:
+    def feed(self, delta: Json) -> list[tuple[int, MessageToolCall]]:
         """Return the pieces that can be passed on, each with the number of its call; may be none.
 
         Raises:
             CallFailed: 502, the server went on with a call of which the end has been passed on.
         """
         for piece in objects(delta.get("tool_calls")):
-            number = self._index.setdefault(piece.get("index"), len(self._calls))
+            index = piece.get("index")
+            number = self._index.setdefault(index if isinstance(index, (int, str)) else None, len(self._calls))
             if number == len(self._calls):
                 self._calls.append(_Pending())
             call, function = self._calls[number], object_in(piece, "function")
             call.id = call.id or str(piece.get("id") or "")
-            name = str(function.get("name") or "")
-            call.name += "" if name == call.name else name  # some servers repeat it in each piece
-            arguments = str(function.get("arguments") or "")
+            name = text_of(function.get("name"))
+            if not call.name.is_just(name):  # some servers repeat it in each piece
+                call.name.add(name)
+            arguments = _arguments(function)
             if number < self._current and arguments.strip():
-                text = f"The model server went back to the tool call {call.name!r} after it had ended it"
-                raise refuse(502, text, code="upstream_unusable", state="upstream_error")
-            call.arguments += arguments
-            call.waiting += arguments
+                text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
+                raise unusable(text)
+            call.arguments.add(arguments)
+            call.waiting.add(arguments)
         return self._passed()
 
-    def end(self) -> list[tuple[int, ToolCall]]:
+    def end(self) -> list[tuple[int, MessageToolCall]]:
         """Return what waits: the calls so far are at their end."""
         passed = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
         self._current = len(self._calls)
         return passed
 
-    def _passed(self) -> list[tuple[int, ToolCall]]:
+    def _passed(self) -> list[tuple[int, MessageToolCall]]:
         passed = self._taken(self._current, False)
-        while self._current + 1 < len(self._calls) and self._calls[self._current].whole:
+        while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
             self._current += 1
             passed += self._taken(self._current, False)
         return passed
 
-    def _taken(self, number: int, ended: bool) -> list[tuple[int, ToolCall]]:
+    def _taken(self, number: int, ended: bool) -> list[tuple[int, MessageToolCall]]:
         """Return what waits of one call; nothing before its name is there."""
         if number >= len(self._calls):
             return []
@@ -109,6 +112,6 @@ class ToolCallStream:
         if not known or (call.begun and not call.waiting):
             return []
         call.id = call.id or _made_id(self.reply_id, number)
-        piece = ToolCall(call.id, call.name, call.waiting)
-        call.begun, call.waiting = True, ""
+        piece = MessageToolCall(call.id, str(call.name), str(call.waiting))
+        call.begun, call.waiting = True, Text()
         return [(number, piece)]

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from agentlightning.store.backend import Notes, Tx
 from agentlightning.store.memory.data import Data
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.tx import MemoryTx
+from agentlightning.store.rules.tx import Notes, Tx
 
 R = TypeVar("R")
 

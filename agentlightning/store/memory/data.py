@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import itertools
 
-from agentlightning.store.backend import Counts, Kind, Record, Row
 from agentlightning.store.base import FINISHED, RUNNING
 from agentlightning.store.memory.eviction import SpanBudget
 from agentlightning.store.memory.index import View
 from agentlightning.store.memory.queue import Deadlines, Entry, RunQueue
+from agentlightning.store.rules.tx import Counts, Kind, Record, Row
 
 
 class Slot:

@@ -1,4 +1,4 @@
-"""Which spans go when memory is full: those of ended rollouts, read ones first, the oldest first. Never active ones."""
+"""Eviction of spans when memory is full: those of ended rollouts, read ones first, then by age. Never active ones."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from sortedcontainers import SortedList
 
-from agentlightning.store.backend import Record
-from agentlightning.store.query import Plan
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import Record
 
 Key = tuple[float, int, str]
 """(value, number, rollout id): the order within a view."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from agentlightning.store.base import LightningStoreStatistics
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory.backend import MemoryBackend
 from agentlightning.store.memory.eviction import span_budget
 from agentlightning.types import RetentionPolicy

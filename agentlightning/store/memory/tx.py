@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from agentlightning.errors import BusyError
-from agentlightning.store.backend import Counts, Kind, Notes, Record, Row
 from agentlightning.store.memory.data import Data, span_key
 from agentlightning.store.memory.index import suits
 from agentlightning.store.memory.queue import Entry
-from agentlightning.store.query import Plan, page_of, read_cursor
+from agentlightning.store.rules.query import Plan, page_of, read_cursor
+from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row
 from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
@@ -55,6 +57,9 @@ class MemoryTx:
         self._spans.pop(rollout_id, None)
         return True
 
+    def set_aside(self, rollout_id: str) -> None:
+        raise AssertionError("records in memory are not read from anything")
+
     def claim(self, run_id: str | None, now: float) -> Record | None:
         while (entry := self._data.take(run_id, now)) is not None:
             self._taken.append(entry)
@@ -72,10 +77,9 @@ class MemoryTx:
         if suits(plan):
             ids, total = self._data.view(plan.sort_by).page(plan)
             return [slots[rollout_id].record for rollout_id in ids], total
-        if plan.ids is not None and not plan.any_of:
-            chosen = [slots[i] for i in dict.fromkeys(plan.ids) if i in slots]
-        else:
-            chosen = sorted(slots.values(), key=lambda slot: slot.number)
+        by_id = plan.ids is not None and not plan.any_of
+        found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
+        chosen = sorted(found, key=lambda slot: slot.number)
         matches = {slot.record.rollout.rollout_id: slot.record for slot in chosen if plan.matches(slot.record.rollout)}
         if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset:
             return [] if plan.limit == 0 else list(matches.values()), len(matches)
@@ -108,14 +112,15 @@ class MemoryTx:
         return [self._data.slots[rollout_id].record.copy() for rollout_id in self._data.deadlines.due(now, limit)]
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        changed = [record for record in reversed(self._records.values()) if record and record.holder == worker_id]
-        pairs = [(r.rollout.rollout_id, r.attempts[-1].attempt_id) for r in changed]
-        for rollout_id in reversed(self._data.held.get(worker_id, {})):
-            if len(pairs) >= limit:
-                break
-            if rollout_id not in self._records:
-                pairs.append((rollout_id, self._data.slots[rollout_id].record.attempts[-1].attempt_id))
-        return pairs[:limit]
+        slots = self._data.slots
+        ids = {i for i in self._data.held.get(worker_id, ()) if i not in self._records}
+        ids.update(i for i, record in self._records.items() if record is not None and record.holder == worker_id)
+        newest = heapq.nlargest(limit, ids, key=lambda i: slots[i].number if i in slots else math.inf)
+        records = [self._records.get(i) or slots[i].record for i in newest]
+        return [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in records]
+
+    def any_held(self) -> bool:
+        return bool(self._data.held)
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
         sizes: list[int] = []
@@ -166,7 +171,10 @@ class MemoryTx:
         self._rows[kind, key] = None
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
-        rows = dict(self._data.rows.get(kind, {}))
+        stored = self._data.rows.get(kind, {})
+        if not self._rows:
+            return list(itertools.islice(stored.items(), limit))
+        rows = dict(stored)
         rows.update({key: row for (k, key), row in self._rows.items() if k == kind and row is not None})
         left = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
         return list(itertools.islice(left, limit))

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,14 +19,15 @@ from pymongo.change_stream import CollectionChangeStream
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
 from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError
-from agentlightning.store.backend import Notes, Tx
+from agentlightning.store.engine.clock import SharedClock
+from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, LostRace, Partition
 from agentlightning.store.mongo.flush import flush
 from agentlightning.store.mongo.link import Place
-from agentlightning.store.mongo.numbers import Numbers
 from agentlightning.store.mongo.queue import LEASE_SECONDS
 from agentlightning.store.mongo.tx import MongoTx, Turns
-from agentlightning.store.shared_clock import SharedClock
+from agentlightning.store.rules.tx import Notes, Tx
+from agentlightning.utils.backoff import backoff_delays
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -37,7 +37,7 @@ _TRY_SECONDS = LEASE_SECONDS + 5.0
 """For so long a script is run again: longer than anything that a dead process has locked."""
 _PAUSES = (0.001, 0.1)
 _LOOKS = (0.02, 0.25)
-"""Seconds between two looks at the counter of changes, right after others changed something and after a quiet time."""
+"""Seconds between two looks at the counter of changes, right after a change of others and when nothing changes."""
 
 
 class MongoBackend:
@@ -115,7 +115,7 @@ class MongoBackend:
 
     def _write(self, here: _Process, script: Callable[[Tx], R]) -> tuple[R, Notes]:
         """Run a script and flush its writes, again and again while somebody else is faster."""
-        end, (pause, longest) = time.monotonic() + _TRY_SECONDS, _PAUSES
+        end, delays = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES)
         careful = reconnected = False
         while True:
             tx, flushed, reachable = MongoTx(here.partition, here.numbers, here.turns, careful=careful), False, True
@@ -138,8 +138,7 @@ class MongoBackend:
                     f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "
                     "try again later"
                 )
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, longest)
+            time.sleep(next(delays))
 
 
 class _Process:
@@ -153,7 +152,7 @@ class _Process:
         self._partition = Partition(
             self._client.get_database(database, read_preference=ReadPreference.PRIMARY), partition
         )
-        self.numbers = Numbers(self._partition.counters, self._partition.id("counters"))
+        self.numbers = ChangeNumbers(self._partition.counters, self._partition.id("counters"))
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-mongo")
         self._lock = threading.Lock()
         self._waiting = 0
@@ -177,8 +176,8 @@ class _Process:
 
     def server_time(self) -> float:
         """Return the server's clock, wall-clock seconds in milliseconds' steps; this machine's if it tells none."""
-        told = self._client.admin.command("hello").get("localTime")
-        return told.replace(tzinfo=timezone.utc).timestamp() if isinstance(told, datetime) else time.time()
+        server_time = self._client.admin.command("hello").get("localTime")
+        return server_time.replace(tzinfo=UTC).timestamp() if isinstance(server_time, datetime) else time.time()
 
     def submit(self, job: Callable[[], R]) -> Future[R]:
         """Run a job on one of the threads.

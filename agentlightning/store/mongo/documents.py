@@ -8,7 +8,6 @@ of a flush that changes several documents. A span is one document, a row is one 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +17,21 @@ from pydantic import TypeAdapter
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.database import Database
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
-from agentlightning.errors import ConflictError, TooLargeError
-from agentlightning.store.backend import Record
+from agentlightning.errors import TooLargeError
+from agentlightning.store.mongo.schema import prepare
+from agentlightning.store.rules.durable import DAMAGED, damaged, read_record
+from agentlightning.store.rules.tx import Record
 
 Document = dict[str, Any]
 Key = list[tuple[str, int]]
-SCHEMA_VERSION = 1
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RECENT = 32
 """How many of its last changes a document names."""
 MAX_BODY = 16 * 1024 * 1024 - 64 * 1024
 """Bytes; a document holds 16 MiB, with its other fields."""
+_DUPLICATE = 11000
 
 
 class LostRace(Exception):
@@ -82,20 +83,13 @@ class Partition:
         return "/".join((self._prefix, *parts))
 
     def prepare(self) -> None:
-        """Make the indexes if they are not there, and finish what a process that died has left; any number of processes
-        may do so at once.
+        """Bring an older database up to date, make the indexes if they are not there, and finish what a process that
+        died has left; any number of processes may do so at once.
 
         Raises:
             ConflictError: a newer version wrote the database.
         """
-        with contextlib.suppress(DuplicateKeyError):
-            self.counters.insert_one({"_id": "schema", "version": SCHEMA_VERSION})
-        known = self.counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
-        if known["version"] > SCHEMA_VERSION:
-            raise ConflictError(
-                f"The MongoDB database {self.counters.database.name!r} has schema version {known['version']}, this "
-                f"program knows up to {SCHEMA_VERSION}. Open it with the newer agentlightning that wrote it."
-            )
+        prepare(self.counters.database, self.counters, self.id("counters"))
         for collection, indexes in ((self.rollouts, _ROLLOUTS), (self.spans, _SPANS), (self.rows, _ROWS)):
             collection.create_indexes(indexes)
         self.finish_deletions(list(self.rollouts.find({"deleted": self.name})))
@@ -190,10 +184,31 @@ def fitting(body: bytes, what: str) -> str:
 
 
 def stored_record(document: Mapping[str, Any]) -> Stored:
-    """Return what a rollout's document holds."""
-    return Stored(RECORD.validate_json(document["body"]), document["change"], document["recent"], document["number"])
+    """Return what a rollout's document holds.
+
+    Raises:
+        DamagedRecordError: it cannot be read.
+    """
+    rollout_id = document["rollout_id"]
+    try:
+        record = read_record(document["body"], rollout_id)
+        return Stored(record, document["change"], document["recent"], document["number"])
+    except KeyError as error:
+        raise damaged("rollout", rollout_id, error) from None
+
+
+def set_aside(partition: Partition, rollout_id: str) -> None:
+    """Take a rollout whose record cannot be read out of the queue and out of every list."""
+    gone = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
+    partition.rollouts.update_one({"_id": partition.id(rollout_id)}, {"$set": gone})
 
 
 def stored_row(document: Mapping[str, Any]) -> StoredRow:
     """Return what a row's document holds."""
     return StoredRow(document["body"], document["version"], document["written"])
+
+
+def only_duplicates(error: BulkWriteError) -> bool:
+    """True if nothing failed but the insertion of what is there already."""
+    failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
+    return all(failure["code"] == _DUPLICATE for failure in failures)

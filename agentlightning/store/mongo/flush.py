@@ -3,9 +3,12 @@
 One document changes as a whole, several do not. So every flush has a commit, the replacement of rollouts on the number
 of their last change; what comes before it has no effect without it, what comes after it may be done by anybody.
 
-1.  *Claim rows* (token, and what it was given) are inserted first: of two requests with one token the second finds the
-    row and is run again. Dead here: the row names attempts that do not exist; who repeats the token waits for them for
-    a while, then claims afresh. What was claimed is free again when its lease runs out.
+1.  *Rows of tokens* (claims, and what they were given; what other calls were answered) are inserted first: of two
+    requests with one token the second finds the row and is run again. Dead here: a claim's row names attempts that do
+    not exist; who repeats the token waits for them for a while, then claims afresh. What was claimed is free again when
+    its lease runs out. A row of resources names a version without its token, so it is
+    published again; one of a deletion, rollouts that are there still, which go then. Rows that say what became of
+    calls answered before (a deleted rollout's, a record's oldest) are true whatever becomes of the flush.
 2.  *Fences*: a rollout for which an earlier flush was given up gets a new number, so that flush can commit no more.
 3.  *Spans* are inserted under the number of the change that will count them. Dead here: they are there and not counted;
     who repeats them finds a number that the rollout does not name, removes them and stores them again.
@@ -39,16 +42,23 @@ from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError, PyMongoError
 
 from agentlightning.errors import BusyError
-from agentlightning.store.backend import Record
 from agentlightning.store.mongo import rows as mongo_rows
-from agentlightning.store.mongo.documents import RECENT, Document, LostRace, Partition, Stored, record_document
-from agentlightning.store.mongo.numbers import Draw, Drawer
+from agentlightning.store.mongo.change_numbers import Block, FlushNumbers
+from agentlightning.store.mongo.documents import (
+    RECENT,
+    Document,
+    LostRace,
+    Partition,
+    Stored,
+    only_duplicates,
+    record_document,
+)
 from agentlightning.store.mongo.queue import LEASE_SECONDS
 from agentlightning.store.mongo.tx import MongoTx
+from agentlightning.store.rules.tx import Record
 
 _CHUNK = 500
-"""New rollouts sent at a time, so that they are there soon after their numbers were drawn."""
-_DUPLICATE = 11000
+"""New rollouts sent at a time, so that they are there soon after their numbers were allocated."""
 
 
 def flush(tx: MongoTx) -> None:
@@ -59,8 +69,8 @@ def flush(tx: MongoTx) -> None:
         TooLargeError: something does not fit into a document; nothing was written.
     """
     if tx.records or tx.new_spans or tx.rows.changed:
-        with tx.numbers.drawing() as drawer:
-            _Flush(tx, drawer).run()
+        with tx.numbers.for_flush() as flush_numbers:
+            _Flush(tx, flush_numbers).run()
 
 
 @dataclass
@@ -93,18 +103,20 @@ class _Change:
 class _Flush:
     """One flush. Everything is encoded before anything is written."""
 
-    def __init__(self, tx: MongoTx, drawer: Drawer) -> None:
+    def __init__(self, tx: MongoTx, flush_numbers: FlushNumbers) -> None:
         self._tx = tx
         self._partition = tx.partition
-        self._drawer = drawer
+        self._flush_numbers = flush_numbers
         changes = [_change(tx, rollout_id, record) for rollout_id, record in tx.records.items()]
         self._changes = {change.rollout_id: change for change in changes if change is not None}
         self._new = [change for change in self._changes.values() if change.stored is None]
         self._old = [change for change in self._changes.values() if change.stored is not None]
         puts = tx.rows.puts()
-        self._claims = [put for put in puts if put.kind == "claim"]
+        tokens = [put for put in puts if put.kind in ("claim", "token")]
+        self._claims = [put for put in tokens if put.read]
+        self._notes = [put for put in tokens if not put.read]
         self._workers = [put for put in puts if put.kind == "worker"]
-        self._rows = [put for put in puts if put.kind not in ("claim", "worker")]
+        self._rows = [put for put in puts if put.kind not in ("claim", "token", "worker")]
         assert not (self._rows and self._changes), "two commits: no script changes resources and rollouts at once"
         self._fences: dict[str, int] = {}
         self._locks: list[int] = []
@@ -112,15 +124,16 @@ class _Flush:
         self._inserted: set[str] = set()
 
     def run(self) -> None:
-        draw = self._number()
+        block = self._number()
         self._tx.flushing = True
         try:
             for put in self._claims:
                 mongo_rows.write(self._partition, put)
+            mongo_rows.write_notes(self._partition, self._notes)
             self._fence()
             self._add_spans()
-            self._insert_new(draw)
-            self._replace_old(draw)
+            self._insert_new(block)
+            self._replace_old(block)
         except LostRace:
             self._take_back()
             raise
@@ -130,12 +143,12 @@ class _Flush:
         for put in self._workers:
             mongo_rows.merge(self._partition, put)
 
-    def _number(self) -> Draw:
-        """Draw what the flush needs: a number for each fence, lock, change, new rollout and row."""
+    def _number(self) -> Block:
+        """Allocate what the flush needs: a number for each fence, lock, change, new rollout and row."""
         fences, locks = sorted(self._tx.fenced), len(self._old) if len(self._old) > 1 else 0
-        puts = [*self._claims, *self._rows, *self._workers]
-        draw = self._drawer.draw(len(fences) + locks + len(self._changes), len(self._new) + len(puts))
-        numbers = itertools.count(draw.changes)
+        puts = [*self._claims, *self._notes, *self._rows, *self._workers]
+        block = self._flush_numbers.allocate(len(fences) + locks + len(self._changes), len(self._new) + len(puts))
+        numbers = itertools.count(block.changes)
         self._fences = {rollout_id: next(numbers) for rollout_id in fences}
         self._locks = [next(numbers) for _ in range(locks)]
         for rollout_id in self._fences.keys() & self._changes.keys():
@@ -145,12 +158,12 @@ class _Flush:
         for change in self._changes.values():
             change.tag = next(numbers)
             change.give(change.tag)
-        numbers = itertools.count(draw.numbers)
+        numbers = itertools.count(block.numbers)
         for change in self._new:
             change.document["number"] = next(numbers)
         for put in puts:
             put.version = next(numbers)
-        return draw
+        return block
 
     # --- before the commit -----------------------------------------------------------------------------------------
 
@@ -185,7 +198,7 @@ class _Flush:
         try:
             self._partition.spans.insert_many(documents, ordered=False)
         except BulkWriteError as error:
-            if _only_duplicates(error):
+            if only_duplicates(error):
                 raise LostRace(careful=True) from None
             self._take_back()
             raise
@@ -204,23 +217,23 @@ class _Flush:
 
     # --- the commit ------------------------------------------------------------------------------------------------
 
-    def _insert_new(self, draw: Draw) -> None:
+    def _insert_new(self, block: Block) -> None:
         for start in range(0, len(self._new), _CHUNK):
             chunk = self._new[start : start + _CHUNK]
-            self._renew(draw, chunk)
+            self._renew(block, chunk)
             try:
                 self._partition.rollouts.insert_many([change.document for change in chunk])
             except BulkWriteError as error:
                 self._inserted.update(change.rollout_id for change in chunk[: error.details["nInserted"]])
-                if _only_duplicates(error):
+                if only_duplicates(error):
                     raise LostRace from None
                 raise
             self._inserted.update(change.rollout_id for change in chunk)
 
-    def _replace_old(self, draw: Draw) -> None:
+    def _replace_old(self, block: Block) -> None:
         if len(self._old) > 1:
             self._lock()
-        self._renew(draw, self._old)
+        self._renew(block, self._old)
         if len(self._old) == 1:
             change = self._old[0]
             if not self._partition.rollouts.replace_one(change.standing, change.document).matched_count:
@@ -247,13 +260,13 @@ class _Flush:
             raise LostRace
         self._locked = []
 
-    def _renew(self, draw: Draw, changes: Sequence[_Change]) -> None:
-        """Draw new numbers if the others were drawn too long ago for a reader to wait for them."""
-        if changes and not draw.fresh:
-            again = self._drawer.draw(len(changes))
+    def _renew(self, block: Block, changes: Sequence[_Change]) -> None:
+        """Allocate new numbers if the others were allocated too long ago for a reader to wait for them."""
+        if changes and not block.fresh:
+            again = self._flush_numbers.allocate(len(changes))
             for place, change in enumerate(changes):
                 change.give(again.changes + place)
-            draw.time = again.time
+            block.time = again.time
 
 
 def _change(tx: MongoTx, rollout_id: str, record: Record | None) -> _Change | None:
@@ -267,11 +280,6 @@ def _change(tx: MongoTx, rollout_id: str, record: Record | None) -> _Change | No
     else:
         return None
     return _Change(rollout_id, document, stored, stored.change if stored is not None else 0)
-
-
-def _only_duplicates(error: BulkWriteError) -> bool:
-    failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
-    return all(failure["code"] == _DUPLICATE for failure in failures)
 
 
 def _spans_of(partition: Partition, rollout_id: str, tags: list[int]) -> Document:

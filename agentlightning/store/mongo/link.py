@@ -1,4 +1,4 @@
-"""Where a MongoDB store is: the client for its URI, and what callers are told when the server does not do its part. The
+"""Where a MongoDB store is: the client for its URI, and the callers' errors when the server fails. The
 password of the URI stays here: no repr, error or log text holds it."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Place:
         return client
 
     def failed(self, error: PyMongoError) -> AgentLightningError:
-        """Return what callers are told of an error of the driver."""
+        """Return the callers' error for an error of the driver."""
         reason = self._reason(error)
         if isinstance(error, (ConnectionFailure, ExecutionTimeout, WTimeoutError)):
             return StoreUnreachableError(

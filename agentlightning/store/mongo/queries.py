@@ -10,18 +10,19 @@ from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.backend import Counts, Record
-from agentlightning.store.mongo.documents import RECORD, Document, Key, Partition
-from agentlightning.store.mongo.numbers import Numbers
-from agentlightning.store.query import Plan
+from agentlightning.store.mongo.change_numbers import ChangeNumbers
+from agentlightning.store.mongo.documents import Document, Key, Partition
+from agentlightning.store.rules.durable import DAMAGED, readable_records
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import Counts, Notes, Record
 
-_BODY = {"body": 1}
+_BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
 """Changes before the last one that are looked at to tell where the present is."""
 _LARGEST = 2**62
 
 
-def find(partition: Partition, plan: Plan) -> tuple[list[Record], int]:
+def find(partition: Partition, plan: Plan, notes: Notes) -> tuple[list[Record], int]:
     """Return one page of what a plan asks for, and how many match."""
     wanted, parts = filter_of(plan, partition), parts_of(plan)
     page: list[Record] = []
@@ -31,7 +32,7 @@ def find(partition: Partition, plan: Plan) -> tuple[list[Record], int]:
         if plan.limit >= 0 and not left:
             break
         query = {**wanted, **further}
-        page += _records(partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left))
+        page += _records(partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left), notes)
         if skip and len(parts) > 1:
             skip = 0 if page else max(0, skip - count(partition.rollouts, query))
     if (plan.limit == -1 or len(page) < plan.limit) and (page or not plan.offset):
@@ -48,9 +49,9 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
         tests.append({"_id": {"$in": [partition.id(rollout_id) for rollout_id in dict.fromkeys(plan.ids)]}})
     if plan.id_contains is not None:
         tests.append(_contains(plan.id_contains))
-    wanted: Document = {"partition": partition.name}
+    wanted: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
     if plan.run_id is not None:
-        wanted["run_id"] = plan.run_id[0]
+        wanted["run_id"] = {"$eq": plan.run_id[0]}
     if plan.ended_before is not None:
         wanted["end_time"] = {"$lt": plan.ended_before}
     if tests and plan.any_of:
@@ -78,7 +79,7 @@ def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
     order = [(plan.sort_by, DESCENDING if plan.descending else ASCENDING), *in_order]
     if plan.sort_by != "end_time" or plan.ended_before is not None:
         return [({}, order)]
-    parts: list[tuple[Document, Key]] = [({"end_time": {"$gte": 0}}, order), ({"end_time": None}, in_order)]
+    parts: list[tuple[Document, Key]] = [({"end_time": {"$gte": 0}}, order), ({"end_time": {"$eq": None}}, in_order)]
     return parts[::-1] if plan.descending else parts
 
 
@@ -111,24 +112,32 @@ def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any
     return {}
 
 
-def due(partition: Partition, now: float, limit: int) -> list[Record]:
+def due(partition: Partition, now: float, limit: int, notes: Notes) -> list[Record]:
     """Return rollouts whose deadline is past, the longest past first."""
     query = {"partition": partition.name, "deadline": {"$gte": 0, "$lt": now}}
-    return _records(partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit))
+    return _records(partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit), notes)
 
 
-def held(partition: Partition, worker_id: str, limit: int) -> list[tuple[str, str]]:
-    """Return (rollout id, attempt id) of what a worker has in hand, the newest first."""
+def held(partition: Partition, worker_id: str, limit: int) -> list[tuple[int, tuple[str, str]]]:
+    """Return number and (rollout id, attempt id) of what a worker has in hand, the newest first."""
     query = {"partition": partition.name, "worker_id": worker_id}
-    fields = {"rollout_id": 1, "attempt_id": 1}
+    fields = {"number": 1, "rollout_id": 1, "attempt_id": 1}
     found = partition.rollouts.find(query, fields, sort=[("number", DESCENDING)], limit=limit)
-    return [(document["rollout_id"], document["attempt_id"]) for document in found]
+    return [(document["number"], (document["rollout_id"], document["attempt_id"])) for document in found]
+
+
+def any_held(partition: Partition) -> bool:
+    """True if some worker has something in hand."""
+    query = {"partition": partition.name, "worker_id": {"$gt": ""}}
+    return partition.rollouts.find_one(query, {"_id": 1}) is not None
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
-def changes(partition: Partition, numbers: Numbers, after: str, limit: int) -> tuple[list[Record], str]:
+def changes(
+    partition: Partition, numbers: ChangeNumbers, after: str, limit: int, notes: Notes
+) -> tuple[list[Record], str]:
     """Return rollouts changed after a cursor, as far as none can come between them any more.
 
     Raises:
@@ -143,29 +152,31 @@ def changes(partition: Partition, numbers: Numbers, after: str, limit: int) -> t
     top = numbers.look()
     found = _changed(partition, cursor, top, limit, body=True)
     last = found[-1]["change"] if len(found) == limit else top
-    visible = max(cursor, min(last, numbers.visible(cursor, _shown(found))))
-    return _records(document for document in found if document["change"] <= visible), str(visible)
+    visible = max(cursor, min(last, numbers.visible(cursor, _change_numbers(found))))
+    return _records((document for document in found if document["change"] <= visible), notes), str(visible)
 
 
-def last_change(partition: Partition, numbers: Numbers) -> str:
+def last_change(partition: Partition, numbers: ChangeNumbers) -> str:
     """Return the cursor behind everything that is there, or a moment before it while others write."""
     top = numbers.look()
     if not numbers.unsure():
         return str(numbers.visible(top, ()))
     start = max(0, top - _LOOK_BACK)
-    return str(numbers.visible(start, _shown(_changed(partition, start, top, _LOOK_BACK, body=False))))
+    return str(numbers.visible(start, _change_numbers(_changed(partition, start, top, _LOOK_BACK, body=False))))
 
 
 def _changed(partition: Partition, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
-    query = {"partition": partition.name, "change": {"$gt": after, "$lte": last}}
+    query = {"partition": partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
     fields = {"change": 1, "recent": 1, **(_BODY if body else {})}
     return list(partition.rollouts.find(query, fields, sort=[("change", ASCENDING)], limit=limit))
 
 
-def _shown(documents: Sequence[Document]) -> set[int]:
-    """Return the change numbers that documents show."""
+def _change_numbers(documents: Sequence[Document]) -> set[int]:
+    """Return the numbers of the last changes of documents."""
     return {number for document in documents for number in (document["change"], *document["recent"])}
 
 
-def _records(documents: Iterable[Document]) -> list[Record]:
-    return [RECORD.validate_json(document["body"]) for document in documents]
+def _records(documents: Iterable[Document], notes: Notes) -> list[Record]:
+    """Return the records that can be read, and note the others."""
+    rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
+    return readable_records(rows, notes.damaged.append)

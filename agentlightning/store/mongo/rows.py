@@ -14,11 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymongo.errors import DuplicateKeyError
+from pymongo import DeleteOne
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from agentlightning.store.backend import ROW_TYPES, Kind, Row, WorkerRow
-from agentlightning.store.mongo.documents import Document, LostRace, Partition, StoredRow, fitting, stored_row
+from agentlightning.errors import DamagedRecordError
+from agentlightning.store.mongo.documents import (
+    Document,
+    LostRace,
+    Partition,
+    StoredRow,
+    fitting,
+    only_duplicates,
+    stored_row,
+)
 from agentlightning.store.mongo.queries import count
+from agentlightning.store.rules.durable import read_row, read_row_or_none
+from agentlightning.store.rules.tx import ROW_TYPES, Kind, Row, WorkerRow
 from agentlightning.types import Worker
 
 _MERGES = 5
@@ -57,7 +68,7 @@ class Rows:
         if (kind, key) in self._changed:
             return self._changed[kind, key], None
         stored = self._fetch(kind, key)
-        return (None if stored is None else ROW_TYPES[kind].validate_json(stored.body)), stored
+        return (None if stored is None else read_row_or_none(kind, key, stored.body)), stored
 
     def _fetch(self, kind: Kind, key: str) -> StoredRow | None:
         if (kind, key) not in self._stored:
@@ -80,7 +91,8 @@ class Rows:
             key = document["key"]
             stored = self._stored.get((kind, key)) or stored_row(document)
             self._stored[kind, key] = stored
-            rows[key] = ROW_TYPES[kind].validate_json(stored.body)
+            with contextlib.suppress(DamagedRecordError):
+                rows[key] = read_row(kind, key, stored.body)
         for (of_kind, key), row in self._changed.items():
             if of_kind == kind and row is not None:
                 rows[key] = row
@@ -103,7 +115,7 @@ class Rows:
         puts: list[Put] = []
         for (kind, key), row in self._changed.items():
             if row is not None:
-                if kind in ("claim", "worker"):
+                if kind in ("claim", "worker"):  # rows of tokens are fetched by the scripts that have to know
                     self._fetch(kind, key)
                 body = fitting(ROW_TYPES[kind].dump_json(row), f"The {kind} row {key!r}")
                 puts.append(Put(kind, key, body, self._stored.get((kind, key)), (kind, key) in self._stored))
@@ -111,11 +123,14 @@ class Rows:
 
     def drop(self) -> None:
         """Remove what the script wants removed, unless somebody has changed it since."""
+        removed: list[DeleteOne] = []
         for (kind, key), row in self._changed.items():
             if row is None:
                 stored = self._stored.get((kind, key))
                 version = {} if stored is None else {"version": stored.version}
-                self._partition.rows.delete_one({"_id": self._partition.id(kind, key), **version})
+                removed.append(DeleteOne({"_id": self._partition.id(kind, key), **version}))
+        if removed:
+            self._partition.rows.bulk_write(removed, ordered=False)
 
 
 def write_all(partition: Partition, puts: Sequence[Put]) -> None:
@@ -149,6 +164,17 @@ def write(partition: Partition, put: Put, following: Sequence[Put] = ()) -> None
     elif not _replace(partition, put, put.stored.version, then):
         raise LostRace
     finish(partition, document)
+
+
+def write_notes(partition: Partition, puts: Sequence[Put]) -> None:
+    """Insert rows that nobody reads before and nobody changes; those that are there stay."""
+    documents = [_document(partition, put, []) for put in puts]
+    if documents:
+        try:
+            partition.rows.insert_many(documents, ordered=False)
+        except BulkWriteError as error:
+            if not only_duplicates(error):
+                raise
 
 
 def take_back(partition: Partition, puts: Sequence[Put]) -> None:
@@ -185,9 +211,14 @@ def merge(partition: Partition, put: Put) -> None:
 
 def merged(base: str | bytes, wanted: str, there: str) -> str:
     """Return the worker's row that is there with those fields that differ between `base` and `wanted` (all JSON)."""
-    before, after, result = (json.loads(body)["worker"] for body in (base, wanted, there))
-    result.update({name: value for name, value in after.items() if before.get(name) != value})
-    return json.dumps({"worker": result}, ensure_ascii=False)
+    try:
+        before, after, result = (json.loads(body) for body in (base, wanted, there))
+        worker, was = dict(result["worker"]), dict(before["worker"])
+    except (ValueError, TypeError, KeyError):  # damaged: it is made anew
+        return wanted
+    worker.update({name: value for name, value in after["worker"].items() if was.get(name) != value})
+    beside = {name: value for name, value in after.items() if name != "worker" and before.get(name) != value}
+    return json.dumps({**result, **beside, "worker": worker}, ensure_ascii=False)
 
 
 def _document(partition: Partition, put: Put, then: list[Any]) -> Document:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError, MissingExtraError
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.types import RetentionPolicy
 
 if importlib.util.find_spec("pymongo") is None:
@@ -28,7 +28,7 @@ from agentlightning.store.mongo.link import DEFAULT_URI, Place
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
-_DATABASE = "agentlightning"
+DATABASE = "agentlightning"
 _PARTITION = "default"
 
 
@@ -68,7 +68,7 @@ class MongoLightningStore(EngineStore):
         if not thread_safe:
             raise BadRequestError("MongoLightningStore is always thread-safe; leave thread_safe out")
         place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
-        self.database_name = _one("database_name", database_name, "database", database) or place.database or _DATABASE
+        self.database_name = _one("database_name", database_name, "database", database) or place.database or DATABASE
         self.partition_id = _PARTITION if partition_id is None else partition_id
         self._settings: dict[str, Any] = {
             "mongo_uri": mongo_uri or uri,

@@ -6,17 +6,28 @@ Nothing here waits for another flush: a rollout that one has locked, or spans th
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from agentlightning.store.backend import ClaimRow, Counts, Kind, Notes, Record, Row
+from agentlightning.errors import DamagedRecordError
 from agentlightning.store.mongo import queries as mongo_queries
-from agentlightning.store.mongo.documents import Document, LostRace, Partition, Stored, fitting, stored_record
-from agentlightning.store.mongo.numbers import Numbers
+from agentlightning.store.mongo.change_numbers import ChangeNumbers
+from agentlightning.store.mongo.documents import (
+    Document,
+    LostRace,
+    Partition,
+    Stored,
+    fitting,
+    set_aside,
+    stored_record,
+)
 from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force, next_available
 from agentlightning.store.mongo.rows import Rows
-from agentlightning.store.query import Plan
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import ClaimRow, Counts, Kind, Notes, Record, Row
 from agentlightning.types import Span
 
 SETTLE_SECONDS = 2.0
@@ -46,7 +57,9 @@ class MongoTx:
     The public fields tell the flush what the script read and what it wants written.
     """
 
-    def __init__(self, partition: Partition, numbers: Numbers, turns: Turns | None, *, careful: bool = False) -> None:
+    def __init__(
+        self, partition: Partition, numbers: ChangeNumbers, turns: Turns | None, *, careful: bool = False
+    ) -> None:
         self.notes = Notes()
         self.partition = partition
         self.numbers = numbers
@@ -106,8 +119,12 @@ class MongoTx:
         self.records[record.rollout.rollout_id] = record.copy()
 
     def delete(self, rollout_id: str) -> bool:
-        if self.load(rollout_id) is None:
-            return False
+        try:
+            if self.load(rollout_id) is None:
+                return False
+        except DamagedRecordError:  # nothing to be exact about
+            self.partition.spans.delete_many({"partition": self.partition.name, "rollout_id": rollout_id})
+            return self.partition.rollouts.delete_one({"_id": self.partition.id(rollout_id)}).deleted_count == 1
         self.records[rollout_id] = None
         for key in [key for key in self.new_spans if key[0] == rollout_id]:
             del self.new_spans[key]
@@ -117,11 +134,18 @@ class MongoTx:
         while (document := self._leases.take(run_id, now)) is not None:
             rollout_id = document["rollout_id"]
             if rollout_id not in self.stored:
-                self.stored[rollout_id] = stored_record(document)
+                try:
+                    self.stored[rollout_id] = stored_record(document)
+                except DamagedRecordError:
+                    self.set_aside(rollout_id)
+                    continue
             record = self.load(rollout_id)
             if record is not None and record.available_at is not None:
                 return record
         return None
+
+    def set_aside(self, rollout_id: str) -> None:
+        set_aside(self.partition, rollout_id)
 
     # --- many rollouts ---------------------------------------------------------------------------------------------
 
@@ -130,7 +154,7 @@ class MongoTx:
 
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         assert not self.records, "find is for reading scripts"
-        return mongo_queries.find(self.partition, plan)
+        return mongo_queries.find(self.partition, plan, self.notes)
 
     def runs(self) -> list[str | None]:
         return mongo_queries.runs(self.partition)
@@ -139,21 +163,28 @@ class MongoTx:
         return mongo_queries.counts(self.partition, run_id)
 
     def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
-        return mongo_queries.changes(self.partition, self.numbers, after, limit)
+        return mongo_queries.changes(self.partition, self.numbers, after, limit, self.notes)
 
     def last_change(self) -> str:
         return mongo_queries.last_change(self.partition, self.numbers)
 
     def due(self, now: float, limit: int) -> list[Record]:
-        return mongo_queries.due(self.partition, now, limit)
+        return mongo_queries.due(self.partition, now, limit, self.notes)
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        changed = [record for record in reversed(self.records.values()) if record and record.holder == worker_id]
-        pairs = [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in changed]
-        if len(pairs) < limit:
-            there = mongo_queries.held(self.partition, worker_id, limit - len(pairs) + len(self.records))
-            pairs += [pair for pair in there if pair[0] not in self.records]
-        return pairs[:limit]
+        found: list[tuple[float, tuple[str, str]]] = []
+        for rollout_id, record in self.records.items():
+            if record is not None and record.holder == worker_id:
+                stored = self.stored.get(rollout_id)
+                found.append(
+                    (math.inf if stored is None else stored.number, (rollout_id, record.attempts[-1].attempt_id))
+                )
+        there = mongo_queries.held(self.partition, worker_id, limit + len(self.records))
+        found += [(number, pair) for number, pair in there if pair[0] not in self.records]
+        return [pair for _, pair in sorted(found, reverse=True)[:limit]]
+
+    def any_held(self) -> bool:
+        return mongo_queries.any_held(self.partition)
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
@@ -214,13 +245,16 @@ class MongoTx:
         return row
 
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
-        """Return what of a claim was really given: its flush may have ended half-way, or be under way."""
+        """Return what of a claim was really given: its flush may have ended half-way, or be under way. None if nothing
+        was, and it may be made afresh."""
         missing = [pair for pair in row.claims if not self._has(*pair)]
-        if missing and _settling(written):
+        unwritten = [pair for pair in missing if self.fetch(pair[0]) is not None]  # the others were deleted since
+        if unwritten and _settling(written):
             raise LostRace
-        self.fenced.update(rollout_id for rollout_id, _ in missing if self.fetch(rollout_id) is not None)
-        given = [pair for pair in row.claims if pair not in missing]
-        return ClaimRow(given, row.time) if given else None
+        self.fenced.update(rollout_id for rollout_id, _ in unwritten)
+        if row.claims and len(unwritten) == len(row.claims):
+            return None
+        return replace(row, claims=[pair for pair in row.claims if pair not in missing])
 
     def _has(self, rollout_id: str, attempt_id: str) -> bool:
         record = self.load(rollout_id)

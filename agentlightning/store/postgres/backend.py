@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import psycopg
 
 from agentlightning.errors import BadRequestError, BusyError, ConflictError
-from agentlightning.store.backend import Notes, Tx
+from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.postgres.job import Future, Job, Jobs
 from agentlightning.store.postgres.link import Place, reason
 from agentlightning.store.postgres.listener import Listener
 from agentlightning.store.postgres.reader import Reader
 from agentlightning.store.postgres.schema import prepare
 from agentlightning.store.postgres.writer import Writer
-from agentlightning.store.shared_clock import SharedClock
+from agentlightning.store.rules.tx import Notes, Tx
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -1,10 +1,9 @@
-"""A script on its way to a thread, and what its caller is told when the database does not take it."""
+"""A script on its way to a thread, and the error that its caller gets when the database refuses it."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import queue
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import Any
 import psycopg
 
 from agentlightning.errors import BadRequestError, StoreWriteError
-from agentlightning.store.backend import Tx
 from agentlightning.store.postgres.link import Place, is_bad_value, reason
+from agentlightning.store.rules.tx import Tx
+from agentlightning.utils.backoff import backoff_delay
 
 OUTAGE_SECONDS = 10.0
 """So long a script waits for a server that does not answer."""
@@ -43,9 +43,7 @@ class Job:
     def put_aside(self) -> None:
         """Have it run again, after a pause that grows."""
         self.tries += 1
-        first, longest = _PAUSE_SECONDS
-        pause = min(first * 2.0 ** min(self.tries - 1, 16), longest)
-        self.due = time.monotonic() + pause * random.uniform(0.5, 1.5)
+        self.due = time.monotonic() + backoff_delay(self.tries, *_PAUSE_SECONDS)
 
     def put_back(self) -> None:
         """Have it run again at once, and alone if that has happened too often."""
@@ -63,7 +61,7 @@ Jobs = queue.SimpleQueue["Job | None"]
 
 
 def refused(place: Place, error: Exception) -> Exception:
-    """Return what the caller is told of an error that the next try would meet, too."""
+    """Return the caller's error for one that the next try would meet, too."""
     if not isinstance(error, psycopg.Error):
         return error
     if is_bad_value(error):

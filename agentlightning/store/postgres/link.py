@@ -82,7 +82,7 @@ class Place:
         return psycopg.connect(self._conninfo, autocommit=True)
 
     def unreachable(self, error: psycopg.Error, remedy: str) -> StoreUnreachableError:
-        """Return what callers are told when there is no connection."""
+        """Return the callers' error when there is no connection."""
         return StoreUnreachableError(f"The PostgreSQL store {self!r} cannot be reached: {reason(error)}. {remedy}")
 
 

@@ -41,7 +41,7 @@ class Listener:
         self._instance = instance
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._asked = 0.0
+        self._last_call = 0.0
         self._news = threading.Event()
         self._held_back = False
         self._closed = False
@@ -50,7 +50,7 @@ class Listener:
 
     def await_change(self, timeout: float) -> bool:
         """Block for at most `timeout` seconds until there may be news; False if there surely is none."""
-        self._asked = time.monotonic()
+        self._last_call = time.monotonic()
         with self._lock:
             if self._thread is None and not self._closed:
                 self._stopper, stop = socket.socketpair()
@@ -92,7 +92,7 @@ class Listener:
                 failing = True
                 _readable(stop, timeout=_RECONNECT_SECONDS)
             with self._lock:
-                if self._closed or time.monotonic() - self._asked > _IDLE_SECONDS:
+                if self._closed or time.monotonic() - self._last_call > _IDLE_SECONDS:
                     self._thread = None
                     if self._stopper is not None:
                         self._stopper.close()
@@ -101,7 +101,7 @@ class Listener:
 
     def _listen(self, db: psycopg.Connection[tuple[Any, ...]], stop: socket.socket) -> None:
         """Hear announcements until the store is closed or nobody has asked for long."""
-        while time.monotonic() - self._asked <= _IDLE_SECONDS:
+        while time.monotonic() - self._last_call <= _IDLE_SECONDS:
             if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
                 return
             if any(note.payload != self._instance for note in db.notifies(timeout=0)):

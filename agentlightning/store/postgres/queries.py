@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.query import Plan
+from agentlightning.store.rules.durable import DAMAGED
+from agentlightning.store.rules.query import Plan
 
 LOAD = "SELECT body FROM agl_rollouts WHERE partition = %s AND rollout_id = %s"
 GET = "SELECT version, body FROM agl_rows WHERE partition = %s AND kind = %s AND key = %s"
@@ -32,16 +33,21 @@ KNOWN_SPANS = (
     "SELECT attempt_id, span_id FROM agl_spans WHERE partition = %s AND rollout_id = %s"
     " AND attempt_id = ANY(%s::text[]) AND span_id = ANY(%s::text[])"
 )
-DUE = "SELECT body FROM agl_rollouts WHERE partition = %s AND deadline < %s ORDER BY deadline LIMIT %s"
+DUE = "SELECT body, rollout_id FROM agl_rollouts WHERE partition = %s AND deadline < %s ORDER BY deadline LIMIT %s"
 HELD = (
     "SELECT rollout_id, attempt_id FROM agl_rollouts WHERE partition = %s AND worker_id = %s"
     " AND rollout_id <> ALL(%s::text[]) ORDER BY number DESC LIMIT %s"
 )
 CHANGES = (
-    "SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, number, body FROM agl_rollouts"
-    " WHERE partition = %s AND (change, number) > (%s::xid8, %s) ORDER BY change, number LIMIT %s"
+    "SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, number, body, rollout_id"
+    f" FROM agl_rollouts WHERE partition = %s AND status <> '{DAMAGED}' AND (change, number) > (%s::xid8, %s)"
+    " ORDER BY change, number LIMIT %s"
 )
 """The first column says whether every transaction that began earlier has ended."""
+SET_ASIDE = (
+    f"UPDATE agl_rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
+    " WHERE partition = %s AND rollout_id = %s"
+)
 SCAN = "SELECT key, version, body FROM agl_rows WHERE partition = %s AND kind = %s ORDER BY number LIMIT %s"
 
 
@@ -54,7 +60,7 @@ def claim(run_id: str | None) -> tuple[str, tuple[str, ...]]:
     """Return the query of the record to be claimed next and its values between the partition and the moment."""
     run, values = of_run(run_id)
     return (
-        f"SELECT body FROM agl_rollouts WHERE partition = %s AND {run} AND available_at <= %s"
+        f"SELECT body, rollout_id FROM agl_rollouts WHERE partition = %s AND {run} AND available_at <= %s"
         " AND rollout_id <> ALL(%s::text[])"
         " ORDER BY run_id, priority DESC, available_at, number LIMIT 1 FOR UPDATE SKIP LOCKED"
     ), values
@@ -75,6 +81,8 @@ def where(partition: str, plan: Plan) -> tuple[str, list[Any]]:
         tests.append("strpos(rollout_id, %s) > 0")
         values.append(plan.id_contains)
     clauses = ["partition = %s", *(["(" + (" OR " if plan.any_of else " AND ").join(tests) + ")"] if tests else [])]
+    if plan.status_in is None or plan.any_of:
+        clauses.append(f"status <> '{DAMAGED}'")
     if plan.run_id is not None:
         run, run_values = of_run(plan.run_id[0])
         clauses.append(run)

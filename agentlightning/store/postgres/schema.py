@@ -1,16 +1,18 @@
 """The tables of the PostgreSQL store, and how those of an earlier version are brought up to date.
 
-A version is one more entry of `_MIGRATIONS`; the table `agl_schema` holds the version of a database. Several stores,
-each a partition, share the tables: the partition is the first column of every key. Needs PostgreSQL 13 (xid8).
+A version is one more entry of `STEPS`; the table `agl_schema` holds the version of a database (see
+`rules/durable.py`). Several stores, each a partition, share the tables: the partition is the first column of every
+key. Needs PostgreSQL 13 (xid8).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
-from agentlightning.errors import ConflictError
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 
 _LOCK = 0x61676C5F73746F72
 """Number of the advisory lock under which tables are made and changed ("agl_stor")."""
@@ -68,11 +70,22 @@ CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
 """The end of a rollout that has none is infinite, so that an index orders it last. `change` is the transaction that
 wrote the row last; `version` counts the changes of a row."""
 
-_MIGRATIONS: tuple[str, ...] = (_FIRST,)
-SCHEMA_VERSION = len(_MIGRATIONS)
+Database = psycopg.Connection[tuple[Any, ...]]
 
 
-def prepare(db: psycopg.Connection[tuple[Any, ...]], place: str, partition: str) -> None:
+def _begin(db: Database) -> None:
+    db.execute(_FIRST.encode())
+
+
+STEPS: list[tuple[int, Callable[[Database], None]]] = [(1, _begin), (3, lambda db: None)]
+"""What leads to each version from an earlier one."""
+
+OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"
+"""Gives no row while the tables have this version. Asked after the writes of a transaction: they waited for an upgrade
+that was under way, and one that comes later waits for the transaction's end."""
+
+
+def prepare(db: Database, place: str, partition: str) -> None:
     """Make the tables in a new database, bring those of an older one up to date, all in one transaction.
 
     `place` names the database in errors; `db` is in autocommit mode. Any number of processes may do this at once.
@@ -80,12 +93,16 @@ def prepare(db: psycopg.Connection[tuple[Any, ...]], place: str, partition: str)
     Raises:
         ConflictError: a newer version made the tables.
     """
-    if _version(db, place) < SCHEMA_VERSION:
+    if check_version(db, place) < SCHEMA_VERSION:
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
             db.execute("CREATE TABLE IF NOT EXISTS agl_schema (version bigint NOT NULL)")
-            for migration in _MIGRATIONS[_version(db, place) :]:
-                db.execute(migration.encode())
+            version = check_version(db, place)
+            if 0 < version < SCHEMA_VERSION:
+                db.execute("LOCK TABLE agl_rollouts, agl_spans, agl_rows")
+            for number, step in STEPS:
+                if number > version:
+                    step(db)
             db.execute("DELETE FROM agl_schema")
             db.execute("INSERT INTO agl_schema VALUES (%s)", (SCHEMA_VERSION,))
     # A dump that was loaded into another server brings transaction numbers that are still to come there.
@@ -96,14 +113,15 @@ def prepare(db: psycopg.Connection[tuple[Any, ...]], place: str, partition: str)
     )
 
 
-def _version(db: psycopg.Connection[tuple[Any, ...]], place: str) -> int:
+def check_version(db: Database, place: str) -> int:
+    """Return the version of the tables, 0 if there are none.
+
+    Raises:
+        ConflictError: it is a newer one.
+    """
     if db.execute("SELECT to_regclass('agl_schema') IS NULL").fetchone() == (True,):
         return 0
     row = db.execute("SELECT max(version) FROM agl_schema").fetchone()
     version: int = row[0] or 0 if row else 0
-    if version > SCHEMA_VERSION:
-        raise ConflictError(
-            f"The store in {place} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
-            "Open it with the newer agentlightning that made it."
-        )
+    check_not_newer(place, version)
     return version

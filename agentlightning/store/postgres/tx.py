@@ -7,14 +7,22 @@ has nothing to undo. Only one that asks for a list after it has written has its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentlightning.store.backend import ROW_TYPES, Counts, Kind, Notes, Record, Row
+from agentlightning.errors import DamagedRecordError
 from agentlightning.store.postgres import queries
 from agentlightning.store.postgres.link import Link
-from agentlightning.store.postgres.writes import RECORD, Seen, SpanKey, Writes
-from agentlightning.store.query import Plan, page_of
+from agentlightning.store.postgres.writes import Seen, SpanKey, Writes
+from agentlightning.store.rules.durable import (
+    page_of_records,
+    read_record,
+    read_row_or_none,
+    readable_records,
+    readable_rows,
+)
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row
 from agentlightning.types import Span
 
 _encode = Span.__pydantic_serializer__.to_json
@@ -59,7 +67,7 @@ class PostgresTx:
                 record = records[rollout_id]
                 return None if record is None else record.copy()
         rows = self._fetch_one(queries.LOAD, (self._partition, rollout_id), lock=True)
-        record = RECORD.validate_json(rows[0][0]) if rows else None
+        record = read_record(rows[0][0], rollout_id) if rows else None
         self._seen.records[rollout_id] = record
         return None if record is None else record.copy()
 
@@ -72,7 +80,10 @@ class PostgresTx:
         self._writes.records[rollout_id] = record.copy()
 
     def delete(self, rollout_id: str) -> bool:
-        there = self.load(rollout_id) is not None
+        try:
+            there = self.load(rollout_id) is not None
+        except DamagedRecordError:
+            there = True
         if there:
             self._writes.records[rollout_id] = None
             self._writes.spans = {key: body for key, body in self._writes.spans.items() if key[0] != rollout_id}
@@ -85,8 +96,16 @@ class PostgresTx:
         ):
             self._send_early()
         query, values = queries.claim(run_id)
-        records = self._locked_records(query, (self._partition, *values, now, list(self._writes.records)))
-        return records[0] if records else None
+        while True:
+            arguments = (self._partition, *values, now, list(self._writes.records))
+            rows = self._link.fetch(query, arguments)
+            if not rows:
+                return None
+            if records := self._locked_records(rows):
+                return records[0]
+
+    def set_aside(self, rollout_id: str) -> None:
+        self._link.send(queries.SET_ASIDE, (self._partition, rollout_id))
 
     def next_available(self, run_id: str | None) -> float | None:
         self._send_early()
@@ -97,30 +116,33 @@ class PostgresTx:
     def due(self, now: float, limit: int) -> list[Record]:
         self._send_early()
         query = f"{queries.DUE} FOR UPDATE SKIP LOCKED" if self._writing else queries.DUE
-        return self._locked_records(query, (self._partition, now, limit))
+        return self._locked_records(self._link.fetch(query, (self._partition, now, limit)))
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         written = self._writes.records
-        changed = [record for record in reversed(written.values()) if record is not None and record.holder == worker_id]
-        pairs = [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in changed]
+        if any(record is not None and record.holder == worker_id for record in written.values()):
+            self._send_early()  # so that the table tells which of them are the newest
         rows = self._link.fetch(queries.HELD, (self._partition, worker_id, list(written), limit))
-        return [*pairs, *((rollout_id, attempt_id) for rollout_id, attempt_id in rows)][:limit]
+        return [(rollout_id, attempt_id) for rollout_id, attempt_id in rows]
+
+    def any_held(self) -> bool:
+        query = "SELECT EXISTS (SELECT 1 FROM agl_rollouts WHERE partition = %s AND worker_id IS NOT NULL)"
+        return self._link.fetch(query, (self._partition,))[0][0]
 
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         assert not self._writing, "find is for reading scripts"
         where, values = queries.where(self._partition, plan)
         order = queries.order(plan)
         if order is None:
-            records = self._bodies(f"SELECT body FROM agl_rollouts{where} ORDER BY number", values)
-            by_id = {record.rollout.rollout_id: record for record in records}
-            rollouts = [record.rollout for record in by_id.values()]
-            page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
-            return [by_id[rollout.rollout_id] for rollout in page], total
+            records = self._bodies(f"SELECT body, rollout_id FROM agl_rollouts{where} ORDER BY number", values)
+            return page_of_records(records, plan)
         total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, once=True)[0][0]
         if plan.limit == 0:
             return [], total
         page_values = (*values, None if plan.limit == -1 else min(plan.limit, _MOST), min(plan.offset, _MOST))
-        return self._bodies(f"SELECT body FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values), total
+        return self._bodies(
+            f"SELECT body, rollout_id FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values
+        ), total
 
     def runs(self) -> list[str | None]:
         self._send_early()
@@ -137,10 +159,15 @@ class PostgresTx:
         return Counts(*(number or 0 for number in self._link.fetch(query, (self._partition, *values))[0]))
 
     def _bodies(self, query: str, values: Sequence[Any]) -> list[Record]:
-        return [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values, once=True)]
+        return self._readable(self._link.fetch(query, values, once=True))
 
-    def _locked_records(self, query: str, values: Sequence[Any]) -> list[Record]:
-        records = [RECORD.validate_json(row[0]) for row in self._link.fetch(query, values)]
+    def _readable(self, rows: Iterable[Any]) -> list[Record]:
+        """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
+        script if this one reads."""
+        return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
+
+    def _locked_records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
+        records = self._readable(rows)
         if self._writing and records:
             self._seen.locked = True
             self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
@@ -157,7 +184,7 @@ class PostgresTx:
             change, number = settled[-1][1:3]
         elif not rows:
             self._check_cursor(after, change)
-        return [RECORD.validate_json(row[3]) for row in settled], f"{change}.{number}"
+        return self._readable([row[3:] for row in settled]), f"{change}.{number}"
 
     def _check_cursor(self, after: str, change: str) -> None:
         """Refuse a cursor that lies in the future, as one of another database may: nothing would ever come after it."""
@@ -216,7 +243,10 @@ class PostgresTx:
             return self._writes.rows[kind, key]
         if (kind, key) not in self._seen.rows:
             rows = self._fetch_one(queries.GET, (self._partition, kind, key), lock=kind == "worker")
-            self._seen.rows[kind, key] = (rows[0][0], ROW_TYPES[kind].validate_json(rows[0][1])) if rows else None
+            row = read_row_or_none(kind, key, rows[0][1]) if rows else None
+            if rows and row is None:
+                return None  # and written whatever its version
+            self._seen.rows[kind, key] = None if row is None else (rows[0][0], row)
         seen = self._seen.rows[kind, key]
         return None if seen is None else seen[1]
 
@@ -231,9 +261,10 @@ class PostgresTx:
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
         self._send_early()
         rows = self._link.fetch(queries.SCAN, (self._partition, kind, limit))
-        found = [(key, version, ROW_TYPES[kind].validate_json(body)) for key, version, body in rows]
-        self._seen.rows.update(((kind, key), (version, row)) for key, version, row in found)
-        return [(key, row) for key, _, row in found]
+        found = readable_rows(kind, ((key, body) for key, _, body in rows))
+        versions = {key: version for key, version, _ in rows}
+        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in found)
+        return found
 
     def count_rows(self, kind: Kind) -> int:
         self._send_early()

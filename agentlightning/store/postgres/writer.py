@@ -20,8 +20,10 @@ import psycopg
 from agentlightning.errors import BusyError, StoreUnreachableError, StoreWriteError
 from agentlightning.store.postgres.job import OUTAGE_SECONDS, Job, Jobs, refused
 from agentlightning.store.postgres.link import Link, Place, passes, reason
+from agentlightning.store.postgres.schema import OTHER_VERSION
 from agentlightning.store.postgres.tx import LockedError, PostgresTx
 from agentlightning.store.postgres.writes import Seen
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 
 logger = logging.getLogger(__name__)
 _BATCH = 64
@@ -151,7 +153,11 @@ class Writer:
             written.append((job, tx))
         if any(tx.notes.changed for _, tx in written):
             link.send("SELECT pg_notify(%s, %s)", self._announcement)
+        other_version = link.send(OTHER_VERSION, (SCHEMA_VERSION,))
         link.sync()
+        for (version,) in other_version.fetchall():
+            check_not_newer(repr(self._place), version)
+            raise StoreWriteError(f"The tables of {self._place!r} have been put back to schema version {version}")
         losers = [job for job, tx in written if tx.lost_a_race]
         if losers:
             self._roll_back()

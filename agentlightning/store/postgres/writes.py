@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentlightning.store.backend import ROW_TYPES, Kind, Record, Row
 from agentlightning.store.postgres.link import Cursor, Link
+from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
 
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RowKey = tuple[Kind, str]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import sqlite3
@@ -17,9 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from agentlightning.errors import BadRequestError, BusyError, ConflictError, StoreWriteError
-from agentlightning.store.backend import Notes, Tx
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, StoreWriteError
+from agentlightning.private_files import make_private, tighten
+from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.store.sqlite.jobs import Job, run_batch, settle
+from agentlightning.store.sqlite.presence import Presence
 from agentlightning.store.sqlite.schema import prepare
 from agentlightning.store.sqlite.tx import SQLiteTx
 
@@ -45,7 +48,7 @@ class SQLiteBackend:
         self._path = path
         self._synchronous = synchronous
         self._closed = False
-        self._here = _Process(self._open())
+        self._here = _Process(self._open(), path)
         self._inherited: list[_Process] = []
         self._seen_version: int | None = None
         self._seen_written = 0.0
@@ -89,7 +92,7 @@ class SQLiteBackend:
         The file system knows, at a fraction of what the database takes to say. Some keep times in steps of 2 seconds.
         """
         try:
-            written = os.stat(f"{self._path}-wal").st_mtime
+            written = os.stat(self._here.presence.log).st_mtime
         except FileNotFoundError:
             return True
         before, self._seen_written = self._seen_written, written
@@ -114,11 +117,15 @@ class SQLiteBackend:
     def _process(self) -> _Process:
         """Return what belongs to this process."""
         if self._here.pid != os.getpid():
-            self._inherited.append(self._here)  # closing the parent's connection here would release its locks
-            self._here = _Process(self._open())
+            parent = self._here
+            parent.presence.check_database()
+            self._inherited.append(parent)  # closing the parent's connection here would release its locks
+            self._here = _Process(self._open(), self._path)
+            self._here.presence.database = parent.presence.database
         return self._here
 
     def _open(self) -> sqlite3.Connection:
+        _close_to_others(self._path)
         try:
             db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
             db.execute("PRAGMA journal_mode = WAL")
@@ -167,6 +174,7 @@ class SQLiteBackend:
         """Return the connection that writes; `here.writing` is held."""
         self._check_open()
         if here.writer is None:
+            here.presence.check_database()  # SQLite would make a new one
             here.writer = self._open()
         return here.writer
 
@@ -185,20 +193,24 @@ class SQLiteBackend:
                     break
                 batch.append(following)
             with here.writing:
-                self._commit(here.writer, batch)
+                self._commit(here.writer, here.presence, batch)
             settle(batch)
 
-    def _commit(self, db: sqlite3.Connection, batch: list[Job]) -> None:
-        """Run a batch in one transaction; nobody is answered before it is on disk."""
+    def _commit(self, db: sqlite3.Connection, presence: Presence, batch: list[Job]) -> None:
+        """Run a batch in one transaction; nobody is answered before it is on disk, in the file of this name."""
         try:
-            run_batch(db, batch)
-        except sqlite3.Error as error:
+            presence.begin(db)
+            run_batch(db, self._path, batch)
+            presence.check()
+        except (sqlite3.Error, AgentLightningError) as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            failure = StoreWriteError(
-                f"The SQLite store {self._path!r} could not write: {error}. "
-                "Nothing of this call was stored; try it again when the cause is gone."
-            )
+            failure = error
+            if isinstance(error, sqlite3.Error):
+                failure = StoreWriteError(
+                    f"The SQLite store {self._path!r} could not write: {error}. "
+                    "Nothing of this call was stored; try it again when the cause is gone."
+                )
             for job in batch:
                 job.error = failure
 
@@ -206,9 +218,10 @@ class SQLiteBackend:
 class _Process:
     """The connections, threads and locks of one process."""
 
-    def __init__(self, reader: sqlite3.Connection) -> None:
+    def __init__(self, reader: sqlite3.Connection, path: str) -> None:
         self.pid = os.getpid()
         self.reader = reader
+        self.presence = Presence(path)
         self.reading = threading.Lock()
         self.writer: sqlite3.Connection | None = None
         self.writing = threading.Lock()
@@ -221,3 +234,11 @@ class _Process:
 
 
 __all__ = ["SQLiteBackend"]
+
+
+def _close_to_others(path: str) -> None:
+    """SQLite gives the files beside a database its mode, when it makes them."""
+    with contextlib.suppress(OSError):  # what cannot be made is told of when it is opened
+        make_private(path)
+        for beside in ("-wal", "-shm", "-journal"):
+            tighten(path + beside)

@@ -1,4 +1,4 @@
-"""What may be wrong with a SQLite store's file: its structure, and whether its tables say what its records say."""
+"""The check of a SQLite store's file: its structure, and whether its tables agree with its records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentlightning.errors import ConflictError
-from agentlightning.store.backend import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.rules.tx import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
-from agentlightning.store.sqlite.schema import RECORD, SCHEMA_VERSION
+from agentlightning.store.sqlite.schema import RECORD
 from agentlightning.types import Span
 
 LISTED = 50
-"""Problems of a file that are told in words; further ones are only counted."""
+"""Problems of a file that are listed; further ones are only counted."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,7 @@ def check_file(path: str | Path) -> FileReport:
     """
     with reading(Path(path)) as db:
         version = schema_version(db, Path(path))
-        if version > SCHEMA_VERSION:
-            raise ConflictError(
-                f"The store {str(path)!r} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
-                "Check it with the newer agentlightning that wrote it."
-            )
+        check_not_newer(repr(str(path)), version)
         problems = _all_problems(db, complete=version == SCHEMA_VERSION)
         listed = list(islice(problems, LISTED))
         found = len(listed) + sum(1 for _ in problems)
@@ -63,7 +59,7 @@ def check_file(path: str | Path) -> FileReport:
 def _count(db: sqlite3.Connection, table: str) -> int:
     try:
         return db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-    except sqlite3.DatabaseError:  # told as a problem of the file already
+    except sqlite3.DatabaseError:  # listed as a problem of the file already
         return 0
 
 
@@ -94,7 +90,10 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
         try:
             record = RECORD.validate_json(body)
         except ValidationError as error:
-            yield f"{name}: its record cannot be read: {error.errors()[0]['msg']}"
+            yield (
+                f"{name}: its record cannot be read: {error.errors()[0]['msg']}; it is left out of queue and lists. "
+                f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
+            )
             continue
         for column, value, expected in zip(_COLUMNS, values, _columns_of(record), strict=True):
             if value != expected:
@@ -138,7 +137,11 @@ def _problems_of_spans(db: sqlite3.Connection, record: Record) -> Iterator[str]:
         try:
             span = Span.model_validate_json(body)
         except ValidationError as error:
-            yield f"span {span_id} cannot be read: {error.errors()[0]['msg']}"
+            where = f"rollout_id = '{record.rollout.rollout_id}' AND attempt_id = '{attempt_id}'"
+            yield (
+                f"span {span_id} cannot be read: {error.errors()[0]['msg']}. Remove its rollout, or it alone: "
+                f"DELETE FROM spans WHERE {where} AND span_id = '{span_id}'"
+            )
             continue
         highest = max(highest, span.sequence_id)
         if (span.rollout_id, span.attempt_id, span.span_id) != (record.rollout.rollout_id, attempt_id, span_id):
@@ -177,7 +180,10 @@ def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:
         try:
             row = ROW_TYPES[kind].validate_json(body)
         except (KeyError, ValidationError):
-            yield f"the row {key!r} of kind {kind!r} cannot be read"
+            yield (
+                f"the row {key!r} of kind {kind!r} cannot be read. Remove it: "
+                f"DELETE FROM rows WHERE kind = '{kind}' AND key = '{key}'"
+            )
             continue
         if kind in ("resources", "resources_version", "latest_resources"):
             rows[kind, key] = row

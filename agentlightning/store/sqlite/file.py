@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from agentlightning.errors import BadRequestError, ConflictError, StoreWriteError
+from agentlightning.private_files import make_private
 
 _PAGES = 1024
 """Copied between two chances to interrupt."""
@@ -114,8 +115,9 @@ def _check_target(path: Path, target: Path, force: bool) -> None:
 def _copy(db: sqlite3.Connection, path: Path, partial: Path) -> None:
     partial.unlink(missing_ok=True)
     try:
+        make_private(partial)
         copy = sqlite3.connect(partial, isolation_level=None)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StoreWriteError(f"The backup cannot be written in {str(partial.parent)!r}: {error}") from error
     try:
         copy.execute("PRAGMA synchronous = OFF")  # made durable in one step, by `_give_name`

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.store.backend import Tx
+from agentlightning.store.rules.tx import Tx
+from agentlightning.store.sqlite.schema import check_version
 from agentlightning.store.sqlite.tx import ChangeNumbers, SQLiteTx
 
 
@@ -35,13 +36,14 @@ class Job:
             self.future.set_exception(self.error)
 
 
-def run_batch(db: sqlite3.Connection, batch: list[Job]) -> None:
+def run_batch(db: sqlite3.Connection, path: str, batch: list[Job]) -> None:
     """Run the scripts in one transaction and commit it; each job then has a result or what its script raised.
 
     Raises:
-        sqlite3.Error: nothing of the batch is stored; the transaction may still be open.
+        sqlite3.Error, ConflictError: nothing of the batch is stored; the transaction may still be open.
     """
     db.execute("BEGIN IMMEDIATE")
+    check_version(db, path)
     changes = ChangeNumbers(db)
     for job in batch:
         _run_under_savepoint(db, changes, job)

@@ -1,6 +1,6 @@
 """The tables of the SQLite store, and how a file of an earlier version is brought up to date.
 
-A version is one more entry of `_MIGRATIONS`; `PRAGMA user_version` holds the version of a file.
+A version is one more entry of `STEPS`; `PRAGMA user_version` holds the version of a file (see `rules/durable.py`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.backend import Record
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.rules.tx import Record
 
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 """How a record is written."""
@@ -63,7 +64,10 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
     sizes = "SELECT rollout_id, count(*), sum(length(body)) FROM spans GROUP BY rollout_id"
     spans = {rollout_id: (count, size) for rollout_id, count, size in db.execute(sizes)}
     for number, body in db.execute("SELECT number, body FROM rollouts").fetchall():
-        record = RECORD.validate_json(body)
+        try:
+            record = RECORD.validate_json(body)
+        except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
+            continue
         record.span_count, record.span_bytes = spans.get(record.rollout.rollout_id, (0, 0))
         end = float("inf") if record.rollout.end_time is None else record.rollout.end_time
         db.execute(
@@ -72,8 +76,12 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
         )
 
 
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin, _count_spans_and_changes)
-SCHEMA_VERSION = len(_MIGRATIONS)
+STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
+    (1, _begin),
+    (2, _count_spans_and_changes),
+    (3, lambda db: None),
+]
+"""What leads to each version from the one before."""
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:
@@ -82,21 +90,16 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
     Raises:
         ConflictError: a newer version wrote the file, or it is no store.
     """
-    version = _version(db)
-    if version > SCHEMA_VERSION:
-        raise ConflictError(
-            f"The store {path!r} has schema version {version}, this program knows up to {SCHEMA_VERSION}. "
-            "Open it with the newer agentlightning that wrote it."
-        )
-    if version == SCHEMA_VERSION:
+    if check_version(db, path) == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        version = _version(db)
+        version = check_version(db, path)
         if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise ConflictError(f"The file {path!r} is a SQLite database of another program; choose another file")
-        for migrate in _MIGRATIONS[version:]:
-            migrate(db)
+        for number, step in STEPS:
+            if number > version:
+                step(db)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         db.execute("ROLLBACK")
@@ -104,8 +107,15 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
     db.execute("COMMIT")
 
 
-def _version(db: sqlite3.Connection) -> int:
-    return db.execute("PRAGMA user_version").fetchone()[0]
+def check_version(db: sqlite3.Connection, path: str) -> int:
+    """Return the version of a file.
+
+    Raises:
+        ConflictError: it is a newer one.
+    """
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    check_not_newer(repr(path), version)
+    return version
 
 
 def _run(db: sqlite3.Connection, statements: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.sqlite.backend import SQLiteBackend
 from agentlightning.types import RetentionPolicy
 

@@ -9,15 +9,26 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentlightning.store.backend import ROW_TYPES, Counts, Kind, Notes, Record, Row
-from agentlightning.store.lifecycle import ROLLOUT_STATUSES
-from agentlightning.store.query import Plan, page_of, read_cursor
+from agentlightning.errors import DamagedRecordError
+from agentlightning.store.rules.durable import (
+    DAMAGED,
+    page_of_records,
+    read_record,
+    read_row_or_none,
+    readable_records,
+    readable_rows,
+)
+from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
+from agentlightning.store.rules.query import Plan, read_cursor
+from agentlightning.store.rules.tx import ROW_TYPES, Counts, Kind, Notes, Record, Row
 from agentlightning.store.sqlite.schema import RECORD
 from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _ENDLESS = float("inf")
+_MOST = 2**62
+"""The largest limit and offset that SQLite takes."""
 _COLUMNS = (
     *("rollout_id", "run_id", "status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id"),
     *("attempts", "span_count", "span_bytes"),
@@ -64,6 +75,7 @@ class SQLiteTx:
     def __init__(self, connection: sqlite3.Connection, changes: ChangeNumbers | None = None) -> None:
         self.notes = Notes()
         self._db = connection
+        self._writing = changes is not None
         self._changes = changes or ChangeNumbers(connection)
         self._rows: dict[str, tuple[int, tuple[Any, ...]]] = {}
         """Number and columns of each record that was loaded, as they are in the file."""
@@ -71,13 +83,13 @@ class SQLiteTx:
         """Other rows that are in the file."""
 
     def load(self, rollout_id: str) -> Record | None:
-        return self._loaded("SELECT number, body FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+        return self._loaded("SELECT number, body, rollout_id FROM rollouts WHERE rollout_id = ?", (rollout_id,))
 
     def _loaded(self, query: str, values: Sequence[Any]) -> Record | None:
         row = self._db.execute(query, values).fetchone()
         if row is None:
             return None
-        record = RECORD.validate_json(row[1])
+        record = read_record(row[1], row[2])
         self._rows[record.rollout.rollout_id] = row[0], _columns(record)
         return record
 
@@ -102,10 +114,22 @@ class SQLiteTx:
         return self._db.execute("DELETE FROM rollouts WHERE rollout_id = ?", (rollout_id,)).rowcount == 1
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        return self._loaded(
-            "SELECT number, body FROM rollouts WHERE available_at IS NOT NULL AND run_id IS ? AND available_at <= ?"
-            " ORDER BY priority DESC, available_at, number LIMIT 1",
-            (run_id, now),
+        query = (
+            "SELECT number, body, rollout_id FROM rollouts"
+            " WHERE available_at IS NOT NULL AND run_id IS ? AND available_at <= ?"
+            " ORDER BY priority DESC, available_at, number LIMIT 1"
+        )
+        while True:
+            try:
+                return self._loaded(query, (run_id, now))
+            except DamagedRecordError:
+                self.set_aside(self._db.execute(query, (run_id, now)).fetchone()[2])
+
+    def set_aside(self, rollout_id: str) -> None:
+        self._db.execute(
+            f"UPDATE rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
+            " WHERE rollout_id = ?",
+            (rollout_id,),
         )
 
     def next_available(self, run_id: str | None) -> float | None:
@@ -117,31 +141,32 @@ class SQLiteTx:
         where, values = _where(plan)
         if plan.sort_by in (None, "start_time", "end_time"):
             return self._find_page(plan, where, values)
-        records = self._records(f"SELECT body FROM rollouts{where} ORDER BY number", values)
-        by_id = {record.rollout.rollout_id: record for record in records}
-        rollouts = [record.rollout for record in by_id.values()]
-        page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
-        return [by_id[rollout.rollout_id] for rollout in page], total
+        records = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY number", values)
+        return page_of_records(records, plan)
 
     def _find_page(self, plan: Plan, where: str, values: list[Any]) -> tuple[list[Record], int]:
         direction = "DESC" if plan.descending else "ASC"
         order = "number" if plan.sort_by is None else f"{plan.sort_by} {direction}, number"
         if plan.limit == -1 and not plan.offset:
-            every = self._records(f"SELECT body FROM rollouts{where} ORDER BY {order}", values)
+            every = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY {order}", values)
             return every, len(every)
         total = self._db.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0]
         if not plan.limit:
             return [], total
         if plan.sort_by == "start_time" and plan.ids is None and plan.id_contains is None and plan.ended_before is None:
             chosen, values = _first_of_each_status(plan, order)
-            query = f"SELECT body FROM rollouts WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
+            query = f"SELECT body, rollout_id FROM rollouts WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
         else:  # the bodies are fetched for the page only, not sorted with the rest
             numbers = f"SELECT number FROM rollouts{where} ORDER BY {order} LIMIT ? OFFSET ?"
-            query = f"SELECT body FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
-        return self._records(query, [*values, plan.limit, plan.offset]), total
+            query = f"SELECT body, rollout_id FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
+        return self._records(query, [*values, min(plan.limit, _MOST), min(plan.offset, _MOST)]), total
 
     def _records(self, query: str, values: Iterable[Any]) -> list[Record]:
-        return [RECORD.validate_json(row[0]) for row in self._db.execute(query, tuple(values))]
+        return self._readable(self._db.execute(query, tuple(values)).fetchall())
+
+    def _readable(self, rows: Iterable[tuple[bytes, str]]) -> list[Record]:
+        """Return the records that can be read; others are set aside, by the next writing script if this one reads."""
+        return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 
     def runs(self) -> list[str | None]:
         return [row[0] for row in self._db.execute("SELECT DISTINCT run_id FROM rollouts")]
@@ -154,25 +179,28 @@ class SQLiteTx:
     def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
         cursor = read_cursor(after, self._changes.last())
         rows = self._db.execute(
-            "SELECT change, body FROM rollouts WHERE change > ? ORDER BY change LIMIT ?",
+            "SELECT change, body, rollout_id FROM rollouts WHERE change > ?"
+            f" AND status <> '{DAMAGED}' ORDER BY change LIMIT ?",
             (cursor, limit),
         ).fetchall()
-        return [RECORD.validate_json(body) for _, body in rows], str(rows[-1][0] if rows else cursor)
+        return self._readable(row[1:] for row in rows), str(rows[-1][0] if rows else cursor)
 
     def last_change(self) -> str:
         return str(self._changes.last())
 
     def due(self, now: float, limit: int) -> list[Record]:
-        return self._records(
-            "SELECT body FROM rollouts WHERE deadline IS NOT NULL AND deadline < ? ORDER BY deadline LIMIT ?",
-            (now, limit),
-        )
+        query = "SELECT body, rollout_id FROM rollouts WHERE deadline IS NOT NULL AND deadline < ?"
+        return self._records(f"{query} ORDER BY deadline LIMIT ?", (now, limit))
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         records = self._records(
-            "SELECT body FROM rollouts WHERE worker_id = ? ORDER BY number DESC LIMIT ?", (worker_id, limit)
+            "SELECT body, rollout_id FROM rollouts WHERE worker_id = ? ORDER BY number DESC LIMIT ?", (worker_id, limit)
         )
         return [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in records]
+
+    def any_held(self) -> bool:
+        query = "SELECT 1 FROM rollouts WHERE worker_id IS NOT NULL LIMIT 1"
+        return self._db.execute(query).fetchone() is not None
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
         statement = "INSERT OR IGNORE INTO spans (rollout_id, attempt_id, span_id, body) VALUES (?, ?, ?, ?)"
@@ -196,7 +224,7 @@ class SQLiteTx:
         if row is None:
             return None
         self._keys.add((kind, key))
-        return ROW_TYPES[kind].validate_json(row[0])
+        return read_row_or_none(kind, key, row[0])
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
         body = ROW_TYPES[kind].dump_json(row)
@@ -217,7 +245,7 @@ class SQLiteTx:
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
         query = "SELECT key, body FROM rows WHERE kind = ? ORDER BY number LIMIT ?"
         rows = self._db.execute(query, (kind, -1 if limit is None else limit))
-        return [(key, ROW_TYPES[kind].validate_json(body)) for key, body in rows]
+        return readable_rows(kind, rows)
 
     def count_rows(self, kind: Kind) -> int:
         return self._db.execute("SELECT count(*) FROM rows WHERE kind = ?", (kind,)).fetchone()[0]
@@ -248,12 +276,14 @@ def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[Any]]:
     statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
     run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
     first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
-    values = [value for status in statuses for value in (status, *of_run, plan.offset + plan.limit)]
+    needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
+    values = [value for status in statuses for value in (status, *of_run, needed)]
     return " OR ".join([first] * len(statuses)), values
 
 
 def _where(plan: Plan) -> tuple[str, list[Any]]:
     """Return the WHERE clause of a plan and its values."""
+    clauses: list[str] = []
     tests: list[str] = []
     values: list[Any] = []
     by_id = plan.ids is not None and not plan.any_of
@@ -268,7 +298,9 @@ def _where(plan: Plan) -> tuple[str, list[Any]]:
     if plan.id_contains is not None:
         tests.append("instr(rollout_id, ?) > 0")
         values.append(plan.id_contains)
-    clauses = ["(" + (" OR " if plan.any_of else " AND ").join(tests) + ")"] if tests else []
+    if plan.status_in is None or plan.any_of:
+        clauses = [f"+status <> '{DAMAGED}'"]
+    clauses += ["(" + (" OR " if plan.any_of else " AND ").join(tests) + ")"] if tests else []
     if plan.run_id is not None:
         clauses.append("run_id IS ?")
         values.append(plan.run_id[0])

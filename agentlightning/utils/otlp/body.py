@@ -8,7 +8,9 @@ from typing import Literal, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from agentlightning.errors import BadRequestError, TooLargeError
-from agentlightning.utils.asgi import MAX_BODY_BYTES
+from agentlightning.utils.http.body import MAX_BODY_BYTES
+from agentlightning.utils.http.byte_budget import Hold
+from agentlightning.utils.otlp.caps import check_json, check_protobuf
 from agentlightning.utils.otlp.json_form import message_from_json
 from agentlightning.utils.otlp.rejections import Rejections
 
@@ -16,6 +18,9 @@ PROTOBUF_CT = "application/x-protobuf"
 JSON_CT = "application/json"
 Form = Literal["application/x-protobuf", "application/json"]
 M = TypeVar("M", bound=Message)
+_STEP_BYTES = 1024 * 1024
+_MEMBERS = 1024
+"""Of one gzip body, which as a rule has one."""
 
 
 class UnsupportedMediaError(BadRequestError):
@@ -38,10 +43,11 @@ def form_of(content_type: str) -> Form:
     raise UnsupportedMediaError(f"Unsupported Content-Type {named[:80]!r}, expected {PROTOBUF_CT!r} or {JSON_CT!r}")
 
 
-def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body without its content encoding; unpacking stops at `limit` bytes.
+def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES, hold: Hold | None = None) -> bytes:
+    """Return the body without its content encoding; unpacking stops at `limit` bytes. They are counted in `hold`.
 
     Raises:
+        BusyError: the byte budget has no room for what comes out.
         UnsupportedMediaError: the encoding is neither `gzip` nor `identity`.
         BadRequestError: broken or truncated gzip.
         TooLargeError: more than `limit` bytes come out.
@@ -51,35 +57,54 @@ def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES) ->
         return body
     if named != "gzip":
         raise UnsupportedMediaError(f"Unsupported Content-Encoding {named[:80]!r}, expected 'gzip' or 'identity'")
-    parts: list[bytes] = []
-    size = 0
-    while body or not parts:
+    parts, members = bytearray(), 0
+    while body or not members:
         member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        try:
-            part = member.decompress(body, limit - size + 1)
-        except zlib.error as error:
-            raise BadRequestError(f"Unable to unpack the gzip body: {error}") from error
-        size += len(part)
-        if size > limit:
-            raise TooLargeError(f"The body unpacks to more than {limit} bytes; send it in smaller parts")
-        if not member.eof:
-            raise BadRequestError(f"Unable to unpack the gzip body: it ends early, after {size} bytes of content")
-        parts.append(part)
+        while not member.eof:
+            try:
+                part = member.decompress(body, min(_STEP_BYTES, limit - len(parts) + 1))
+            except zlib.error as error:
+                raise BadRequestError(f"Unable to unpack the gzip body: {error}") from error
+            if len(parts) + len(part) > limit:
+                raise TooLargeError(f"The body unpacks to more than {limit} bytes; send it in smaller parts")
+            if hold is not None:
+                hold.add(len(part))
+            parts += part
+            body = member.unconsumed_tail
+            if not member.eof and not body and not part:
+                text = f"Unable to unpack the gzip body: it ends early, after {len(parts)} bytes of content"
+                raise BadRequestError(text)
         body = member.unused_data
-    return b"".join(parts)
+        members += 1
+        if members > _MEMBERS:
+            raise BadRequestError(f"The gzip body has more than {_MEMBERS} members; send one")
+    return bytes(parts)
 
 
-def parse_body(kind: type[M], body: bytes, form: Form, content_encoding: str, signal: str, rejections: Rejections) -> M:
+def parse_body(
+    kind: type[M],
+    body: bytes,
+    form: Form,
+    content_encoding: str,
+    signal: str,
+    rejections: Rejections,
+    hold: Hold | None = None,
+) -> M:
     """Return the message that a request body holds; an empty body is an empty export.
 
     Raises:
         BadRequestError: it holds none. Malformed spans of a JSON body are no error but go to `rejections`.
-        TooLargeError: it unpacks to more than the bound.
+        TooLargeError: it unpacks to more than the bound, or holds too many records; see `caps.py`.
+        BusyError: the byte budget has no room for what it unpacks to.
     """
-    content = unpacked(body, content_encoding)
+    content = unpacked(body, content_encoding, hold=hold)
     if not content:
         return kind()
     try:
-        return kind.FromString(content) if form == PROTOBUF_CT else message_from_json(kind, content, rejections)
+        if form == PROTOBUF_CT:
+            check_protobuf(kind, content)
+            return kind.FromString(content)
+        check_json(content)
+        return message_from_json(kind, content, rejections)
     except (DecodeError, BadRequestError) as error:
         raise BadRequestError(f"Unable to parse OTLP {signal} payload: {error}") from error

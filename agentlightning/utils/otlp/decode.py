@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types import Attributes, Event, Link, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.types.tracer import DroppedCounts
+from agentlightning.utils.otlp.caps import MAX_PARTS, MAX_SHARED_BYTES
 from agentlightning.utils.otlp.rejections import Rejections
 from agentlightning.utils.otlp.values import attributes_of
 
@@ -27,6 +28,9 @@ IS_REMOTE = 0x300
 """Bits of `flags` that say: it is known whether the other span is remote, and it is."""
 _NANOS = 10**9
 _TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
+_STEP_WORK = 8192
+_SPAN_WORK = _STEP_WORK // 128
+"""Of a step: 128 spans, or fewer that have more than so many attributes, events and links."""
 _SEQUENCE_DIGITS = 15
 """Numbers of more digits are no position in a rollout and would wear out its counter."""
 B = TypeVar("B", bound=BaseModel)
@@ -40,14 +44,41 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
     Rollout, attempt and sequence id are attributes of the span, else of its resource, and are kept there. A span that
     lacks one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
     """
+    for step in steps_of(request, rejections):
+        yield from step
+
+
+def steps_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[list[Span]]:
+    """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
+    turn."""
+    step, work = list[Span](), 0
     for group in request.resource_spans:
         resource = _resource(group)
         for scoped in group.scope_spans:
+            shared = (group.resource.ByteSize() + scoped.scope.ByteSize()) * len(scoped.spans)
+            if shared > MAX_SHARED_BYTES:
+                text = f"{len(scoped.spans)} spans share a resource and scope too large for them: {shared} bytes in all"
+                rejections.add(f"{text}, at most {MAX_SHARED_BYTES}", len(scoped.spans))
+                continue
             scope = _scope(scoped.scope, scoped.schema_url)
             for message in scoped.spans:
-                span = _span(message, resource, scope, rejections)
-                if span is not None:
-                    yield span
+                parts = len(message.attributes) + len(message.events) + len(message.links)
+                if parts > MAX_PARTS:
+                    text = f"span {message.name[:80]!r} has {parts} attributes, events and links; at most {MAX_PARTS}"
+                    rejections.add(text)
+                elif (span := _span(message, resource, scope, rejections)) is not None:
+                    step.append(span)
+                work += max(_SPAN_WORK, parts)
+                if work >= _STEP_WORK:
+                    yield step
+                    step, work = [], 0
+            work += 1
+        work += len(group.resource.attributes)
+        if work >= _STEP_WORK:
+            yield step
+            step, work = [], 0
+    if step:
+        yield step
 
 
 async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: BulkIssuer) -> list[Span]:

@@ -12,24 +12,25 @@ import gzip
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from agentlightning.errors import AgentLightningError, BusyError, StoreUnreachableError, TooLargeError
-from agentlightning.utils.asgi import MAX_BODY_BYTES
+from agentlightning.errors import AgentLightningError, BusyError, StoreUnreachableError
+from agentlightning.utils.http.body import ClientLeftError, client_hold, read_body
 from agentlightning.utils.otlp.body import JSON_CT, PROTOBUF_CT, Form, form_of, parse_body
 from agentlightning.utils.otlp.rejections import Rejections
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
-_INLINE_BYTES = 2 * 1024 * 1024
-_INLINE_PACKED_BYTES = 128 * 1024
-"""A larger body, plain or compressed, is parsed in a thread, so that the loop answers others meanwhile."""
+_INLINE_BYTES = 64 * 1024
+"""A larger body, and a compressed one, is parsed in a thread, so that the loop answers others meanwhile."""
 _TRY_LATER_SECONDS = 5.0
+_parsing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 async def handle_otlp_export(
@@ -58,16 +59,19 @@ async def answer_export(
     sender's 503, both with `Retry-After`; other errors of ours have their own status.
     """
     form: Form = JSON_CT
+    hold = client_hold(request.scope)
     try:
         form = form_of(request.headers.get("content-type", ""))
-        body = await _bounded_body(request)
+        body = await read_body(request.scope, request.receive, hold)
         encoding, rejections = request.headers.get("content-encoding", ""), Rejections()
-        if len(body) > (_INLINE_PACKED_BYTES if encoding else _INLINE_BYTES):
-            message = await asyncio.to_thread(parse_body, kind, body, form, encoding, signal, rejections)
+        asked = kind, body, form, encoding, signal, rejections, hold
+        if encoding or len(body) > _INLINE_BYTES:
+            async with _one_at_a_time():
+                message = await asyncio.to_thread(parse_body, *asked)
         else:
-            message = parse_body(kind, body, form, encoding, signal, rejections)
+            message = parse_body(*asked)
         return _reply(request, form, 200, await take(message, rejections))
-    except ClientDisconnect:
+    except ClientLeftError:
         return Response(status_code=400)  # nobody reads it
     except BusyError as error:
         return _reply(request, form, error.http_status, Status(message=str(error)), retry_after=error.retry_after)
@@ -80,21 +84,13 @@ async def answer_export(
         logger.exception("OTLP %s: the request failed, the sender is asked to try again", signal)
         status = Status(message="The server failed; try again")
         return _reply(request, form, 503, status, retry_after=_TRY_LATER_SECONDS)
+    finally:
+        hold.close()
 
 
-async def _bounded_body(request: Request) -> bytes:
-    too_large = f"The body is larger than {MAX_BODY_BYTES} bytes; send it in smaller parts"
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-        raise TooLargeError(too_large)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise TooLargeError(too_large)
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+def _one_at_a_time() -> asyncio.Lock:
+    """Return the loop's lock for parsing in a thread: several of them would take the interpreter from the loop."""
+    return _parsing.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def _reply(

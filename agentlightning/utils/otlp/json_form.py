@@ -16,7 +16,8 @@ from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from pydantic_core import from_json
 
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, TooLargeError
+from agentlightning.utils.otlp.caps import check_records
 from agentlightning.utils.otlp.rejections import Rejections
 
 M = TypeVar("M", bound=Message)
@@ -30,9 +31,12 @@ def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
 
     Raises:
         BadRequestError: the body is no JSON, or malformed outside its spans.
+        TooLargeError: it holds too many spans.
     """
     try:
         return kind(**_fields(cast(Descriptor, kind.DESCRIPTOR), from_json(body), rejections))
+    except TooLargeError:
+        raise
     except (ValueError, TypeError) as error:
         raise BadRequestError(f"not the JSON form of {kind.DESCRIPTOR.name}: {error}") from error
 
@@ -67,6 +71,9 @@ def _many(field: FieldDescriptor, one: Reader) -> Reader:
     def read(value: Any, rejections: Rejections) -> list[Any]:
         if not isinstance(value, list):
             raise TypeError(f"{field.json_name} must be a list; got {_brief(value)}")
+        if read_item is _span:
+            rejections.seen += len(cast("list[Any]", value))
+            check_records(rejections.seen)
         items = [read_item(item, rejections) for item in cast("list[Any]", value) if item is not None]
         return [item for item in items if item is not None]
 

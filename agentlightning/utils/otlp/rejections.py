@@ -9,10 +9,12 @@ MAX_REASON_CHARS = 300
 class Rejections:
     """Counts rejected spans and keeps the first few different reasons."""
 
-    __slots__ = ("_reasons", "spans")
+    __slots__ = ("_reasons", "seen", "spans")
 
     def __init__(self) -> None:
         self.spans = 0
+        self.seen = 0
+        """Spans of the request that were looked at so far, where its form is read span by span."""
         self._reasons: dict[str, int] = {}
 
     def add(self, reason: str, spans: int = 1) -> None:

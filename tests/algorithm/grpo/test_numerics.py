@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.adapter.samples import Sample
-from agentlightning.algorithm.grpo.advantages import group_advantages, relative_advantages, spread_over_rows
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.algorithm.grpo.advantages import group_advantages, relative_advantages
 from agentlightning.algorithm.grpo.batch import make_batch
 from agentlightning.algorithm.grpo.loss import clipped_objective, is_finite, token_weights
 
@@ -55,13 +55,6 @@ def test_advantages_sum_to_zero_and_follow_the_rollouts(rewards: list[float], rn
     order = list(range(len(rewards)))
     rng.shuffle(order)  # type: ignore[attr-defined]
     assert relative_advantages([rewards[i] for i in order]) == pytest.approx([found[i] for i in order], abs=1e-6)
-
-
-def test_every_row_of_a_rollout_has_its_advantage() -> None:
-    rows = [sample([1, 2], [0, 1], rollout=name) for name in ("a", "b", "a")]
-    assert spread_over_rows({"a": 0.5, "b": -1.0}, rows) == [0.5, -1.0, 0.5]
-    with pytest.raises(ValueError, match="b"):
-        spread_over_rows({"a": 0.5}, rows)
 
 
 # --- loss ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentlightning.adapter.samples import Sample
+from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.batch import make_batch
 from agentlightning.algorithm.grpo.policy import Policy
 

@@ -13,9 +13,9 @@ import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.scoped import LightningStoreScoped
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.store.threading import LightningStoreThreaded
+from agentlightning.store.wrappers.run_scope import LightningStoreScoped
 from agentlightning.types import Span
 
 KINDS = (

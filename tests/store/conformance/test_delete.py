@@ -12,6 +12,7 @@ import pytest
 from agentlightning.errors import BadRequestError, ConflictError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Span
+from tests.store.conformance.conftest import Given
 
 
 async def _ended(store: LightningStore, span: Callable[..., Span], spans: int = 1, **start: Any) -> AttemptedRollout:
@@ -130,3 +131,18 @@ async def test_an_unclear_selection_is_refused(store: LightningStore, wrong: dic
 async def test_a_negative_bound_is_refused(store: LightningStore) -> None:
     with pytest.raises(ValueError, match="keep_last"):
         await store.delete_rollouts(keep_last=-1)
+
+
+@pytest.mark.parametrize("name", ["finish_rollout", "fail_rollout"])
+async def test_a_rollout_that_is_deleted_while_it_is_finished_is_not_found(given: Given, name: str) -> None:
+    store = given.store
+    rollout = await store.start_rollout("x")
+    get = type(store).get_rollout_by_id
+
+    async def deleted_first(rollout_id: str) -> Any:
+        await given.engine.delete_rollouts(rollout_ids=[rollout_id], force=True)
+        return await get(store, rollout_id)
+
+    store.get_rollout_by_id = deleted_first  # type: ignore[method-assign]
+    with pytest.raises(NotFoundError, match="deleted just after"):
+        await getattr(store, name)(rollout.rollout_id)

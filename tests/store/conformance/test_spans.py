@@ -10,7 +10,7 @@ import pytest
 from agentlightning.errors import NotFoundError
 from agentlightning.semconv import STALE
 from agentlightning.store.base import LightningStore
-from agentlightning.types import RolloutConfig, Span
+from agentlightning.types import AttemptStatus, RolloutConfig, Span
 
 MakeSpan = Callable[..., Span]
 
@@ -79,6 +79,44 @@ async def test_a_late_span_of_an_older_attempt_is_kept_and_marked_stale(store: L
     found = await store.get_rollout_by_id(rollout.rollout_id)
     assert found is not None
     assert found.status == "preparing"
+
+
+@pytest.mark.parametrize("status", ["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"])
+async def test_a_span_that_comes_after_the_end_of_its_attempt_is_kept_and_marked_stale(
+    store: LightningStore, span: MakeSpan, status: AttemptStatus
+) -> None:
+    rollout = await store.start_rollout("x")
+    await store.add_span(span(rollout, "before"))
+    ended = await store.update_attempt(rollout.rollout_id, "latest", status=status)
+    await store.add_span(span(rollout, "after"))
+    before, after = await store.query_spans(rollout.rollout_id, "latest")
+    assert STALE not in before.attributes
+    over = status in ("failed", "succeeded", "timeout")
+    assert (STALE in after.attributes) is over
+    assert ended.end_time is not None or not over
+
+
+async def test_a_late_result_after_a_timeout_counts_while_the_rollout_waits_to_be_tried_again(
+    store: LightningStore, span: MakeSpan
+) -> None:
+    config = RolloutConfig(max_attempts=2, retry_condition=["timeout"])
+    rollout = await store.start_rollout("x", config=config)
+    await store.update_attempt(rollout.rollout_id, "latest", status="timeout")
+    await store.add_span(span(rollout, "its last call"))
+    await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+    assert (await _statuses(store, rollout.rollout_id)) == ("succeeded", "succeeded")
+    await store.add_span(span(rollout, "by a process that it left"))
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [STALE in each.attributes for each in spans] == [False, True]
+
+
+async def test_a_span_that_is_there_already_changes_nothing(store: LightningStore, span: MakeSpan) -> None:
+    rollout = await store.start_rollout("x")
+    sent = span(rollout)
+    await store.add_span(sent)
+    cursor = (await store.query_events()).cursor
+    assert await store.add_span(sent) is None
+    assert (await store.query_events(after=cursor)).events == []
 
 
 async def test_a_span_revives_an_unresponsive_attempt_but_no_timed_out_one(

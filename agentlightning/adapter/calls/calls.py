@@ -1,0 +1,200 @@
+"""The model calls that the spans of a rollout record, whether or not anybody wants to learn from them.
+
+Adapters select among these calls and put them in order; the training ledger (`algorithm/ledger/`) accounts for all of
+them. A triplet is a view of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from agentlightning.adapter.calls.matching import CallSpans, spans_by_call
+from agentlightning.adapter.spans.attributes import Problem, as_dict
+from agentlightning.adapter.spans.tokens import CallReading, CallState, call_name, is_stale, read_call
+from agentlightning.errors import LedgerError
+from agentlightning.field_help import explain_fields
+from agentlightning.types import Span, Triplet
+
+ANY_AGENT: Final = "*"
+"""Label of a call that belongs to no named agent."""
+
+
+class CallRef(NamedTuple):
+    """The name of one model call: its id is unique within its attempt only, where no gateway gave it."""
+
+    rollout_id: str
+    attempt_id: str
+    call_id: str
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call with the engine's tokens. Empty lists and None stand for what was not recorded."""
+
+    ref: CallRef
+    """Its name: rollout, attempt and call id."""
+    sequence_id: int
+    """Place in the order of arrival within the rollout."""
+    response_id: str | None
+    """The id of the model's reply; None if it had none."""
+    prompt_token_ids: list[int]
+    """What the model was given."""
+    completion_token_ids: list[int]
+    """What it produced."""
+    logprobs: list[float] | None
+    """Natural logarithm, the engine's; to be used only if there is one per completion token."""
+    finish_reason: str | None
+    """Why it stopped, such as `stop` or `length`."""
+    weight_version: int | None
+    """The weights that served it; None if nobody recorded them."""
+    state: CallState
+    """Whether it can be trained on; `ok` if so, else what is missing or went wrong."""
+    stale: bool = False
+    """The store marked it as late: its attempt had lapsed."""
+    agent: str | None = None
+    """Whose call it was, where a tracer told it, or the role in the URL of the call."""
+    policy: str | None = None
+    """The policy that it belongs to, where the gateway has policies."""
+    spans: CallSpans | None = field(default=None, repr=False, compare=False)
+    """The spans that record it; None for a call that was made from a triplet."""
+
+    @property
+    def call_id(self) -> str:
+        return self.ref.call_id
+
+    @property
+    def has_tokens(self) -> bool:
+        """Both lists of token ids are known."""
+        return bool(self.prompt_token_ids and self.completion_token_ids)
+
+    def of_agent(self, name: str | None) -> ModelCall:
+        """Return the call as that of another agent; with None the call itself."""
+        return self if name is None else replace(self, agent=name)
+
+
+class CallSelection(NamedTuple):
+    """The calls that an adapter selects."""
+
+    calls: list[ModelCall]
+    """In the adapter's order, with the agents that it names."""
+    problems: list[Problem]
+    """What of the trace was left out, beside what could not be read of a call."""
+
+
+def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) -> list[ModelCall]:
+    """Return every model call that the spans record, once each, in the order of arrival; attempts may be mixed.
+
+    The gateway's record of a call takes precedence over the tracer's; `matching.py` tells which spans are of one call.
+    """
+    found = problems if problems is not None else []
+    calls = [_model_call(each, found) for each in spans_by_call(spans)]
+    return sorted(calls, key=lambda call: call.sequence_id)
+
+
+def call_id_of(triplet: Triplet) -> str | None:
+    """Return the id of the call that a triplet was made from; None if its adapter did not say."""
+    for key in ("call_id", "response_id"):
+        value = triplet.metadata.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def agent_of(triplet: Triplet) -> str | None:
+    """Return the name of the agent whose call a triplet was made from; None where no tracer told it."""
+    name = triplet.metadata.get("agent_name")
+    return name if isinstance(name, str) and name != ANY_AGENT else None
+
+
+def calls_by_name(calls: Sequence[ModelCall]) -> dict[str, ModelCall]:
+    """Return the calls of one attempt by their ids and by those of their replies; the first of equal ones counts."""
+    by_name = {call.response_id: call for call in reversed(calls) if call.response_id is not None}
+    by_name.update({call.call_id: call for call in calls})
+    return by_name
+
+
+def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter: object) -> ModelCall | None:
+    """Return the recorded call that a triplet was made from, with the agent that it names.
+
+    None for a triplet without tokens of which nothing was recorded.
+
+    Raises:
+        LedgerError: the triplet has tokens and names no call, or its tokens are not those of the call.
+    """
+    name = call_id_of(triplet)
+    call = by_name.get(name or "")
+    prompt: Any = as_dict(triplet.prompt).get("token_ids") or []
+    completion: Any = as_dict(triplet.response).get("token_ids") or []
+    if call is None:
+        if not completion:
+            return None
+        raise LedgerError(
+            f"{type(adapter).__name__} made a triplet that names no recorded model call (its call is {name!r}). "
+            "Put the id of the call into metadata['call_id'], or that of the reply into metadata['response_id']."
+        )
+    if prompt != call.prompt_token_ids or completion != call.completion_token_ids:
+        raise LedgerError(
+            f"{type(adapter).__name__} changed the tokens of call {call.call_id} of rollout {call.ref.rollout_id}: "
+            "an adapter selects calls, training uses the tokens that the engine recorded."
+        )
+    return call.of_agent(agent_of(triplet))
+
+
+def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> list[ModelCall]:
+    """Return the triplets of one attempt as calls in the same order; a triplet without an id is named by its place.
+
+    Triplets whose prompt or response is no dict with `token_ids` become calls without tokens.
+    """
+    return [
+        ModelCall(
+            ref=CallRef(rollout_id, attempt_id, call_id_of(triplet) or f"triplet-{place}"),
+            sequence_id=place,
+            response_id=triplet.metadata.get("response_id"),
+            prompt_token_ids=as_dict(triplet.prompt).get("token_ids") or [],
+            completion_token_ids=as_dict(triplet.response).get("token_ids") or [],
+            logprobs=as_dict(triplet.response).get("token_logprobs"),
+            finish_reason=triplet.metadata.get("finish_reason"),
+            weight_version=triplet.metadata.get("weight_version"),
+            state=triplet.metadata.get("state", "ok"),
+            agent=agent_of(triplet),
+            policy=triplet.metadata.get("policy"),
+        )
+        for place, triplet in enumerate(triplets)
+    ]
+
+
+def _model_call(spans: CallSpans, problems: list[Problem]) -> ModelCall:
+    span = spans.record or spans.seen
+    assert span is not None
+    reading = read_call(span, problems)
+    call = ModelCall(
+        ref=CallRef(span.rollout_id, span.attempt_id, call_name(span)),
+        sequence_id=span.sequence_id,
+        response_id=reading.response_id,
+        prompt_token_ids=reading.prompt_token_ids,
+        completion_token_ids=reading.completion_token_ids,
+        logprobs=reading.logprobs,
+        finish_reason=reading.finish_reason,
+        weight_version=reading.weight_version,
+        state=reading.state,
+        stale=is_stale(span),
+        agent=reading.role,
+        policy=reading.policy,
+        spans=spans,
+    )
+    if spans.record is None or spans.seen is None or (call.prompt_token_ids and call.logprobs):
+        return call
+    return _completed(call, read_call(spans.seen, problems))
+
+
+def _completed(call: ModelCall, twin: CallReading) -> ModelCall:
+    """Return the gateway's record of a call, with what only the tracer saw of its tokens."""
+    return replace(
+        call,
+        prompt_token_ids=call.prompt_token_ids or twin.prompt_token_ids,
+        completion_token_ids=call.completion_token_ids or twin.completion_token_ids,
+        logprobs=call.logprobs or twin.logprobs,
+    )

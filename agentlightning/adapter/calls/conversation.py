@@ -1,0 +1,130 @@
+"""The messages of one model call, in a form in which two calls can be compared.
+
+Two messages are equal if they mean the same to a reader: white space at the ends, the formatting of JSON in the
+arguments of tools, ids of tool calls and reasoning beside the answer do not count. `rows/seams.py` compares tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.spans.content import in_order, read_content
+from agentlightning.types import Span
+
+_ROLES: Final = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "model": "assistant"}
+_TOOLS: Final = ("llm.request.functions.", "gen_ai.request.functions.", "gen_ai.tool.definitions", "llm.tools.")
+
+
+class Line(NamedTuple):
+    """One message."""
+
+    role: str
+    text: str
+    calls: str = ""
+    """The tools that it calls with their arguments, as one text."""
+
+    def describe(self) -> str:
+        """Return the message as text for people to read."""
+        return f"{self.role}: {' '.join(part for part in (self.text, self.calls) if part)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of a prompt, and the answer."""
+
+    system: str
+    """The leading system messages."""
+    tools: str
+    """The tools that were offered."""
+    lines: tuple[Line, ...]
+    """All other messages of the prompt."""
+    answer: Line | None
+    verbatim: bool
+    """The answer is plain text: nothing in it that a chat template renders in its own way."""
+
+    @property
+    def request(self) -> tuple[str, tuple[Line, ...]]:
+        """What the model was asked. Tools are left out: the gateway and tracers write them too differently."""
+        return self.system, self.lines
+
+    @property
+    def whole(self) -> tuple[Line, ...]:
+        """The lines with the answer."""
+        return self.lines if self.answer is None else (*self.lines, self.answer)
+
+
+def conversation_of(*spans: Span | None) -> Conversation | None:
+    """Return the conversation that the first of the spans that has one records; None if none has.
+
+    A span whose texts were not kept has none.
+    """
+    for span in spans:
+        conversation = None if span is None else _read(span.attributes or {})
+        if conversation is not None:
+            return conversation
+    return None
+
+
+def _read(attributes: Mapping[str, Any]) -> Conversation | None:
+    content = read_content(attributes)
+    messages = in_order(content.prompt)
+    if not messages or not all(map(_has_text, messages)):
+        return None
+    lines = [_line(message) for message in messages]
+    leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
+    tools = [f"{key}={value}" for key, value in attributes.items() if key.startswith(_TOOLS)]
+    answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
+    answered = bool(answers) and _has_text(answers[0])
+    return Conversation(
+        system="\n".join(line.text for line in lines[:leading]),
+        tools="\n".join(sorted(tools)),
+        lines=tuple(lines[leading:]),
+        answer=_line({"role": "assistant", **answers[0]}) if answered else None,
+        verbatim=answered and _is_verbatim(answers[0]),
+    )
+
+
+def _has_text(message: Mapping[str, Any]) -> bool:
+    called = dicts_in(message.get("tool_calls"))
+    return "content" in message or any("name" in call or "function" in call for call in called)
+
+
+def _is_verbatim(message: Mapping[str, Any]) -> bool:
+    text = message.get("content")
+    bare = isinstance(text, str) and text == text.strip() and "<" not in text
+    return bare and not any(message.get(key) for key in ("tool_calls", "reasoning_content", "reasoning"))
+
+
+def _line(message: Mapping[str, Any]) -> Line:
+    role = str(message.get("role") or "")
+    calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
+    return Line(_ROLES.get(role, role), _text(message.get("content")), " ".join(calls))
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    fields = as_dict(call.get("function")) or call
+    arguments = fields.get("arguments")
+    try:
+        value: Any = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = str(arguments).strip()
+    return f"{fields.get('name')}({json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)})"
+
+
+def _text(content: Any) -> str:
+    """Return a content as one text; parts that are no text are shown as JSON."""
+    if isinstance(content, str):
+        if not (content.startswith("[") and '"type"' in content):
+            return content.strip()
+        try:
+            content = decode_text(content)
+        except ValueError:
+            return str(content).strip()
+    if not is_list(content):
+        return "" if content is None else str(content).strip()
+    parts = [str(part["text"]) if "text" in part else json.dumps(part, sort_keys=True) for part in dicts_in(content)]
+    return "".join(parts).strip()

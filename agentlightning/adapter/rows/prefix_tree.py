@@ -1,0 +1,128 @@
+"""A tree of token sequences that share their beginnings. It tells which row a prompt continues, and where it differs.
+
+Every sequence is walked once, at the speed of list comparison, so the work is linear in the tokens of all calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+
+
+class PrefixNode(Generic[Row]):
+    """The end of a stretch of tokens: those of the edge that leads here are `tokens[start:stop]`."""
+
+    __slots__ = ("children", "generated", "owner", "prompt_end", "rows", "start", "stop", "tokens", "turn_end")
+
+    def __init__(self, tokens: list[int], start: int, stop: int, *, generated: bool, owner: int) -> None:
+        self.tokens, self.start, self.stop = tokens, start, stop
+        self.generated = generated
+        """The policy produced the tokens of the edge."""
+        self.owner = owner
+        """The call whose tokens made the edge."""
+        self.children: dict[int, PrefixNode[Row]] = {}
+        self.rows: list[Row] = []
+        """Rows whose tokens so far end exactly here."""
+        self.prompt_end = False
+        self.turn_end = False
+
+
+@dataclass(slots=True)
+class Walk(Generic[Row]):
+    """What was met on the way from the root to the end of a prompt."""
+
+    end: PrefixNode[Row]
+    longest: PrefixNode[Row] | None = None
+    """The deepest node on the way at which a row ends."""
+    after_turn: bool = False
+    """The way led through the end of an earlier turn."""
+    fresh: bool = False
+    """The prompt has tokens that no earlier sequence had at this place."""
+    in_completion: bool = False
+    """It differs from the others within or before what the policy had generated there."""
+    beside: int | None = None
+    """The call with whose tokens it was the same so far; None if there is none."""
+
+
+class PrefixTree(Generic[Row]):
+    """Token sequences of one attempt, prompts and completions alternating."""
+
+    def __init__(self) -> None:
+        self._root: PrefixNode[Row] = PrefixNode([], 0, 0, generated=False, owner=0)
+
+    def follow_prompt(self, prompt: list[int], owner: int) -> Walk[Row]:
+        """Walk a prompt from the root, adding what is new, and return what was met. `owner` numbers its call."""
+        walk: Walk[Row] = Walk(self._root)
+        self._add(prompt, walk, generated=False, owner=owner)
+        return walk
+
+    def add_completion(self, prompt_end: PrefixNode[Row], completion: list[int], owner: int) -> PrefixNode[Row]:
+        """Add the policy's answer to a prompt and return the end of the turn."""
+        prompt_end.prompt_end = True
+        walk = Walk(prompt_end)
+        self._add(completion, walk, generated=True, owner=owner)
+        walk.end.turn_end = True
+        return walk.end
+
+    def _add(self, tokens: list[int], walk: Walk[Row], *, generated: bool, owner: int) -> None:
+        at, total = 0, len(tokens)
+        while at < total:
+            child = walk.end.children.get(tokens[at])
+            if child is None:
+                node = walk.end
+                walk.in_completion = not node.turn_end and (node.prompt_end or node.generated)
+                walk.beside = next((other.owner for other in node.children.values()), None)
+                self._grow(tokens, at, walk, generated=generated, owner=owner)
+                return
+            most = min(child.stop - child.start, total - at)
+            shared = _shared(child.tokens, child.start, tokens, at, most)
+            at += shared
+            if shared < child.stop - child.start:
+                walk.end = _split(walk.end, child, shared)
+                walk.beside = child.owner
+                if at < total:
+                    walk.in_completion = child.generated
+                    self._grow(tokens, at, walk, generated=generated, owner=owner)
+                return
+            walk.end = child
+            walk.after_turn = walk.after_turn or child.turn_end
+            walk.longest = child if child.rows else walk.longest
+
+    def _grow(self, tokens: list[int], at: int, walk: Walk[Row], *, generated: bool, owner: int) -> None:
+        leaf: PrefixNode[Row] = PrefixNode(tokens, at, len(tokens), generated=generated, owner=owner)
+        walk.end.children[tokens[at]] = leaf
+        walk.end = leaf
+        walk.fresh = True
+
+
+def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginnings."""
+    return _shared(left, 0, right, 0, min(len(left), len(right)))
+
+
+def _shared(left: Sequence[int], i: int, right: Sequence[int], j: int, most: int) -> int:
+    """Return how many of `most` tokens are the same from `i` and `j` on, by halving; slices compare fast."""
+    if left[i : i + most] == right[j : j + most]:
+        return most
+    low, high = 0, most - 1
+    while low < high:  # the first `low` are known to be the same, `high + 1` not to be
+        middle = (low + high + 1) // 2
+        if left[i + low : i + middle] == right[j + low : j + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split(parent: PrefixNode[Row], child: PrefixNode[Row], shared: int) -> PrefixNode[Row]:
+    """Cut the edge to `child` after `shared` tokens and return the node in between."""
+    between: PrefixNode[Row] = PrefixNode(
+        child.tokens, child.start, child.start + shared, generated=child.generated, owner=child.owner
+    )
+    parent.children[child.tokens[child.start]] = between
+    child.start += shared
+    between.children[child.tokens[child.start]] = child
+    return between

@@ -1,0 +1,167 @@
+"""Makes token rows, the input of training, from model calls. Needs no torch.
+
+A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
+rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
+log-probability 0.0. Any other call begins a row of its own, and why is noted (`seams.py`). Every row of the attempt
+stays open, so that conversations that run side by side, and branches, find their rows again. Calls of different
+policies are never in one row. Nothing is ever tokenised, guessed or repaired here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from agentlightning.adapter.calls.calls import CallRef, ModelCall, calls_from_triplets
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.prefix_tree import PrefixTree
+from agentlightning.adapter.rows.seams import DRIFTS, ROW_CAUSES, SEAM_CAUSES, RowCause, RowStart, Seams
+from agentlightning.field_help import explain_fields
+from agentlightning.types import Triplet
+
+Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs"]
+"""Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token."""
+
+UNKNOWN_WEIGHTS: Final = -1
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token row: one or more model calls whose tokens continue each other exactly."""
+
+    rollout_id: str
+    """The rollout that it comes from."""
+    attempt_id: str
+    """The attempt that it comes from."""
+    token_ids: list[int]
+    """(T,) the first prompt and everything after it."""
+    mask: list[int]
+    """(T,) 1 exactly on the tokens that the policy produced."""
+    logprobs: list[float]
+    """(T,) natural logarithm, the engine's; 0.0 where `mask` is 0."""
+    call_ids: list[str]
+    """The model calls merged in this row, in order."""
+    weight_versions: list[int]
+    """The weights that served each call; `UNKNOWN_WEIGHTS` where nobody recorded them."""
+
+    def call_refs(self) -> list[CallRef]:
+        """Return the full names of the calls in this row."""
+        return [CallRef(self.rollout_id, self.attempt_id, call_id) for call_id in self.call_ids]
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class SampleReading:
+    """The rows of one attempt, why each began, and the calls that made none."""
+
+    samples: list[Sample]
+    """The rows."""
+    starts: list[RowStart]
+    """Why each row began, in the order of the rows."""
+    unusable: list[tuple[str, Unusable]] = field(default_factory=list[tuple[str, Unusable]])
+    """(call id, reason) for each call without a row."""
+
+    @property
+    def seams(self) -> list[RowStart]:
+        """The rows that began because a prompt did not go on with the tokens of its conversation."""
+        return [start for start in self.starts if start.cause in SEAM_CAUSES]
+
+    @property
+    def drifts(self) -> list[RowStart]:
+        """The seams that lie in template and tokenizer."""
+        return [start for start in self.starts if start.cause in DRIFTS]
+
+    @property
+    def turns(self) -> int:
+        """How many calls are in rows."""
+        return sum(len(sample.call_ids) for sample in self.samples)
+
+    def seam_counts(self) -> dict[RowCause, int]:
+        """Return how many rows each cause began, every cause named."""
+        counts = Counter(start.cause for start in self.starts)
+        return {cause: counts[cause] for cause in ROW_CAUSES}
+
+
+def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = None) -> SampleReading:
+    """Return the rows of the calls of one attempt, given in the order in which they arrived.
+
+    `decode` turns token ids into their text, special tokens included; with it, tokenisation and template are told apart
+    for certain. It is asked at seams only.
+
+    Raises:
+        ValueError: the calls are of several attempts, or one is named twice.
+    """
+    _check_one_attempt(calls)
+    reading = SampleReading([], [])
+    usable: list[ModelCall] = []
+    for call in calls:
+        reason = unusable(call)
+        if reason is None:
+            usable.append(call)
+        else:
+            reading.unusable.append((call.call_id, reason))
+    trees: dict[str | None, PrefixTree[Sample]] = {}
+    seams = Seams(usable, decode)
+    for number, call in enumerate(usable):
+        tree = trees.setdefault(call.policy, PrefixTree())
+        walk = tree.follow_prompt(call.prompt_token_ids, number)
+        if walk.longest is not None:
+            row = walk.longest.rows.pop(0)
+        else:
+            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [])
+            if not reading.samples:
+                reading.starts.append(RowStart(call.call_id, "first_call"))
+            elif not walk.fresh and walk.end.prompt_end:
+                reading.starts.append(RowStart(call.call_id, "repeated_prompt"))
+            else:
+                reading.starts.append(seams.start(number, walk))
+            reading.samples.append(row)
+        _append(row, call)
+        tree.add_completion(walk.end, call.completion_token_ids, number).rows.append(row)
+    return reading
+
+
+def samples_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> SampleReading:
+    """Return the rows of the triplets of one attempt, given in the order of the calls.
+
+    A triplet needs `prompt["token_ids"]`, `response["token_ids"]` and `response["token_logprobs"]`.
+    """
+    return samples_from_calls(calls_from_triplets(triplets, rollout_id=rollout_id, attempt_id=attempt_id))
+
+
+def unusable(call: ModelCall) -> Unusable | None:
+    """Return why a call cannot be part of a row; None if it can."""
+    if call.state == "no_generation":
+        return "no_generation"
+    if not call.prompt_token_ids or not call.completion_token_ids:
+        return "no_tokens"
+    if call.logprobs is None:
+        return "no_logprobs"
+    if len(call.logprobs) != len(call.completion_token_ids) or not all(map(math.isfinite, call.logprobs)):
+        return "bad_logprobs"
+    return None
+
+
+def _append(row: Sample, call: ModelCall) -> None:
+    """Put the call at the end of its row: what its prompt adds (mask 0), then the policy's answer (mask 1)."""
+    assert call.logprobs is not None
+    added = call.prompt_token_ids[len(row.token_ids) :]
+    row.token_ids.extend(added)
+    row.token_ids.extend(call.completion_token_ids)
+    row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
+    row.logprobs.extend([0.0] * len(added) + call.logprobs)
+    row.call_ids.append(call.call_id)
+    row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
+
+
+def _check_one_attempt(calls: Sequence[ModelCall]) -> None:
+    attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
+    if len(attempts) > 1:
+        raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
+    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
+    if repeated:
+        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")

@@ -1,0 +1,273 @@
+"""Tells why a call begins a row instead of continuing one, by comparing tokens, and messages where they were kept.
+
+A seam lies between a call and its predecessor, the call from whose conversation its prompt was made (`history.py`).
+Where the prompt holds all messages of that call, the tokens drifted (`drift.py`); where it holds others, the agent
+changed its context, and the first message that differs tells how. Without messages the tokens alone are compared, which
+tells less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from agentlightning.adapter.calls.calls import ModelCall
+from agentlightning.adapter.calls.conversation import Conversation, Line
+from agentlightning.adapter.rows.drift import Decode, describe_tokens, drift_cause
+from agentlightning.adapter.rows.history import History, Predecessor, conversation_of_call
+from agentlightning.adapter.rows.prefix_tree import Walk, shared_length
+from agentlightning.field_help import explain_fields
+
+Beginning = Literal["first_call", "repeated_prompt", "branch"]
+"""Rows that begin with nothing amiss: the attempt's first call; a prompt that was asked before (parallel samples, a
+client's own retry); a continuation of an earlier turn, token for token, that another call had continued already."""
+SeamCause = Literal["template", "tokenisation", "edit", "truncation", "tool_result_changed", "other_agent"]
+"""Why a prompt does not begin with the tokens of the conversation that it continues.
+
+`template`: the chat template renders the same messages differently (thinking left out, tool calls written anew).
+`tokenisation`: the same text in other tokens. `edit`: the agent changed, added or summarised earlier messages.
+`truncation`: it left some out or cut them short. `tool_result_changed`: the result of a tool is another one.
+`other_agent`: another agent, or another conversation of the same one.
+"""
+RowCause = Literal[Beginning, SeamCause]
+ROW_CAUSES: Final[tuple[RowCause, ...]] = (*get_args(Beginning), *get_args(SeamCause))
+SEAM_CAUSES: Final[frozenset[RowCause]] = frozenset(get_args(SeamCause))
+DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))
+"""Causes that lie in template and tokenizer, not in what the agent did."""
+
+_OPENING: Final = 2
+"""Tokens at the end of a prompt that may belong to the answer already: a thought opened for it, a space before it."""
+_LEAST_CUT: Final = 8
+"""Characters that a text keeps when it is cut; a shorter one is another text."""
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """The first call of a row and why it began one."""
+
+    call_id: str
+    """The first call of the row."""
+    cause: RowCause
+    """Why it did not continue another row."""
+    previous: str | None = None
+    """The call whose conversation it was made from, where one was found."""
+    at: int = 0
+    """How many tokens its prompt has in common with that call's tokens."""
+
+
+class Seams:
+    """Tells why calls of one attempt begin rows. Reads the messages of calls only when it needs them."""
+
+    def __init__(self, calls: Sequence[ModelCall], decode: Decode | None = None) -> None:
+        self._calls = calls
+        self._decode = decode
+        self._history = History()
+        self._known = 0
+
+    def start(self, number: int, walk: Walk[Any]) -> RowStart:
+        """Return why the call with this number, whose prompt was followed so far, begins a row. Ask in order."""
+        call = self._calls[number]
+        while self._known < number:
+            self._history.add(self._calls[self._known])
+            self._known += 1
+        conversation = conversation_of_call(call)
+        if conversation is not None:
+            found = self._history.predecessor(conversation)
+            if found is not None and not self._contradicts(call, conversation, found):
+                return self._by_words(call, conversation, found)
+            if found is None and len(self._history):
+                return RowStart(call.call_id, "other_agent")
+        return self._by_tokens(call, walk)
+
+    def _contradicts(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> bool:
+        """True if the prompt goes on where that of its predecessor ends, and its words do not: they were not kept."""
+        prompt = found.call.prompt_token_ids
+        return conversation.request == found.conversation.request and call.prompt_token_ids[: len(prompt)] == prompt
+
+    def _by_words(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowStart:
+        row, before = tokens_of(found.call), found.conversation
+        at = shared_length(row, call.prompt_token_ids)
+        same_instructions = (conversation.system, conversation.tools) == (before.system, before.tools)
+        if same_instructions and conversation.lines == before.lines:
+            cause: RowCause = "repeated_prompt"
+        elif same_instructions and found.is_continued:
+            cause = self._taken(call, conversation, found) if at == len(row) else self._drift(call, found, at)
+        elif _are_others(call, found.call):
+            cause = "other_agent"
+        elif not same_instructions:
+            cause = _other_instructions(conversation, before)
+        else:
+            cause = _other_lines(conversation, found)
+        return RowStart(call.call_id, cause, found.call.call_id, at)
+
+    def _taken(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowCause:
+        """The row goes on exactly, and another call went on with it already: how do the two differ?"""
+        sibling = self._history.longest(conversation)
+        if sibling is not None:
+            if conversation.lines == sibling.conversation.lines:
+                return "repeated_prompt"
+            found = sibling
+        old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+        if old and new and old[0].role == new[0].role == "tool":
+            return _other_lines(conversation, found)
+        return "other_agent" if _are_others(call, found.call) else "branch"
+
+    def _drift(self, call: ModelCall, found: Predecessor, at: int) -> RowCause:
+        if _are_others(call, found.call):
+            return "other_agent"
+        return drift_cause(
+            tokens_of(found.call),
+            call.prompt_token_ids,
+            at,
+            answer_from=len(found.call.prompt_token_ids),
+            verbatim=found.conversation.verbatim,
+            cut_short=found.call.finish_reason == "length",
+            decode=self._decode,
+        )
+
+    def _by_tokens(self, call: ModelCall, walk: Walk[Any]) -> RowStart:
+        if walk.beside is None:
+            return RowStart(call.call_id, "branch" if walk.after_turn and not walk.in_completion else "other_agent")
+        before, prompt = self._calls[walk.beside], call.prompt_token_ids
+        row = tokens_of(before)
+        at = shared_length(row, prompt)
+        if _are_others(call, before):
+            cause: RowCause = "other_agent"
+        elif walk.after_turn and not walk.in_completion:
+            cause = "branch"
+        elif walk.in_completion or at >= len(before.prompt_token_ids) - _OPENING:
+            answer_from = min(at, len(before.prompt_token_ids))
+            cut_short = before.finish_reason == "length"
+            cause = drift_cause(
+                row, prompt, at, answer_from=answer_from, verbatim=True, cut_short=cut_short, decode=self._decode
+            )
+        else:
+            cause = _other_tokens(row, prompt, at)
+        return RowStart(call.call_id, cause, before.call_id, at)
+
+
+def tokens_of(call: ModelCall) -> list[int]:
+    """Return the prompt of a call with its completion."""
+    return call.prompt_token_ids + call.completion_token_ids
+
+
+def describe(
+    start: RowStart, calls: Sequence[ModelCall], decode: Decode | None = None, names: Mapping[str, str] | None = None
+) -> str:
+    """Return a seam as text: the tokens around the first difference, and the messages of the two calls that differ.
+
+    `names` are shown instead of the ids of calls.
+    """
+    names = names or {}
+    by_id = {call.call_id: call for call in calls}
+    call, before = by_id[start.call_id], by_id.get(start.previous or "")
+    if before is None:
+        return f"call {names.get(call.call_id, call.call_id)} begins a row: {start.cause}"
+    first, second = (names.get(each.call_id, each.call_id) for each in (before, call))
+    lines = [
+        f"call {second} does not continue call {first}: {start.cause}, after {start.at} equal tokens",
+        f"  recorded: {describe_tokens(tokens_of(before), start.at, decode)}",
+        f"  prompt:   {describe_tokens(call.prompt_token_ids, start.at, decode)}",
+    ]
+    conversation, earlier = conversation_of_call(call), conversation_of_call(before)
+    if conversation is not None and earlier is not None:
+        old, new = _first_difference(conversation, earlier)
+        lines += [f"  was said: {old}", f"  is sent:  {new}"]
+    return "\n".join(lines)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _are_others(call: ModelCall, before: ModelCall) -> bool:
+    if call.policy != before.policy:
+        return True
+    return call.agent is not None and before.agent is not None and call.agent != before.agent
+
+
+def _other_instructions(conversation: Conversation, before: Conversation) -> RowCause:
+    if _is_cut(before.system, conversation.system):
+        return "truncation"
+    return "edit" if _are_alike(before.system, conversation.system) else "other_agent"
+
+
+def _other_lines(conversation: Conversation, found: Predecessor) -> RowCause:
+    """Return what became of the lines after the common ones."""
+    old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+    if not new or _only_left_out(old, new) or (new[0].role == old[0].role and _is_cut(old[0].text, new[0].text)):
+        return "truncation"
+    if new[0].role == old[0].role == "tool":
+        return "tool_result_changed"
+    made_from_it = found.by_answer or found.common >= len(found.conversation.lines) or (found.common and len(new) > 1)
+    return "edit" if made_from_it else "other_agent"
+
+
+def _only_left_out(old: Sequence[Line], new: Sequence[Line]) -> bool:
+    """True if the new lines are some of the old ones in their order, then perhaps further ones."""
+    known, at, kept, stranger = frozenset(old), 0, 0, False
+    for line in new:
+        try:
+            place = old.index(line, at) if line in known else None
+        except ValueError:
+            place = None
+        if place is None:
+            stranger = True
+        elif stranger:
+            return False
+        else:
+            at, kept = place + 1, kept + 1
+    return kept > 0
+
+
+def _is_cut(old: str, new: str) -> bool:
+    """True if the new text is the old one with its end, its beginning or its middle cut out, a short mark aside."""
+    if not _LEAST_CUT <= len(new) < len(old):
+        return False
+    kept = _alike_ends(old, new)
+    return kept == len(new) or (3 * kept >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
+
+
+def _are_alike(left: str, right: str) -> bool:
+    return 2 * _alike_ends(left, right) >= max(len(left), len(right))
+
+
+def _alike_ends(left: str, right: str) -> int:
+    """Return how many characters two texts have in common at their beginnings and ends together."""
+    most = min(len(left), len(right))
+    head = next((at for at in range(most) if left[at] != right[at]), most)
+    tail = next((at for at in range(most - head) if left[-1 - at] != right[-1 - at]), most - head)
+    return head + tail
+
+
+def _first_difference(conversation: Conversation, before: Conversation) -> tuple[str, str]:
+    for old, new in ((before.system, conversation.system), (before.tools, conversation.tools)):
+        if old != new:
+            return _brief(old), _brief(new)
+    old_lines, new_lines = before.whole, conversation.lines
+    at = next((i for i, (a, b) in enumerate(zip(old_lines, new_lines, strict=False)) if a != b), None)
+    if at is None:  # all that was said is there, in other tokens
+        at = max(0, min(len(old_lines), len(new_lines)) - 1)
+    return tuple(_brief(lines[at].describe()) if at < len(lines) else "nothing" for lines in (old_lines, new_lines))  # pyright: ignore[reportReturnType] -- two of two
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 160 else f"{text[:100]} ... {text[-50:]}"
+
+
+# --- tokens alone ----------------------------------------------------------------------------------------------------
+
+
+def _other_tokens(row: Sequence[int], prompt: Sequence[int], at: int, window: int = 16) -> RowCause:
+    """Return what became of the tokens after the parting, for calls whose messages were not kept."""
+    if _is_within(prompt[at : at + window], row[at + 1 :]):
+        return "truncation"
+    return "edit" if _is_within(row[at : at + window], prompt[at + 1 :]) else "other_agent"
+
+
+def _is_within(part: Sequence[int], whole: Sequence[int]) -> bool:
+    if not part:
+        return False
+    places = (place for place in range(len(whole) - len(part) + 1) if whole[place] == part[0])
+    return any(whole[place : place + len(part)] == part for place in places)

@@ -1,0 +1,164 @@
+"""Reads the text of a model call from its span: messages, completions, request and response, images. No token ids.
+
+Attributes are flat with dotted keys (`gen_ai.prompt.0.role`); they are put together again here. What other
+instrumentations write is read in `conventions.py`. A part that cannot be put together is left out; nothing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.spans.conventions import chat_messages
+from agentlightning.semconv import LightningSpanAttributes
+from agentlightning.utils.attributes import unflatten_attributes
+
+_GEN_AI: Final = "gen_ai."
+_OPERATION: Final = "agentlightning.operation."
+_INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
+_OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
+_TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
+
+Flat = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallContent:
+    """The readable side of one model call; None where the span does not tell."""
+
+    prompt: Any
+    """Messages: a list, or a dict where the span has keys beside the numbered ones."""
+    completion: Any
+    request: Any
+    """Parameters of the request without the messages."""
+    response: Any
+    """Fields of the reply without choices and token ids."""
+
+
+def read_content(attributes: Mapping[str, Any]) -> CallContent:
+    """Return the content of one model call out of the attributes of its span."""
+    groups = _group(attributes)
+    inputs, output = groups.get(_INPUT, {}), groups.get(_OUTPUT, {})
+    prompt = _nested(groups.get("gen_ai.prompt")) or _nested(_below(inputs, "messages"))
+    completion = _nested(groups.get("gen_ai.completion")) or _nested(_below(output, "choices"))
+    if prompt is None and completion is None:
+        prompt, completion = (messages or None for messages in chat_messages(attributes))
+    return CallContent(
+        prompt=prompt,
+        completion=completion,
+        request=_without(groups.get("gen_ai.request", {}), {"messages"}) or _without(inputs, {"messages"}),
+        response=_without(groups.get("gen_ai.response", {}), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
+    )
+
+
+def in_order(messages: Any) -> list[dict[str, Any]]:
+    """Return the messages of a prompt, which is a list, or a dict with keys beside the numbered ones."""
+    if isinstance(messages, dict):
+        numbered = as_dict(messages)
+        messages = [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
+    return dicts_in(messages)
+
+
+def image_urls(messages: Any) -> list[str]:
+    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+    return [url for message in in_order(messages) for url in _urls(message.get("content"))]
+
+
+def _urls(content: Any) -> Iterable[str]:
+    if isinstance(content, str):
+        if "image_url" not in content:
+            return
+        try:
+            content = decode_text(content)
+        except ValueError:
+            return
+    for part in dicts_in(content):
+        url = as_dict(part.get("image_url")).get("url") if part.get("type") == "image_url" else None
+        if isinstance(url, str):
+            yield url
+
+
+def _nested(group: Flat | None) -> Any:
+    """Return a group as lists and dicts; a single value under the bare prefix may be text that spells the list."""
+    if not group:
+        return None
+    if "" not in group:
+        messages = _messages(group)
+        return unflatten_attributes(group) if messages is None else messages
+    whole = group[""]
+    if not isinstance(whole, str):
+        return None
+    try:
+        decoded = decode_text(whole)
+    except ValueError:
+        return None
+    return decoded if is_list(decoded) else as_dict(decoded) or None
+
+
+def _group(attributes: Mapping[str, Any]) -> dict[str, Flat]:
+    """Return the attributes by their first parts (`gen_ai.prompt`), the rest of each key as its key there."""
+    groups: dict[str, Flat] = {}
+    for key, value in attributes.items():
+        if (place := _place(key)) is not None:
+            head, rest = place
+            if head in groups:
+                groups[head][rest] = value
+            else:
+                groups[head] = {rest: value}
+    return groups
+
+
+@lru_cache(maxsize=4096)  # the spans of a trace have the same keys again and again
+def _place(key: str) -> tuple[str, str] | None:
+    """Return the first parts of a key and its rest; None for a key that is not of interest."""
+    if key.startswith(_GEN_AI):
+        start = len(_GEN_AI)
+    elif key.startswith(_OPERATION):
+        start = len(_OPERATION)
+    else:
+        return None
+    end = key.find(".", start)
+    return (key, "") if end < 0 else (key[:end], key[end + 1 :])
+
+
+def _messages(group: Flat) -> list[Flat] | None:
+    """Return what `unflatten_attributes` would, for keys such as `0.role` in their order; None for any other keys."""
+    messages: list[Flat] = []
+    for key, value in group.items():
+        place = _message_field(key)
+        if place is None or place[0] > len(messages):
+            return None
+        index, name = place
+        if index == len(messages):
+            messages.append({name: value})
+        else:
+            messages[index][name] = value
+    return messages
+
+
+@lru_cache(maxsize=4096)
+def _message_field(key: str) -> tuple[int, str] | None:
+    """Return the number of a message and the name of its field; None if the key is not made of these two."""
+    index, dot, name = key.partition(".")
+    plain = dot and index.isdecimal() and index == str(int(index)) and "." not in name and not name.isdecimal()
+    return (int(index), name) if plain else None
+
+
+def _below(group: Flat, head: str) -> Flat:
+    start = head + "."
+    return {
+        "" if key == head else key[len(start) :]: value
+        for key, value in group.items()
+        if key == head or key.startswith(start)
+    }
+
+
+def _without(group: Flat, heads: Iterable[str]) -> Any:
+    """Return a group nested, less some of its first parts and its bare value."""
+    left = {key: value for key, value in group.items() if key and key.partition(".")[0] not in heads}
+    if not any("." in key or key.isdecimal() for key in left):
+        return left or None
+    return unflatten_attributes(left) or None

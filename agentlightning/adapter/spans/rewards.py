@@ -1,0 +1,55 @@
+"""Reads rewards from spans for adapters, with the emitter's readers; only a finite number counts as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from agentlightning.emitter.reward import find_final_reward, get_reward_value, get_rewards_from_span
+from agentlightning.emitter.reward_values import as_reward
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
+from agentlightning.types import Span
+from agentlightning.utils.otel import extract_links_from_attributes
+
+_PREFIX: Final = LightningSpanAttributes.REWARD.value + "."
+_PRIMARY: Final = _PREFIX + "0.value"
+_VENDOR_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+
+
+def reward_value(span: Span) -> float | None:
+    """Return the primary reward of a span; None if it has none that is a finite number."""
+    if not _may_be_reward(span):
+        return None
+    return as_reward(get_reward_value(span))
+
+
+def is_unusable_reward(span: Span) -> bool:
+    """True if the span states a reward and it is no finite number."""
+    return _PRIMARY in (span.attributes or {}) and reward_value(span) is None
+
+
+def reward_dimensions(span: Span) -> dict[str, float]:
+    """Return every dimension of a span's reward by name, the primary one first."""
+    return {dimension.name: dimension.value for dimension in get_rewards_from_span(span)}
+
+
+def final_reward(spans: Sequence[Span]) -> float | None:
+    """Return the last reward in the order given; None if there is none, or if the last one is no finite number."""
+    return as_reward(find_final_reward(spans))
+
+
+def links(span: Span) -> list[tuple[str, str]]:
+    """Return the links of a span as pairs of attribute key and value; all of them must hold for a span that is meant.
+
+    Links that cannot be read are none.
+    """
+    try:
+        return [(link.key_match, link.value_match) for link in extract_links_from_attributes(span.attributes or {})]
+    except ValueError:
+        return []
+
+
+def _may_be_reward(span: Span) -> bool:
+    """A cheap first look: most spans of a trace are no rewards."""
+    attributes = span.attributes or {}
+    return _PRIMARY in attributes or span.name == AGL_ANNOTATION or any(key in attributes for key in _VENDOR_OUTPUTS)

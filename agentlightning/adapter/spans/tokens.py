@@ -1,0 +1,230 @@
+"""Reads a model call from its span: token ids, log-probabilities, finish reason, ids, weight version and how it ended.
+
+Three conventions are read; for each field the first that has a value wins:
+
+1. the typed attributes of the gateway (`semconv.LightningCallAttributes`);
+2. the gateway's text form, `llm.hosted_vllm.*`, in JSON or as a Python literal;
+3. what instrumented clients write: `prompt_token_ids`, `agentlightning.operation.output.*`, `logprobs.content`, ...
+
+Of several choices only the first is read; further ones are reported as `extra_choices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast, get_args
+
+from agentlightning.adapter.spans.attributes import AttributeReader, Problem, as_dict, finite_floats, integers, is_list
+from agentlightning.adapter.spans.conventions import response_id_in_output
+from agentlightning.semconv import BUDGET_EXHAUSTED, STALE, LightningCallAttributes, LightningSpanAttributes
+from agentlightning.types import Span
+
+RAW_SPAN: Final = "raw_gen_ai_request"
+"""Name of the gateway's span that holds the tokens of a call."""
+REQUEST_SPAN: Final = "litellm_request"
+"""Name of its parent, which holds the messages."""
+
+CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
+FAILED_STATES: Final[frozenset[CallState]] = frozenset(("upstream_error", "refused", "client_left"))
+"""The agent got no answer out of the call."""
+_STATES: Final = frozenset(get_args(CallState))
+
+_VLLM: Final = "llm.hosted_vllm."
+_CHOICES: Final = _VLLM + "choices"
+_OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
+_CALL_ID: Final = LightningCallAttributes.CALL_ID.value
+_COMPLETION: Final = LightningCallAttributes.COMPLETION_TOKEN_IDS.value
+_LOGPROBS: Final = LightningCallAttributes.COMPLETION_LOGPROBS.value
+_FINISH_REASON: Final = LightningCallAttributes.FINISH_REASON.value
+_WEIGHT_VERSION: Final = LightningCallAttributes.WEIGHT_VERSION.value
+_STATE: Final = LightningCallAttributes.STATE.value
+_POLICY: Final = LightningCallAttributes.POLICY.value
+_ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
+_ROLE: Final = LightningCallAttributes.ROLE.value
+_PROMPT_KEYS: Final = (
+    LightningCallAttributes.PROMPT_TOKEN_IDS.value,
+    _VLLM + "prompt_token_ids",
+    "prompt_token_ids",
+    _OUTPUT + ".prompt_token_ids",
+)
+_CLIENT_COMPLETION_KEYS: Final = (
+    "response_token_ids",
+    _OUTPUT + ".response_token_ids.0",
+    _OUTPUT + ".choices.0.token_ids",
+    _OUTPUT + ".choices.0.provider_specific_fields.token_ids",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """One model call as one span records it. Empty lists and None stand for what is not recorded."""
+
+    call_id: str | None
+    """The gateway's id of the call."""
+    response_id: str | None
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    logprobs: list[float] | None
+    """Natural logarithm, one per completion token (not checked here)."""
+    finish_reason: str | None
+    weight_version: int | None
+    state: CallState
+    logprobs_content: list[Any] | None = None
+    """What an instrumented client wrote under `logprobs.content`, decoded."""
+    policy: str | None = None
+    """Whose call it is, where the gateway has policies."""
+    role: str | None = None
+    """The agent's, where its URL named one."""
+
+
+def is_gateway_call(span: Span) -> bool:
+    return span.name == RAW_SPAN
+
+
+def is_stale(span: Span) -> bool:
+    """True if the store marked the span as late: its attempt had lapsed."""
+    return (span.attributes or {}).get(STALE) is True
+
+
+def response_id(span: Span) -> str | None:
+    """Return the id that the model server gave its reply; None if the span has none."""
+    attributes = span.attributes or {}
+    for key in ("gen_ai.response.id", _OUTPUT + ".id", _VLLM + "id"):
+        value = attributes.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return response_id_in_output(attributes)
+
+
+def has_client_tokens(span: Span) -> bool:
+    """True if an instrumented client wrote token ids of an answer on the span."""
+    attributes = span.attributes or {}
+    return any(key in attributes for key in _CLIENT_COMPLETION_KEYS)
+
+
+def is_completion_output(attributes: Mapping[str, Any]) -> bool:
+    """True if the output of an operation is the reply of a model server, not just anything that has an id."""
+    return _OUTPUT + ".id" in attributes and any(key.startswith(_OUTPUT + ".choices") for key in attributes)
+
+
+def gateway_call_id(span: Span) -> str | None:
+    """Return the id that the gateway gave the call; None if the span is not the gateway's."""
+    value = (span.attributes or {}).get(_CALL_ID)
+    return value if isinstance(value, str) and value else None
+
+
+def call_name(span: Span) -> str:
+    """Return the id of the call that a span tells of: the gateway's, else that of the reply, else the span's own."""
+    return gateway_call_id(span) or response_id(span) or span.span_id
+
+
+def refused_for_budget(span: Span | None) -> bool:
+    """True for the gateway's record of a call that was refused because its rollout's budget was used up."""
+    return span is not None and span.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED
+
+
+def generated_nothing(span: Span) -> bool:
+    """True for a call by whose nature a model says nothing (embeddings), so that no tokens of it are missing."""
+    return (span.attributes or {}).get(_STATE) == "no_generation"
+
+
+def has_failed(span: Span) -> bool:
+    """True if the agent got no answer out of the call of this span."""
+    state = (span.attributes or {}).get(_STATE)
+    if isinstance(state, str) and state in _STATES:
+        return state in FAILED_STATES
+    failed = span.status.status_code == "ERROR" and response_id(span) is None
+    return failed and not any(key in span.attributes for key in (*_PROMPT_KEYS, *_CLIENT_COMPLETION_KEYS))
+
+
+def read_call(span: Span, problems: list[Problem]) -> CallReading:
+    """Return what a span says of its model call; unusable attributes are added to `problems`."""
+    read = AttributeReader(span, problems)
+    prompt = read.token_ids(*_PROMPT_KEYS) or []
+    typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
+    logprobs = read.floats(_LOGPROBS)
+    finish_reason = read.text(_FINISH_REASON)
+    told = bool(typed and logprobs and finish_reason) and not _may_have_several(read)
+    choice = {} if told else _first_choice(read)
+    content = _client_logprobs(read)
+    completion = typed or _choice_ids(choice) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    return CallReading(
+        call_id=gateway_call_id(span),
+        response_id=response_id(span),
+        prompt_token_ids=prompt,
+        completion_token_ids=completion,
+        logprobs=logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content})),
+        finish_reason=finish_reason or _finish_reason(choice, read),
+        weight_version=read.integer(_WEIGHT_VERSION),
+        state=_state(read, span, has_tokens=bool(prompt and completion)),
+        logprobs_content=content,
+        policy=read.text(_POLICY),
+        role=read.text(_ROLE),
+    )
+
+
+def _state(read: AttributeReader, span: Span, *, has_tokens: bool) -> CallState:
+    state = read.text(_STATE)
+    if state in _STATES:
+        return cast(CallState, state)
+    if state is not None:
+        read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
+    if has_tokens:
+        return "ok"
+    return "upstream_error" if has_failed(span) else "no_tokens"
+
+
+def _may_have_several(read: AttributeReader) -> bool:
+    """True unless a glance at the text of the choices shows that there is one at most; reading it would be slow."""
+    text = read.attributes.get(_CHOICES)
+    return isinstance(text, str) and text.count("index") > 1
+
+
+def _first_choice(read: AttributeReader) -> dict[str, Any]:
+    choices = read.decoded(_CHOICES)
+    if choices is None:
+        return {}
+    if not is_list(choices) or not all(isinstance(choice, dict) for choice in choices):
+        read.report(_CHOICES, "a list of choices")
+        return {}
+    if len(choices) > 1:
+        detail = f"{len(choices) - 1} further choices of the call are not read"
+        read.problems.append(Problem("extra_choices", read.span_id, detail))
+    return choices[0] if choices else {}
+
+
+def _choice_ids(choice: dict[str, Any]) -> list[int] | None:
+    return integers(choice.get("token_ids"))
+
+
+def _finish_reason(choice: dict[str, Any], read: AttributeReader) -> str | None:
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason:
+        return reason
+    reasons = read.attributes.get("gen_ai.response.finish_reasons")
+    if is_list(reasons) and reasons and isinstance(reasons[0], str):
+        return reasons[0]
+    return read.text("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
+
+
+def _client_logprobs(read: AttributeReader) -> list[Any] | None:
+    key = "logprobs.content"
+    content = read.decoded(key)
+    if content is None:
+        return None
+    if not is_list(content) or _logprobs({"content": content}) is None:
+        read.report(key, "a list of objects with a finite logprob")
+        return None
+    return list(content)
+
+
+def _logprobs(value: Any) -> list[float] | None:
+    """Return the numbers of a chat (`content`) or completions (`token_logprobs`) reply; None if there are none."""
+    if not isinstance(value, dict):
+        return None
+    fields = cast(dict[str, Any], value)
+    content: Any = fields.get("content")
+    if not is_list(content):
+        return finite_floats(fields.get("token_logprobs"))
+    return finite_floats([as_dict(entry).get("logprob") for entry in content])

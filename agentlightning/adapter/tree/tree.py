@@ -1,0 +1,287 @@
+"""Spans as a tree, and the tree as triplets: one triplet per model call, each with its tokens, its agent, its reward.
+
+What differs from the described system (each for a reason given in the contract's list of weak points):
+
+- Triplets come in the order in which the calls were made, not in tree order: by the number that the gateway gave at
+  arrival where every call has one, else by start time. Calls of branches that ran side by side are told apart by
+  `metadata["branch"]`, present where a trace has more than one branch.
+- Calls recorded by the gateway are calls too, and a tracer's span of the same response id is the same call.
+- A call that failed, or that the store marked as late, makes no triplet.
+- Metadata tells more where more is known: `finish_reason`, `weight_version`, `policy`, `call_id`, `state` if it is not
+  `ok`, `rewards` if there are several dimensions; `response.token_logprobs` holds one number per token.
+- Nothing raises over a bad attribute, a cycle or a missing time; what was left out is listed as `Problem`s.
+- `repair.py` says how spans without a parent are placed, `reward_matching.py` how rewards find their calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Self
+
+from agentlightning.adapter.calls.calls import ANY_AGENT
+from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.spans.content import image_urls, read_content
+from agentlightning.adapter.spans.rewards import is_unusable_reward, reward_dimensions, reward_value
+from agentlightning.adapter.spans.tokens import CallReading, has_failed, read_call
+from agentlightning.adapter.tree.graphviz import draw_tree
+from agentlightning.adapter.tree.node import SpanNode
+from agentlightning.adapter.tree.repair import repair
+from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy, match_rewards
+from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules, select_calls
+from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.types import Span, Triplet
+
+VIRTUAL_ROOT: Final = "virtual-root"
+
+
+class TraceTree(SpanNode):
+    """The spans of one attempt as a tree."""
+
+    def __init__(self, id: str, span: Span, children: Iterable[Self] | None = None) -> None:
+        super().__init__(id, span, children)
+        self.problems: list[Problem] = []
+        """On the root: what was left out, and why."""
+
+    @classmethod
+    def from_spans(cls, spans: Sequence[Span]) -> Self:
+        """Return the root of the tree; children keep the order of `spans`.
+
+        A parent that is not among the spans becomes a virtual node around its children; several roots get one virtual
+        root. Of spans with the same id the first counts, and spans that are their own ancestors are left out.
+
+        Raises:
+            ValueError: there are no spans, or none is a root.
+        """
+        if not spans:
+            raise ValueError("No spans provided to create TraceTree.")
+        problems: list[Problem] = []
+        nodes: dict[str, Self] = {}
+        for span in spans:
+            if span.span_id in nodes:
+                problems.append(Problem("duplicate_span", span.span_id, f"a second span of this id, named {span.name}"))
+            else:
+                nodes[span.span_id] = cls(span.span_id, span)
+        roots = cls._connect(nodes)
+        if not roots:
+            raise ValueError("No root spans found in the trace.")
+        root = roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _around(VIRTUAL_ROOT, VIRTUAL_ROOT, roots), roots)
+        reached = {node.id for node in root.walk()}
+        problems.extend(
+            Problem("parent_cycle", node.id, "the span is below one of its own descendants")
+            for node in nodes.values()
+            if node.id not in reached
+        )
+        root.problems = problems
+        return root
+
+    @classmethod
+    def _connect(cls, nodes: dict[str, Self]) -> list[Self]:
+        """Hang every node below its parent and return the roots."""
+        roots: list[Self] = []
+        orphans: dict[str, list[Self]] = {}
+        for node in nodes.values():
+            parent_id = node.span.parent_id
+            if not parent_id:
+                roots.append(node)
+            elif parent_id in nodes:
+                nodes[parent_id].add_child(node)
+            else:
+                orphans.setdefault(parent_id, []).append(node)
+        virtual = [cls(id, _around(id, AGL_VIRTUAL, children), children) for id, children in orphans.items()]
+        return [*roots, *virtual]
+
+    def names_tuple(self) -> tuple[str, list[Any]]:
+        """Return `(name, [the same of each child])`; an agent's name follows in brackets."""
+        tuples: dict[int, tuple[str, list[Any]]] = {}
+        for node in self.walk():
+            agent = node.agent_name()
+            tuples[id(node)] = (node.span.name if agent is None else f"{node.span.name} [{agent}]", [])
+        for node in self.walk():
+            tuples[id(node)][1].extend(tuples[id(child)] for child in node.children)
+        return tuples[id(self)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tree as plain values with the keys `id`, `span` and `children`."""
+        values: dict[int, dict[str, Any]] = {
+            id(node): {"id": node.id, "span": node.span.model_dump(), "children": []} for node in self.walk()
+        }
+        for node in self.walk():
+            values[id(node)]["children"].extend(values[id(child)] for child in node.children)
+        return values[id(self)]
+
+    def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
+        """Draw the tree into `filename.png` with Graphviz; see `graphviz.draw_tree`."""
+        draw_tree(self, filename, interested_span_match)
+
+    def repair_hierarchy(self) -> None:
+        """Move spans without their parent to where their times say they belong; see `repair.repair`."""
+        repair(self)
+
+    def find_llm_calls(
+        self,
+        *,
+        llm_call_match: str = LLM_CALL_MATCH,
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        dedup_llm_call: bool = True,
+    ) -> list[tuple[Self, str]]:
+        """Return the model calls with the names of their agents, those that only the gateway saw after the others."""
+        rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call)
+        return [(call.node, call.agent_name) for call in select_calls(self, rules)]
+
+    def match_rewards(
+        self, reward_match: RewardMatchPolicy | str, llm_calls: Sequence[Self]
+    ) -> dict[str, float | None]:
+        """Return the reward of each call by the id of its node."""
+        calls = [SelectedCall(node, "", "") for node in llm_calls]
+        earned = match_rewards(self, calls, RewardMatchPolicy(reward_match)).earned
+        return {node.id: reward_value(earned[node.id]) if node.id in earned else None for node in llm_calls}
+
+    def extract_prompt_image_urls(self, prompt_raw_content: Any) -> list[str]:
+        """Return the addresses of the images in a prompt."""
+        return image_urls(prompt_raw_content)
+
+    def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
+        """Return the triplet of one model call, without its reward. Override it to put more into a triplet.
+
+        `span` says all that is known of the call: a tracer's span with the attributes of the gateway's record. What
+        could not be read is added to `self.problems`.
+        """
+        call = read_call(span, self.problems)
+        content = read_content(span.attributes or {})
+        response: dict[str, Any] = {"token_ids": call.completion_token_ids, "raw_content": content.completion}
+        if call.logprobs_content is not None:
+            response["logprobs"] = call.logprobs_content
+        if call.logprobs is not None:
+            response["token_logprobs"] = call.logprobs
+        return Triplet(
+            prompt={
+                "token_ids": call.prompt_token_ids,
+                "raw_content": content.prompt,
+                "image_urls": self.extract_prompt_image_urls(content.prompt),
+            },
+            response=response,
+            metadata={
+                "request": content.request,
+                "response": content.response,
+                "response_id": call.response_id,
+                "agent_name": call.role or agent_name if agent_name == ANY_AGENT else agent_name,
+                **known_metadata(call, span),
+            },
+        )
+
+    def to_trajectory(
+        self,
+        *,
+        llm_call_match: str = LLM_CALL_MATCH,
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        dedup_llm_call: bool = True,
+        reward_match: RewardMatchPolicy | str = RewardMatchPolicy.FIRST_OCCURRENCE,
+        final_reward: float | None = None,
+        policy: str | None = None,
+        _skip_empty_token_spans: bool = False,
+    ) -> list[Triplet]:
+        """Return the model calls as triplets in the order in which they were made; see the module for the rules.
+
+        `final_reward` replaces the reward of the last triplet. `policy` takes the calls of one policy only.
+
+        Raises:
+            ValueError: no such `reward_match`.
+        """
+        rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call, policy)
+        match_policy = RewardMatchPolicy(reward_match)
+        calls = self.ordered_calls(rules)
+        several = len({call.branch for call in calls}) > 1
+        made: list[tuple[SelectedCall[Self], Triplet]] = []
+        for call, span in self.answered(calls):
+            triplet = self.span_to_triplet(span, call.agent_name)
+            if _skip_empty_token_spans and not (triplet.prompt["token_ids"] and triplet.response["token_ids"]):
+                self.report_empty(span)
+                continue
+            if several:
+                triplet.metadata["branch"] = call.branch
+            made.append((call, triplet))
+        earned = self.matched_rewards([call for call, _ in made], match_policy)
+        for call, triplet in made:
+            put_reward(triplet, earned.get(call.node.id))
+        triplets = [triplet for _, triplet in made]
+        if final_reward is not None and triplets:
+            triplets[-1].reward = final_reward
+        return triplets
+
+    # --- the steps of `to_trajectory`, for adapters that need no triplets --------------------------------------------
+
+    def ordered_calls(self, rules: SelectionRules) -> list[SelectedCall[Self]]:
+        """Return the selected calls in the order in which they were made.
+
+        That is the order of arrival at the gateway if it saw them all, else that of their start times.
+        """
+        calls = select_calls(self, rules)
+        if all(call.record is not None for call in calls):
+            return sorted(calls, key=lambda call: (call.sequence_id, call.start_time))
+        return sorted(calls, key=lambda call: (call.start_time, call.sequence_id))
+
+    def answered(self, calls: Sequence[SelectedCall[Self]]) -> Iterator[tuple[SelectedCall[Self], Span]]:
+        """Yield the calls that gave the agent an answer, each with all that is known of it; report the others."""
+        for call in calls:
+            span = call.span()
+            if has_failed(span):
+                self.problems.append(Problem("failed_call", span.span_id, "the call gave the agent no answer"))
+            else:
+                yield call, span
+
+    def report_empty(self, span: Span) -> None:
+        self.problems.append(Problem("empty_call", span.span_id, "the call has no token ids"))
+
+    def matched_rewards(self, calls: Sequence[SelectedCall[Self]], policy: RewardMatchPolicy) -> dict[str, Span]:
+        """Return the span of the reward of each rewarded call by the id of its node; report rewards without a call."""
+        matches = match_rewards(self, calls, policy)
+        for span in matches.lost:
+            self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
+        for node in self.walk():
+            if is_unusable_reward(node.span):
+                self.problems.append(Problem("bad_reward", node.id, "the reward is no finite number"))
+        return matches.earned
+
+
+def known_metadata(call: CallReading, span: Span) -> dict[str, Any]:
+    """Return what is known of a call beyond the fields that every triplet has."""
+    known = {
+        "call_id": call.call_id or (span.span_id if call.response_id is None else None),
+        "finish_reason": call.finish_reason,
+        "weight_version": call.weight_version,
+        "policy": call.policy,
+        "state": call.state if call.call_id is not None and call.state != "ok" else None,
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def put_reward(triplet: Triplet, span: Span | None) -> None:
+    if span is None:
+        return
+    triplet.reward = reward_value(span)
+    dimensions = reward_dimensions(span)
+    if len(dimensions) > 1:
+        triplet.metadata["rewards"] = dimensions
+
+
+def _around(id: str, name: str, children: Sequence[SpanNode]) -> Span:
+    """Return a span made up to stand above others. The root spans from the first root's start to the last one's end."""
+    first = children[0].span
+    if id == VIRTUAL_ROOT:
+        start, end = first.start_time, children[-1].end_time
+    else:
+        start = min((child.start_time for child in children if child.start_time is not None), default=None)
+        end = max((child.end_time for child in children if child.end_time is not None), default=None)
+    return Span.from_attributes(
+        attributes={},
+        rollout_id=first.rollout_id,
+        attempt_id=first.attempt_id,
+        sequence_id=first.sequence_id,
+        name=name,
+        trace_id=first.trace_id,
+        span_id=id,
+        start_time=start,
+        end_time=end,
+    )

@@ -1,0 +1,5 @@
+from . import base as base, decorator as decorator, fast as fast, grpo as grpo, utils as utils
+from agentlightning.algorithm.base import Algorithm as Algorithm
+from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
+from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
+from agentlightning.algorithm.grpo import GRPO as GRPO

@@ -1,0 +1,48 @@
+"""Imports torch and transformers, or names the command that installs them; bounds their threads and terminal output.
+
+`grpo.py` imports this module before every other one that needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from agentlightning.errors import MissingExtraError
+
+try:
+    import torch
+    from transformers.utils import logging as transformers_logging
+except ModuleNotFoundError as error:
+    raise MissingExtraError("agl.GRPO", "grpo", error.name or "torch") from error
+
+SMALL_MODEL_PARAMETERS: Final = 10_000_000
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Let torch compute in the calling thread alone.
+
+    The operations of a small model are too short to share: a second thread wins nothing on idle cores, and on busy ones
+    each operation waits for it (the warm start of the demo took 50 s with one thread and 140 s with two, beside one
+    other process on two cores).
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def no_progress_bar() -> Generator[None]:
+    """Keep transformers from drawing bars while it loads and saves, and leave its setting as it was."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,77 @@
+"""Serve a few routes until a signal ends it, behind the doors that every server of ours has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentlightning.cli.support.output import say
+from agentlightning.cli.support.serving import end_of_process
+from agentlightning.errors import AgentLightningError
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Scope, check_bind, server_token
+from agentlightning.utils.http.errors import describe_error
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+
+HEALTH_PATH = "/health"
+
+
+def app_with_doors(routes: Sequence[Route], host: str, open_paths: Sequence[str] = ()) -> ASGIApp:
+    """Return an app of the routes and `/health`, which asks for the token everywhere but there and at `open_paths`.
+
+    Raises:
+        RuntimeError: `host` is beyond loopback and there is no token.
+    """
+    token = server_token()
+    check_bind(host, token)
+    free = {HEALTH_PATH, *open_paths}
+
+    def is_open(scope: Scope) -> bool:
+        return scope["path"] in free
+
+    handlers: Any = {AgentLightningError: _on_error}
+    app: ASGIApp = Starlette(
+        routes=[*routes, Route(HEALTH_PATH, _health, methods=["GET"])], exception_handlers=handlers
+    )
+    if token is not None:
+        app = BearerAuth(app, token, is_open)
+    return HostDoor(app, AllowedHosts.of(host, host, None), same_origin=token is None)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    reply = describe_error(error, f"{request.method} {request.url.path[:200]!a}")
+    return Response(reply.body, reply.status, {name.decode(): value.decode() for name, value in reply.headers})
+
+
+async def _health(request: Request) -> JSONResponse:
+    return JSONResponse({"status": "ok"})
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerator[str]:
+    """Serve for the body; gives the address to tell others."""
+    server = PythonServerLauncher(app, args)
+    server.bind()
+    await server.start()
+    try:
+        yield server.access_endpoint
+    finally:
+        await server.stop()
+
+
+async def serve_until_signal(
+    app: ASGIApp, args: PythonServerLauncherArgs, tell: Callable[[str], Sequence[str]]
+) -> None:
+    """Serve until SIGINT or SIGTERM; `tell` gives the lines to print for an address."""
+    end = end_of_process()
+    async with serving(app, args) as endpoint:
+        for line in tell(endpoint):
+            say(line)
+        await asyncio.wait([end])

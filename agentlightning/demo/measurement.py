@@ -1,0 +1,91 @@
+"""Runs the demo's agent on a model in this process, to measure the warm start in a fraction of a second.
+
+The result is that of `agent.calc_agent` through a server (a test compares them), for many tasks at a time. Training and
+the figures of the report do not use it: they go through the whole production path.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
+from agentlightning.algorithm.grpo.engine.decoder import Completion, Decoder, generate
+from agentlightning.demo.agent import is_right
+from agentlightning.demo.calculator import TOOLS, run_tool
+from agentlightning.demo.settings import MAX_NEW_TOKENS, MAX_TURNS
+from agentlightning.demo.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a policy did on some tasks.
+
+    Attributes:
+        accuracy: share of the tasks answered right.
+        tool_use: share of the tasks where it called the tool.
+        accuracy_with_tool: share answered right of those; 0 without any.
+    """
+
+    accuracy: float
+    tool_use: float
+    accuracy_with_tool: float
+
+
+@dataclass(slots=True)
+class _Episode:
+    task: Task
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    turns: int = 0
+    right: bool = False
+    over: bool = False
+
+
+def measure(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[Task],
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> Measured:
+    """Run each task once and return the shares of right answers and of tool use."""
+    episodes = [_Episode(task, [{"role": "user", "content": task["question"]}]) for task in tasks]
+    decoder = Decoder(model, [tokenizer.eos_token_id])
+    chat_format = ChatFormat(tokenizer)
+    seeds = random.Random(seed)
+    for _ in range(MAX_TURNS):
+        open_episodes = [episode for episode in episodes if not episode.over]
+        completions = [
+            Completion(
+                chat_format.prompt_ids(episode.messages, TOOLS), MAX_NEW_TOKENS, temperature, seed=seeds.getrandbits(63)
+            )
+            for episode in open_episodes
+        ]
+        generate(decoder, completions)
+        for episode, completion in zip(open_episodes, completions, strict=True):
+            _take_turn(episode, completion, chat_format)
+    used_tool = [episode for episode in episodes if episode.turns > 1]
+    return Measured(
+        accuracy=sum(episode.right for episode in episodes) / len(episodes),
+        tool_use=len(used_tool) / len(episodes),
+        accuracy_with_tool=sum(episode.right for episode in used_tool) / max(1, len(used_tool)),
+    )
+
+
+def _take_turn(episode: _Episode, completion: Completion, chat_format: ChatFormat) -> None:
+    ended = completion.finish_reason == "stop"
+    reply = chat_format.reply(completion.token_ids[:-1] if ended else completion.token_ids, with_tools=True)
+    message = message_body(reply)
+    episode.turns += 1
+    episode.messages.append(message)
+    if not reply.tool_calls:
+        episode.over = True
+        episode.right = is_right(reply.content or "", episode.task["answer"])
+    for call in message.get("tool_calls", ()):
+        result = run_tool(call["function"]["name"], call["function"]["arguments"])
+        episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})

@@ -1,0 +1,135 @@
+"""A process between a runner and its parent, which ends what the runner leaves behind, however the runner ended.
+
+What an agent starts may leave its group, its session and its parent. On Linux it cannot leave its subreaper: the
+nearest ancestor that has asked for orphans gets them. The runner is not that process itself, since it would have to
+wait for children that it does not know, and would be gone when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import threading
+import warnings
+from types import FrameType
+from typing import NoReturn
+
+from agentlightning.utils.descendants import (
+    TERMINATE_SECONDS,
+    adopt_orphans,
+    end_descendants,
+    killed_with_parent,
+    pidfd_of,
+    reap_children,
+)
+
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
+_HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bool:
+    """Go on in a new process, which is killed with this one; this one becomes its subreaper and never returns.
+
+    The subreaper ends when the new process does, in the same way, and kills it when `parent_pid` ends. SIGTERM is
+    passed on. False, in the same process, where the system cannot do it, and where a fork would lose something: the
+    import of the user's program in a spawned process has started threads, or uses an accelerator.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1 or uses_accelerator():
+        return False
+    parent = pidfd_of(parent_pid)
+    if parent is None:
+        return False
+    if not adopt_orphans():
+        os.close(parent)
+        return False
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    subreaper = os.getpid()
+    with warnings.catch_warnings():  # threads stay with the subreaper, which uses nothing that they may hold
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        _Subreaper(child, parent, parents_folder).serve()
+    os.close(parent)
+    killed_with_parent(subreaper)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return True
+
+
+def uses_accelerator() -> bool:
+    """True if this process has opened one: its driver does not survive a fork. Linux only; elsewhere False."""
+    if sys.platform != "linux":
+        return False
+    targets: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
+    return any(target.startswith(_ACCELERATORS) for target in targets)
+
+
+class _Subreaper:
+    def __init__(self, child: int, parent: int, parents_folder: str | None) -> None:
+        self._child = child
+        self._parent = parent
+        self._parents_folder = parents_folder
+        self._status: int | None = None
+
+    def serve(self) -> NoReturn:
+        """Wait for the child or its parent to end, end all that is left, and end as the child did."""
+        try:
+            ended = os.pidfd_open(self._child)
+            _close_all_but(self._parent, ended)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole group
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, self._pass_on)
+            signal.signal(signal.SIGCHLD, self._reap)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+            orphaned = self._parent in _readable(self._parent, ended)
+            if orphaned:
+                self._pass_on(signal.SIGKILL)
+            end_descendants(os.getpid(), grace=0.0 if orphaned else TERMINATE_SECONDS, reap=True)
+            if orphaned and self._parents_folder is not None:
+                shutil.rmtree(self._parents_folder, ignore_errors=True)
+            self._reap()
+        finally:
+            _end_with(self._status)
+
+    def _pass_on(self, signum: int, _frame: FrameType | None = None) -> None:
+        if self._status is None:
+            os.kill(self._child, signum)
+
+    def _reap(self, _signum: int = signal.SIGCHLD, _frame: FrameType | None = None) -> None:
+        self._status = reap_children().get(self._child, self._status)
+
+
+def _readable(*fds: int) -> set[int]:
+    """Wait until one of them can be read, and return those that can."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll()}
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close what was inherited, so that nobody waits in vain for the end of a pipe; the standard streams stay."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:  # the descriptor of the listing itself
+                continue
+
+
+def _end_with(status: int | None) -> NoReturn:
+    """End with the exit code, or by the signal, of another process; without running anything else."""
+    code = 1 if status is None else os.waitstatus_to_exitcode(status)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,1 @@
+"""Runners as Ray actors."""

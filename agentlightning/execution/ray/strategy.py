@@ -1,0 +1,223 @@
+"""`ray`: the algorithm with its store server in this process, every runner as an actor of a Ray cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from typing_extensions import override
+
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
+from agentlightning.errors import RunnerDiedError
+from agentlightning.execution.address import DEFAULT_PORT, Address
+from agentlightning.execution.base import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    RunnerBundle,
+    check_choice,
+    check_count,
+    check_port,
+    check_seconds,
+    open_work_counter,
+)
+from agentlightning.execution.processes.dead_workers import EndAttempts
+from agentlightning.execution.processes.team import ProcessTeam
+from agentlightning.execution.ray.cluster import Cluster, check_installed, joined, sent
+from agentlightning.execution.ray.team import AskingEvent, RayActors
+from agentlightning.execution.run.roles import (
+    HASTY_TELL_SECONDS,
+    TELL_SECONDS,
+    OpenedRun,
+    RunnerTask,
+    algorithm_watchers,
+    own_connection,
+    run_ends,
+    served,
+)
+from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
+from agentlightning.execution.run.supervisor import Patience, Supervision
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import run
+from agentlightning.utils.http.auth import server_token
+
+if TYPE_CHECKING:
+    from agentlightning.store.client_server import LightningStoreServer
+
+INTERRUPTED = Patience(ask=1.0, interrupt=1.0, terminate=0.5)
+"""Ctrl+C has five seconds in all; a cluster of our own takes up to two of them to end."""
+_TOKEN = LightningEnvVar.AGL_TOKEN.value
+
+
+class RayExecutionStrategy(ExecutionStrategy):
+    """Runs every runner as a Ray actor, and the algorithm beside a store server in this process.
+
+    Args:
+        n_runners: number of actors.
+        address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for one of its own on this machine.
+            None is `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
+        num_cpus: of each runner. Ray counts them and does not enforce them; a fraction is allowed.
+        num_gpus: of each runner.
+        resources: custom resources of each runner, for example `{"browser": 1}`.
+        runtime_env: of each actor: `pip`, `working_dir`, `env_vars`, ... as Ray takes it. Ray shows it to whoever may
+            see the cluster: no secrets.
+        max_runner_restarts: how often each runner may be restarted after it died.
+        start_timeout: seconds that Ray has to find a place for a runner.
+        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a cluster of its own,
+            else the address by which Ray knows this machine, which needs `AGL_TOKEN`.
+        server_port: None reads `AGL_SERVER_PORT`; by default 4747, or a free one if that is in use.
+        connect_host: address for the runners where it differs from `server_host`.
+        graceful_timeout: seconds between the stop event and the cancellation of the runners, at an ordinary end.
+        terminate_timeout: seconds after the cancellation, and after the end of the actors.
+        managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
+            hands the given store to both sides as it is.
+        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
+        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
+
+    Raises:
+        ValueError, TypeError: a setting is out of range; names it.
+        MissingExtraError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        address: str | None = None,
+        *,
+        num_cpus: float = 1.0,
+        num_gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        max_runner_restarts: int = 3,
+        start_timeout: float = 60.0,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        connect_host: str | None = None,
+        graceful_timeout: float = 10.0,
+        terminate_timeout: float = 10.0,
+        managed_store: bool | None = None,
+        stall_timeout: float | None = DEFAULT_SECONDS,
+        on_stall: OnStall = "report",
+    ) -> None:
+        self.n_runners = check_count("n_runners", n_runners)
+        self.address = address
+        self.num_cpus = _check_amount("num_cpus", num_cpus)
+        self.num_gpus = _check_amount("num_gpus", num_gpus)
+        self.resources = _check_resources(resources)
+        self.runtime_env = _check_runtime_env(runtime_env)
+        self.max_runner_restarts = check_count("max_runner_restarts", max_runner_restarts, minimum=0)
+        self.start_timeout = check_seconds("start_timeout", start_timeout)
+        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host)
+        port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port)
+        self.server_port = None if port is None else check_port("server_port", port)
+        self.connect_host = connect_host
+        self.graceful_timeout = check_seconds("graceful_timeout", graceful_timeout)
+        self.terminate_timeout = check_seconds("terminate_timeout", terminate_timeout)
+        self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
+        self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
+        self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
+        check_installed()
+
+    @override
+    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
+        self.interrupted = False
+        with joined(self.address, self.n_runners * self.num_cpus) as cluster:
+            server, task = None, RunnerTask(runner, None, store)
+            if self.managed_store:
+                address = self._address(cluster)
+                server = address.bound_server(store)
+                task = RunnerTask(runner, address.at(server.server_launcher.port).url, None)
+            actors = RayActors(
+                ray=cluster.ray,
+                task=sent(cluster.ray, task),
+                options=self._options(),
+                token=server_token(),
+                start_timeout=self.start_timeout,
+            )
+            event = AskingEvent(actors.ask)
+            team = ActorTeam(actors, self.n_runners, event, max_restarts=self.max_runner_restarts)
+            try:
+                return run(lambda interrupts: self._conduct(algorithm, store, server, team, interrupts))
+            finally:
+                event.set()
+                actors.close()
+
+    async def _conduct(
+        self,
+        algorithm: AlgorithmBundle,
+        store: LightningStore,
+        server: LightningStoreServer | None,
+        team: ProcessTeam,
+        interrupts: Interrupts,
+    ) -> Any:
+        async with own_connection(server or store) as connection:
+            opened_run = OpenedRun(algorithm)
+            if server is not None:
+                await opened_run.open(connection)
+            stall = StallPolicy(self.stall_timeout, self.on_stall)
+            supervision = Supervision(
+                team=team,
+                event=team.event,
+                interrupts=interrupts,
+                patience=Patience(self.graceful_timeout, *[self.terminate_timeout] * 3),
+                hasty=INTERRUPTED,
+                count_open_work=open_work_counter(algorithm, connection),
+                watchers=algorithm_watchers(opened_run, connection, team.event, stall),
+            )
+            team.settle = EndAttempts(connection)
+            async with served(server):
+                team.start()
+                try:
+                    return await supervision.conduct(opened_run(connection, team.event))
+                finally:
+                    self.interrupted = supervision.interrupted
+                    await run_ends(algorithm, connection, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
+
+    def _address(self, cluster: Cluster) -> Address:
+        port = DEFAULT_PORT if self.server_port is None else self.server_port
+        return Address(self.server_host or cluster.host, port, self.server_port is None, self.connect_host)
+
+    def _options(self) -> dict[str, Any]:
+        """Return what each actor asks of Ray."""
+        asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        further = {"resources": self.resources, "runtime_env": self.runtime_env}
+        return asked | {name: value for name, value in further.items() if value}
+
+
+class ActorTeam(ProcessTeam):
+    """A `Team` of Ray actors, with the restarts and the ending of a team of processes."""
+
+    @override
+    def _died(self) -> Exception:
+        causes = "\n".join(exit_.explain() for exit_ in self._failed)
+        spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
+        text = "Ray actors failed"
+        if spent:
+            text += f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})"
+        return RunnerDiedError(f"{text}: {causes}")
+
+
+def _check_amount(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number; got {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number, 0 or more; got {value}")
+    return value
+
+
+def _check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
+    for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        if resources and name in resources:
+            raise ValueError(f"resources holds custom resources; {name!r} is the setting {setting}")
+    return {name: _check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
+
+
+def _check_runtime_env(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(runtime_env or {})
+    if _TOKEN in given.get("env_vars", {}):
+        raise ValueError(
+            f"runtime_env['env_vars'] holds {_TOKEN}, and Ray would show it: set it where this process runs, "
+            "and every runner is given it"
+        )
+    return given

@@ -1,0 +1,231 @@
+"""Runners as Ray actors, with the same calls as `ChildProcesses`: they live and end by the rules of processes.
+
+A `ProcessTeam` drives it. A signal stands for a call: SIGINT cancels the runner's task, SIGTERM and SIGKILL end the
+actor's process. Ray answers on threads of its own; what they bring is queued, and judged by the loop of the team.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.processes.children import ChildExit, name_of
+from agentlightning.execution.ray.actor import RunnerActor
+from agentlightning.runner.base import worker_label
+
+logger = logging.getLogger(__name__)
+
+ACTOR_THREADS = 4
+"""One to serve, the others for the calls that come meanwhile."""
+DEATH_CHARACTERS = 1000
+
+
+class AskingEvent(ThreadingEvent):
+    """A stop event that also calls `tell` when it is set for the first time."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    @override
+    def set(self) -> None:
+        first = not self.is_set()
+        super().set()
+        if first:
+            self._tell()
+
+
+@dataclass(frozen=True)
+class ActorExit(ChildExit):
+    """How an actor ended. Its exit code is made up: 0 it returned, 1 it raised, None it died by itself."""
+
+    place: str | None = None
+    """Process and host; None if it never ran."""
+    death: str | None = None
+    """What Ray says of an actor that died, or why there was never one."""
+
+    @property
+    @override
+    def worker_id(self) -> str | None:
+        """The label of its worker in the store; None if it never ran."""
+        if self.place is None:
+            return None
+        _, pid, _, host = self.place.split(" ", 3)  # as `RunnerActor.location` says it
+        return worker_label(host, int(pid), self.index)
+
+    @override
+    def describe(self) -> str:
+        """Return the name with where it ran and how it ended."""
+        end = "the actor died" if self.exitcode is None else f"exitcode={self.exitcode}"
+        return f"{self.name} ({self.place}, {end})" if self.place else f"{self.name} (never ran)"
+
+    @override
+    def may_restart(self) -> bool:
+        """True if starting it again could help: not where there was no place for it."""
+        return self.place is not None and (self.report is None or self.report.restart_helps)
+
+    @override
+    def explain(self) -> str:
+        """Return `describe` and what is known of the cause."""
+        return super().explain() if self.death is None else f"{self.describe()}: {self.death}"
+
+
+@dataclass
+class _Actor:
+    index: int
+    handle: Any
+    timer: threading.Timer
+    place: str | None = None
+    killed: int | None = None
+    """The signal that stood for its end."""
+
+
+@dataclass
+class RayActors:
+    """Runners as actors, by index. Owned by the loop of its team, but for `ask`, which any thread may call."""
+
+    ray: Any
+    """The module."""
+    task: Any
+    """A reference to the pickled `ChildTask` that each of them runs."""
+    options: dict[str, Any]
+    """What each actor asks of Ray: `num_cpus`, `resources`, ..."""
+    token: str | None
+    start_timeout: float
+    prefix: str = "runner-"
+    look_seconds: float | None = field(default=None, init=False)
+    """Nothing has to be looked for: Ray brings the news."""
+    _actors: dict[int, _Actor] = field(default_factory=dict[int, _Actor], init=False)
+
+    def __post_init__(self) -> None:
+        self._news: queue.SimpleQueue[tuple[_Actor, str, Future[Any]]] = queue.SimpleQueue()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._factory = self.ray.remote(RunnerActor)
+
+    def start(self, index: int) -> None:
+        """Have Ray start actor `index` somewhere. Returns at once; Ray places it later."""
+        name = name_of(self.prefix, index)
+        options = {"max_concurrency": ACTOR_THREADS, "max_restarts": 0, **self.options}
+        handle = self._factory.options(**options).remote(self.task, index, name, self.token)
+        late: Future[Any] = Future()
+        timer = threading.Timer(self.start_timeout, late.set_result, [None])
+        timer.daemon = True
+        actor = self._actors[index] = _Actor(index, handle, timer)
+        self._report(actor, "placed", handle.location.remote().future())
+        self._report(actor, "late", late)
+        timer.start()
+
+    def filenos(self) -> list[int]:
+        """What to wait for."""
+        return [self._reader.fileno()]
+
+    def collect(self) -> list[ChildExit]:
+        """Return those actors that have ended, each once."""
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                continue
+        exits: list[ChildExit] = []
+        while not self._news.empty():
+            actor, kind, future = self._news.get()
+            if self._actors.get(actor.index) is not actor:
+                continue  # buried already
+            if kind == "placed" and future.exception() is None:
+                self._set_to_work(actor, future.result())
+            elif kind != "late":
+                exits.append(self._reap(actor, future))
+            elif actor.place is None:
+                exits.append(self._give_up(actor))
+        return exits
+
+    def ask(self) -> None:
+        """Tell every actor to stop. One that waits for a place is not started any more."""
+        for actor in list(self._actors.values()):
+            if actor.place is not None:
+                actor.handle.ask.remote()
+            else:
+                self._kill(actor, 0)
+
+    def signal(self, index: int, signum: int) -> None:
+        """Do to an actor what the signal would do to a process."""
+        actor = self._actors.get(index)
+        if actor is None:
+            return
+        if signum == signal.SIGINT:
+            actor.handle.interrupt.remote()
+        else:
+            self._kill(actor, signum)
+
+    def close(self) -> None:
+        """Kill what is left. May be called twice."""
+        for actor in self._actors.values():
+            actor.timer.cancel()
+            self._kill(actor, signal.SIGKILL)
+        self._actors.clear()
+        self._reader.close()
+        self._writer.close()
+
+    def _report(self, actor: _Actor, kind: str, future: Future[Any]) -> None:
+        def bring(done: Future[Any]) -> None:
+            self._news.put((actor, kind, done))
+            with contextlib.suppress(OSError):  # closed: nobody asks any more
+                self._writer.send(b"!")
+
+        future.add_done_callback(bring)
+
+    def _set_to_work(self, actor: _Actor, place: str) -> None:
+        """Let it serve once it is known where: one that dies at once is told from one that never ran."""
+        actor.timer.cancel()
+        actor.place = place
+        logger.info("%s runs as %s", name_of(self.prefix, actor.index), place)
+        self._report(actor, "ended", actor.handle.serve.remote().future())
+
+    def _reap(self, actor: _Actor, future: Future[Any]) -> ActorExit:
+        actor.timer.cancel()
+        del self._actors[actor.index]
+        name, error = name_of(self.prefix, actor.index), future.exception()
+        if error is None:
+            report = future.result()
+            self._kill(actor, signal.SIGTERM)  # its process is idle, and would stay as long as the handle
+            return ActorExit(actor.index, name, 0 if report.cause is None else 1, report, place=actor.place)
+        code = None if actor.killed is None else -actor.killed
+        return ActorExit(actor.index, name, code, None, place=actor.place, death=str(error)[:DEATH_CHARACTERS])
+
+    def _give_up(self, actor: _Actor) -> ActorExit:
+        self._kill(actor, signal.SIGKILL)
+        del self._actors[actor.index]
+        asked = {name: amount for name, amount in self.options.items() if name != "runtime_env"}
+        death = (
+            f"Ray has not started it within start_timeout={self.start_timeout:g} s. Each runner asks for {asked}; "
+            f"the cluster has {_amounts(self.ray.cluster_resources())}, "
+            f"and {_amounts(self.ray.available_resources())} of it are free. "
+            "Lower n_runners or what each asks for, add nodes, or raise start_timeout if they are on their way."
+        )
+        return ActorExit(actor.index, name_of(self.prefix, actor.index), None, None, death=death)
+
+    def _kill(self, actor: _Actor, signum: int) -> None:
+        if actor.killed is None:
+            actor.killed = signum
+        try:
+            self.ray.kill(actor.handle)
+        except Exception as error:  # one that cannot be reached must not keep us from the others
+            logger.warning("Could not end %s: %s", name_of(self.prefix, actor.index), error)
+
+
+def _amounts(resources: dict[str, float]) -> dict[str, float]:
+    """Return what a runner can ask for: without the memory, and without the entries that stand for single nodes."""
+    hidden = ("node:", "memory", "object_store_memory")
+    return {name: amount for name, amount in sorted(resources.items()) if not name.startswith(hidden)}

@@ -1,0 +1,194 @@
+"""How a process that serves runners of a remote algorithm follows the run: waits for the store, hears of the end.
+
+One watch per process, beside its runners: it looks once a second whether the run is to end, logs when the store goes
+away and comes back, and gives up after a stated outage. The runners themselves only claim and report. A SIGTERM that
+the whole group of processes gets is left to the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from agentlightning.errors import BusyError, StoreUnreachableError, UnauthorizedError
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.run.stop_note import LOOK_SECONDS, RemoteRunners, StopNote, name_of_run, stop_note
+from agentlightning.execution.run.supervisor import until_set
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.concurrency.loops import within
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 2.0
+"""A store that takes longer for one look is away."""
+AWAY_LOOK_SECONDS = 0.2
+"""How often to look for one that is away."""
+REPORT_SECONDS = 5.0
+"""How often the process says that it is there."""
+LEAVE_SECONDS = 0.5
+"""How long to try to say that this process ends."""
+DEFAULT_OUTAGE_SECONDS = 60.0
+"""How long the store may be away if the runner does not say (`store_unreachable_timeout`)."""
+
+
+@dataclass
+class RunWatch:
+    """Watches a run from a process with remote runners. Owned by one event loop; `watch` is called once."""
+
+    store: LightningStore
+    where: str
+    """How messages call the store: its address."""
+    remote: RemoteRunners
+    outage_seconds: float
+    event: ExecutionEvent
+    """Set when the run is to end."""
+    heeds_old_notes: bool
+    """End on a note that was there before this process. False where the store serves one run after another under the
+    same name, so that an old note says nothing of the next run."""
+    _baseline: StopNote | None = field(default=None, init=False)
+    _met: bool = field(default=False, init=False)
+    _away_since: float | None = field(default=None, init=False)
+    _reported: float = field(default=float("-inf"), init=False)
+
+    async def watch(self) -> None:
+        """Return when the run is to end, with the event set, or when the store cannot tell.
+
+        Raises:
+            StoreUnreachableError: the store was away for `outage_seconds`, from the start or later.
+            UnauthorizedError: it refuses the token.
+        """
+        while not self.event.is_set():
+            began = time.monotonic()
+            try:
+                note = await within(ANSWER_SECONDS, self._look())
+            except UnauthorizedError:
+                raise
+            except NotImplementedError:  # a store of the user's that keeps no workers: nothing can be told through it
+                return
+            except BusyError:
+                note = None
+            except (TimeoutError, OSError) as error:
+                self._note_away(began, error)
+                note = None
+            else:
+                self._note_answer()
+            if note is not None:
+                logger.info("Told of the end of %s: %s", name_of_run(self.remote.run_id), note.reason)
+                self.event.set()
+                return
+            await asyncio.sleep(LOOK_SECONDS if self._away_since is None else AWAY_LOOK_SECONDS)
+
+    async def leave(self) -> None:
+        """Say that this process ends, so that the end of the run does not wait for it. Never raises."""
+        if self._met and self._away_since is None:
+            try:
+                await within(LEAVE_SECONDS, self.remote.report(self.store, told=True))
+            except Exception as error:  # the end of the run waits a little longer
+                logger.debug("Could not say that this process ends: %s", error)
+
+    async def _look(self) -> StopNote | None:
+        note = await stop_note(self.store, self.remote.run_id)
+        if not self._met and not self.heeds_old_notes:
+            self._baseline = note
+        self._met = True
+        if note is not None and note != self._baseline:
+            await self.remote.report(self.store, told=True)
+            return note
+        if time.monotonic() - self._reported >= REPORT_SECONDS:
+            await self.remote.report(self.store)
+            self._reported = time.monotonic()
+        return None
+
+    def _note_away(self, began: float, error: BaseException) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = began
+            state = "does not answer any more" if self._met else "does not answer yet"
+            logger.warning("The store at %s %s; waiting up to %g s", self.where, state, self.outage_seconds)
+        if now - self._away_since >= self.outage_seconds:
+            raise StoreUnreachableError(
+                f"No answer from the store at {self.where} for {now - self._away_since:.0f} s "
+                f"(store_unreachable_timeout={self.outage_seconds:g}; last: {type(error).__name__}: {error}). "
+                "Is the algorithm running there, and may this machine reach the port?"
+            ) from error
+
+    def _note_answer(self) -> None:
+        if self._away_since is not None:
+            seconds = time.monotonic() - self._away_since
+            logger.warning("The store at %s answers after %.0f s", self.where, seconds)
+            self._away_since = None
+            self._reported = float("-inf")  # a store that was started anew may know nothing of this process
+
+
+async def until_known(remote: RemoteRunners, store: LightningStore, event: ExecutionEvent) -> None:
+    """Return once the watch of `remote`, here or in the parent, has met the store, or the event is set."""
+    while not event.is_set():
+        try:
+            if await within(ANSWER_SECONDS, remote.is_known(store)):
+                return
+        except NotImplementedError:
+            return
+        except (TimeoutError, OSError):  # the watch tells, and has the limit
+            pass
+        await asyncio.sleep(AWAY_LOOK_SECONDS / 2)
+
+
+async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent, is_open: ExecutionEvent) -> None:
+    """Set the event once a note says that the run of this process is to end; a store that is away is ignored.
+
+    The algorithm opens its run as its first step, and a note from before that says nothing.
+    """
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if not is_open.is_set():
+            continue
+        try:
+            note = await stop_note(store, run_id)
+        except NotImplementedError:  # a store of the user's that keeps no workers
+            return
+        except Exception as error:  # whoever works with the store meets the same, and has a say in it
+            logger.debug("Could not look whether %s is to end: %s", name_of_run(run_id), error)
+            continue
+        if note is not None:
+            logger.warning("Ending %s: %s", name_of_run(run_id), note.reason)
+            event.set()
+            return
+
+
+PARENT_SECONDS = 1.0
+"""How long the parent, which gets the same signal, may take to set the event."""
+
+
+@contextlib.contextmanager
+def term_left_to_parent(event: ExecutionEvent) -> Generator[None]:
+    """Let SIGTERM end this child process only if the event is not set within a second; in no child, do nothing.
+
+    Whoever takes a machine away signals every process of a service. The parent answers by setting the event, and
+    ends by force what does not heed it.
+    """
+    if multiprocessing.parent_process() is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    decisions: set[asyncio.Task[None]] = set()
+
+    async def decide() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until_set(event, 0.02), PARENT_SECONDS)
+        if not event.is_set():
+            loop.remove_signal_handler(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_signal_handler(signal.SIGTERM, lambda: decisions.add(loop.create_task(decide())))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        for task in decisions:
+            task.cancel()

@@ -1,0 +1,188 @@
+"""Stall detector: a run in which nothing moves reports it, once, with what each part waits for.
+
+Progress is any change of a rollout of the run (a claim, a span, an end). While no rollout is open, an algorithm that
+computes is progress as well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentlightning.execution.base import AlgorithmBundle, StalledError, open_work_counter, view_of
+from agentlightning.semconv import CONTROL_PREFIX
+from agentlightning.store.base import QUEUING, RUNNING, LightningStore
+from agentlightning.types import AttemptedRollout, Rollout, Worker
+from agentlightning.utils.concurrency.where_blocked import task_stack, thread_stack
+
+logger = logging.getLogger(__name__)
+
+OnStall = Literal["report", "raise"]
+
+DEFAULT_SECONDS = 300.0
+COMPUTING_SHARE = 0.2
+"""A process that uses more of a core than this computes; one that waits uses next to nothing."""
+
+
+@dataclass(frozen=True)
+class StallPolicy:
+    """When a run counts as stalled, and what follows."""
+
+    seconds: float | None = DEFAULT_SECONDS
+    """None is never."""
+    on_stall: OnStall = "report"
+
+    def look_seconds(self) -> float:
+        """How often to look."""
+        return min(5.0, max(0.05, (self.seconds or 0.0) / 10))
+
+
+@dataclass
+class StallDetector:
+    """Watches one run, in the process of its algorithm. Owned by the loop that supervises the run."""
+
+    policy: StallPolicy
+    algorithm: AlgorithmBundle
+    store: LightningStore
+    position: Callable[[], list[str]] | None = None
+    """Where the algorithm stands, if it is no task of this loop."""
+    _cursor: str | None = field(default=None, init=False)
+    _moved: float = field(default=0.0, init=False)
+    _cpu: float = field(default=0.0, init=False)
+    _looked: float = field(default=0.0, init=False)
+
+    async def watch(self) -> None:
+        """Report each stall once. Return only when the store cannot tell what changes.
+
+        Raises:
+            StalledError: the run stalls, and the policy is `raise`.
+        """
+        if self.policy.seconds is None:
+            return
+        view, run_id = view_of(self.algorithm, self.store), getattr(self.algorithm, "run_id", None)
+        count_open_work = open_work_counter(self.algorithm, self.store)
+        reported = False
+        self._moved = self._looked = time.monotonic()
+        while True:
+            try:
+                if await self._has_moved(view, run_id) or (self._computes() and not await count_open_work()):
+                    self._moved, reported = time.monotonic(), False
+                elif not reported and time.monotonic() - self._moved >= self.policy.seconds:
+                    reported = True
+                    await self._report(view, run_id)
+            except NotImplementedError:
+                logger.warning("%s cannot tell what changes: a stall will not be noticed", type(self.store).__name__)
+                return
+            except OSError as error:  # those who use a store that is away report it
+                logger.debug("Could not look for progress: %s", error)
+            await asyncio.sleep(self.policy.look_seconds())
+
+    async def _has_moved(self, view: LightningStore, run_id: str | None) -> bool:
+        if self._cursor is not None:
+            page = await view.query_events(after=self._cursor, limit=1, run_id=run_id)
+            if not page.events:
+                return False
+        self._cursor = (await view.query_events(limit=1, run_id=run_id)).cursor
+        return True
+
+    def _computes(self) -> bool:
+        """True if this process has computed since the last look."""
+        cpu, now = time.process_time(), time.monotonic()
+        share = (cpu - self._cpu) / max(now - self._looked, 1e-9)
+        self._cpu, self._looked = cpu, now
+        return share > COMPUTING_SHARE
+
+    async def _report(self, view: LightningStore, run_id: str | None) -> None:
+        proxy: Any = getattr(self.algorithm, "llm_proxy", None)
+        report = await stall_report(
+            view,
+            run_id,
+            algorithm=self.position() if self.position else self._algorithm_stack(),
+            gateway=proxy.stats() if proxy is not None else None,
+        )
+        text = f"No progress for {self.policy.seconds:g} s (stall_timeout). What each part waits for:\n{report}"
+        if self.policy.on_stall == "raise":
+            raise StalledError(text)
+        logger.warning("%s", text)
+
+    def _algorithm_stack(self) -> list[str]:
+        """Where the algorithm stands: its thread if it is synchronous, else its task."""
+        task = next((task for task in asyncio.all_tasks() if task.get_name() == "algorithm"), None)
+        return thread_stack("algorithm") or (task_stack(task) if task is not None else [])
+
+
+SHOWN = 20
+"""Rollouts and workers that are listed; of the rest only the number."""
+_LOOKED_BACK = 200
+"""Ended rollouts among which the last one of each worker is looked for."""
+
+
+async def stall_report(
+    store: LightningStore, run_id: str | None, *, algorithm: Sequence[str], gateway: dict[str, Any] | None
+) -> str:
+    """Return the lines for the queue, each runner, the gateway and the algorithm.
+
+    `store` is the run's view; `algorithm` the lines at which it waits; `gateway` its counters, None if it is not in
+    use.
+    """
+    now = time.time()
+    lines = [f"  queue: {await _queue(store, now)}"]
+    lines += [f"  {line}" for line in await _runners(store, run_id, now)]
+    lines.append(f"  gateway: {_gateway(gateway)}")
+    lines.append(f"  algorithm: {' > '.join(algorithm) if algorithm else 'its place is not known'}")
+    return "\n".join(lines)
+
+
+async def _queue(store: LightningStore, now: float) -> str:
+    page = await store.query_rollouts(status_in=sorted(QUEUING), sort_by="start_time", limit=1)
+    if not page.total:
+        return "empty"
+    oldest = page.items[0]
+    if oldest.not_before is not None and oldest.not_before > now:
+        return f"{page.total} rollout(s); {oldest.rollout_id} may be claimed in {oldest.not_before - now:.0f} s"
+    age = now - oldest.start_time
+    return f"{page.total} rollout(s) that nobody claims, the oldest {oldest.rollout_id} for {age:.0f} s"
+
+
+async def _runners(store: LightningStore, run_id: str | None, now: float) -> list[str]:
+    workers = [w for w in await store.query_workers() if not w.worker_id.startswith(CONTROL_PREFIX)]
+    mine = [worker for worker in workers if worker.run_id == run_id]
+    if not mine:
+        return ["runners: none has ever asked for work of this run"]
+    running = await store.query_rollouts(status_in=sorted(RUNNING), sort_by="start_time", limit=_LOOKED_BACK)
+    ended = await store.query_rollouts(sort_by="end_time", sort_order="desc", limit=_LOOKED_BACK)
+    at_work = _by_worker(list(running))
+    last = _by_worker([rollout for rollout in ended if rollout.end_time is not None])
+    lines = [_runner(worker, at_work.get(worker.worker_id), last.get(worker.worker_id), now) for worker in mine]
+    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more runners"] if len(lines) > SHOWN else [])
+
+
+def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, AttemptedRollout]:
+    """Return the first rollout of each worker."""
+    found: dict[str, AttemptedRollout] = {}
+    for rollout in rollouts:
+        if isinstance(rollout, AttemptedRollout) and rollout.attempt.worker_id is not None:
+            found.setdefault(rollout.attempt.worker_id, rollout)
+    return found
+
+
+def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRollout | None, now: float) -> str:
+    heard = max(worker.last_heartbeat_time or 0.0, worker.last_dequeue_time or 0.0)
+    sign = f"last sign of life {now - heard:.0f} s ago" if heard else "no sign of life"
+    if at_work is not None:
+        attempt = at_work.attempt
+        work = f"plays {at_work.rollout_id} (attempt {attempt.sequence_id}) for {now - attempt.start_time:.0f} s"
+    elif last is not None:
+        work = f"waits for work; its last rollout {last.rollout_id} ended {now - (last.end_time or now):.0f} s ago"
+    else:
+        work = "waits for work; it has ended no rollout"
+    return f"runner {worker.worker_id}: {work}; {sign}"
+
+
+def _gateway(stats: dict[str, Any] | None) -> str:
+    if stats is None:
+        return "not in use"
+    return f"{stats['in_flight']} call(s) at model servers, {stats['waiting']} waiting for a weight change"

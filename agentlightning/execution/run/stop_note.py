@@ -1,0 +1,124 @@
+"""Whether a run is to end, as a note in its store: what `agl run stop` writes, and every process of the run reads.
+
+The note is a row among the store's workers, with an id that begins with `CONTROL_PREFIX`: any text may be kept there,
+it is as durable as the store, and every backend and the HTTP client know it. A process that serves runners away from
+the algorithm has such a row too, so that the end of a run can wait until all of them were told. Lists of
+workers leave these rows out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from agentlightning.semconv import CONTROL_PREFIX
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Worker
+
+LOOK_SECONDS = 1.0
+"""How often a process of a run looks whether the run is to end."""
+SILENT_SECONDS = 15.0
+"""A process with remote runners that has not looked for this long is taken for gone."""
+_TELL_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class StopNote:
+    """Says that a run is to end."""
+
+    reason: str
+    stamp: float
+    """When it was written, by the clock of the store; no two notes of a run have the same."""
+
+
+async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "it was told to stop") -> StopNote:
+    """Tell every process of a run to end: its algorithm, and runners wherever they are. Again is harmless.
+
+    They look about once a second. A run is begun anew by starting its algorithm.
+    """
+    row = await store.update_worker(_note_id(run_id), {"stop": reason})
+    return StopNote(reason, row.last_heartbeat_time or 0.0)
+
+
+async def stop_note(store: LightningStore, run_id: str | None) -> StopNote | None:
+    """Return the note that ends the run; None while it may go on."""
+    row = await store.get_worker_by_id(_note_id(run_id))
+    reason = (row.heartbeat_stats or {}).get("stop") if row is not None else None
+    return None if row is None or reason is None else StopNote(str(reason), row.last_heartbeat_time or 0.0)
+
+
+async def reopen_run(store: LightningStore, run_id: str | None) -> None:
+    """Take the note back: the algorithm of the run starts (again)."""
+    if await stop_note(store, run_id) is not None:
+        await store.update_worker(_note_id(run_id), {})
+
+
+def name_of_run(run_id: str | None) -> str:
+    """Return how messages call the run."""
+    return f"run {run_id}" if run_id else "the run without a name"
+
+
+# --- processes that serve runners away from the algorithm ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RemoteRunners:
+    """A process that serves runners of a run and does not run its algorithm."""
+
+    run_id: str | None
+    name: str
+    """Unique among all machines."""
+    n_runners: int
+
+    async def report(self, store: LightningStore, *, told: bool = False) -> None:
+        """Say that this process is there and, once it knows that the run ends, that it was told."""
+        stats = {"run": self.run_id, "runners": self.n_runners, "told": told}
+        await store.update_worker(self._row_id, stats)
+
+    async def is_known(self, store: LightningStore) -> bool:
+        """True once the store knows of this process, so that the end of the run waits for it."""
+        return await store.get_worker_by_id(self._row_id) is not None
+
+    @property
+    def _row_id(self) -> str:
+        return f"{CONTROL_PREFIX}runners:{self.name}"
+
+
+async def remote_runners(store: LightningStore, run_id: str | None) -> list[Worker]:
+    """Return the rows of the processes with remote runners that a run has ever had."""
+    rows = await store.query_workers(worker_id_contains=f"{CONTROL_PREFIX}runners:")
+    return [row for row in rows if row.heartbeat_stats is not None and row.heartbeat_stats.get("run") == run_id]
+
+
+async def tell_remote_runners(
+    store: LightningStore, run_id: str | None, *, reason: str, seconds: float, all_are_away: bool
+) -> None:
+    """Tell the remote runners of a run that it ends, and wait up to `seconds` until each that is alive has taken note.
+
+    `all_are_away` says that no runner lives beside the algorithm: then every worker is remote, and a process
+    that has just come is waited for.
+    """
+    note = await stop_run(store, run_id, reason=reason)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rows = [row for row in await remote_runners(store, run_id) if _lives(row, note)]
+        told = all((row.heartbeat_stats or {}).get("told") for row in rows)
+        known = sum(int((row.heartbeat_stats or {}).get("runners", 0)) for row in rows)
+        if told and (not all_are_away or await _runners_of(store, run_id, note) <= known):
+            return
+        await asyncio.sleep(_TELL_POLL_SECONDS)
+
+
+async def _runners_of(store: LightningStore, run_id: str | None, note: StopNote) -> int:
+    """Return how many workers of the run are alive."""
+    workers = [row for row in await store.query_workers() if not row.worker_id.startswith(CONTROL_PREFIX)]
+    return sum(row.run_id == run_id and _lives(row, note) for row in workers)
+
+
+def _lives(row: Worker, note: StopNote) -> bool:
+    return note.stamp - max(row.last_heartbeat_time or 0.0, row.last_dequeue_time or 0.0) < SILENT_SECONDS
+
+
+def _note_id(run_id: str | None) -> str:
+    return f"{CONTROL_PREFIX}run:{run_id or ''}"

@@ -1,0 +1,261 @@
+"""The course of a run and of its ending, the same for threads and processes.
+
+A run ends when the algorithm is done, a bundle or a watcher fails, someone sets the stop event, every runner has ended
+while work is open, or Ctrl+C. Then algorithm and runners are asked, interrupted, terminated and killed, each step with
+a time of its own. Ctrl+C uses a shorter patience, and a second one uses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from agentlightning.execution.base import StrandedWorkError
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.utils.concurrency.interrupts import Interrupts
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+FAILURE_GRACE_SECONDS = 1.0
+"""How long an algorithm may see the stop event before it is cancelled, when a runner has failed."""
+NOTICE_SECONDS = 0.1
+"""How long a cancelled task may take to run its clean-up before its owner goes on."""
+STRANDED_POLL_SECONDS = 0.25
+"""How often a store is asked for open work once every runner has ended."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that an ending gives to each of its steps."""
+
+    ask: float
+    """After the stop event was set."""
+    interrupt: float
+    """After SIGINT, or after the cancellation of a coroutine."""
+    terminate: float = 0.0
+    """After SIGTERM; for threads, the last join."""
+    kill: float = 0.0
+    """After SIGKILL."""
+
+
+INTERRUPTED = Patience(ask=1.0, interrupt=1.5, terminate=0.5, kill=0.5)
+"""Ctrl+C has five seconds in all; the rest is for the store server and the exit."""
+
+
+class Team(Protocol):
+    """The runners of one run, wherever they are."""
+
+    async def watch(self) -> None:
+        """Return when every runner has ended in an ordinary way.
+
+        Raises:
+            Exception: a runner failed for good.
+        """
+
+    async def end(self, patience: Patience) -> None:
+        """Bring every runner to its end.
+
+        Raises:
+            RuntimeError: one of them ended in an unexpected way.
+        """
+
+    def abandon(self) -> None:
+        """Kill what can be killed, now; leave the rest behind."""
+
+
+@dataclass
+class Supervision:
+    """Supervises one run: the team of runners, and everything that may end the run."""
+
+    team: Team
+    event: ExecutionEvent
+    interrupts: Interrupts
+    patience: Patience
+    hasty: Patience
+    """The patience after Ctrl+C."""
+    poll_interval: float = 0.05
+    """How often the stop event is looked at, in seconds."""
+    count_open_work: Callable[[], Awaitable[int]] | None = None
+    """Number of rollouts that are not at an end; None leaves stranded work undetected."""
+    watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """Run beside algorithm and runners. What one raises ends the run; one that returns ends nothing."""
+    interrupted: bool = field(default=False, init=False)
+
+    async def conduct(self, algorithm: Coroutine[Any, Any, T]) -> T | None:
+        """Run the algorithm beside the team, bring both to an end, and return the algorithm's result.
+
+        The result is None when the algorithm was cancelled, by the stop event or by Ctrl+C (`interrupted`).
+        What failed first is raised; a later failure is logged.
+        """
+        algorithm_task = asyncio.create_task(algorithm, name="algorithm")
+        runners = asyncio.create_task(self._until_runners_fail(), name="runners")
+        asked = asyncio.create_task(self.interrupts.asked(), name="asked")
+        flagged = asyncio.create_task(until_set(self.event, self.poll_interval), name="flagged")
+        watched = asyncio.create_task(_until_one_fails(self.watchers), name="watched")
+        try:
+            await asyncio.wait([algorithm_task, runners, asked, flagged, watched], return_when=asyncio.FIRST_COMPLETED)
+            first = failure_of(algorithm_task) or failure_of(runners) or failure_of(watched)
+            self._note_interrupt(first)
+            self.event.set()
+            ask = self.patience.ask
+            last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first else ask)
+            self._note_interrupt(failure_of(algorithm_task))
+            return self._verdict(algorithm_task, first, last)
+        except asyncio.CancelledError:  # this process is to end: the algorithm may still clean up
+            algorithm_task.cancel()
+            await _wait([algorithm_task], self.hasty.interrupt)
+            raise
+        finally:
+            await cancel_all([algorithm_task, runners, asked, flagged, watched])
+
+    def _note_interrupt(self, failure: BaseException | None) -> None:
+        if not self.interrupted and (self.interrupts.is_asked() or isinstance(failure, KeyboardInterrupt)):
+            what = "SIGTERM" if self.interrupts.terminated else "KeyboardInterrupt"
+            logger.warning("%s received on main thread: ending the run (again: at once)", what)
+            self.interrupted = True
+
+    async def _until_runners_fail(self) -> None:
+        """Return never: raise when a runner has failed, or when nobody is left to do the work that is open."""
+        await self.team.watch()
+        while True:
+            count = await self.count_open_work() if self.count_open_work else 0
+            if count and not self.event.is_set():  # else they have ended because the run ends
+                raise StrandedWorkError(
+                    f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
+                    "Raise max_rollouts (it counts per runner) or n_runners, or give the algorithm less to do."
+                )
+            await asyncio.sleep(STRANDED_POLL_SECONDS)
+
+    async def _end(self, algorithm_task: asyncio.Task[Any], grace: float) -> BaseException | None:
+        """End algorithm and runners and return what went wrong with the team while it ended."""
+        while True:
+            patience = self.hasty if self.interrupted else self.patience
+            closing = _end_algorithm(algorithm_task, 0.0 if self.interrupted else grace, patience)
+            both = asyncio.gather(closing, self.team.end(patience), return_exceptions=True)
+            again = self.interrupts.hurried() if self.interrupted else self.interrupts.asked()
+            impatience = asyncio.create_task(again, name="impatience")
+            await asyncio.wait([both, impatience], return_when=asyncio.FIRST_COMPLETED)
+            ended = both.done()
+            await cancel_all([impatience, both])
+            if ended:
+                return next((result for result in both.result() if isinstance(result, BaseException)), None)
+            if self.interrupted:
+                logger.warning("Interrupted again: not waiting any longer")
+                self.team.abandon()
+                return None
+            self._note_interrupt(KeyboardInterrupt())
+
+    def _verdict(
+        self, algorithm_task: asyncio.Task[T], first: BaseException | None, last: BaseException | None
+    ) -> T | None:
+        failures = [error for error in (first, failure_of(algorithm_task), last) if error is not None]
+        if self.interrupted:
+            for error in failures:
+                if not isinstance(error, KeyboardInterrupt):
+                    logger.warning("The run was interrupted; besides: %s", error)
+            return None
+        for error in failures[1:]:
+            if error is not failures[0]:
+                logger.warning("The run has failed already; besides: %s", error)
+        if failures:
+            raise failures[0]
+        return algorithm_task.result() if algorithm_task.done() and not algorithm_task.cancelled() else None
+
+
+class TaskTeam:
+    """A `Team` of coroutines in this loop (some of which may stand for threads), by name."""
+
+    def __init__(self, members: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
+        self._tasks = [asyncio.create_task(work, name=name) for name, work in members.items()]
+        for task in self._tasks:  # looked at, so that no failure beside the first is reported as never retrieved
+            task.add_done_callback(failure_of)
+
+    async def watch(self) -> None:
+        """Return when all have ended; raise what the first to fail raised. Being cancelled is no failure."""
+        if not self._tasks:
+            await asyncio.Event().wait()  # no runner of ours to wait for
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = self._failure()
+        if failed is not None:
+            raise failed
+        await asyncio.wait(self._tasks)
+
+    async def end(self, patience: Patience) -> None:
+        """Wait for those that see the event, cancel the others, and leave behind what does not react."""
+        before = self._failure()
+        if await _wait(self._tasks, patience.ask):
+            logger.debug("Every runner finished by itself during grace period")
+        else:
+            logger.debug("Graceful delay elapsed: cancelling the runners")
+            self.abandon()
+            await _wait(self._tasks, patience.interrupt)
+        for task in self._tasks:
+            if not task.done():
+                logger.error("%s did not stop after cancellation; abandoning task", task.get_name())
+        failed = self._failure()
+        if failed is not None and before is None:
+            raise failed
+
+    def abandon(self) -> None:
+        """Cancel every one of them."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _failure(self) -> BaseException | None:
+        return next((e for task in self._tasks if (e := failure_of(task)) is not None), None)
+
+
+async def until_set(event: ExecutionEvent, poll_interval: float) -> None:
+    """Return once the event is set. It is polled: it may be set by another thread or process."""
+    while not event.is_set():  # noqa: ASYNC110 -- see above
+        await asyncio.sleep(poll_interval)
+
+
+def failure_of(task: asyncio.Future[Any]) -> BaseException | None:
+    """Return what the task raised; None if it runs, has returned or was cancelled."""
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what still runs and give it a moment to take notice; what refuses is left to itself."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=NOTICE_SECONDS)
+    for task in tasks:
+        failure_of(task)  # looked at, so that it is not reported as never retrieved
+
+
+async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """Run all of them beside each other; never return, but raise what the first to fail raises."""
+    tasks = [asyncio.create_task(watcher(), name="watcher") for watcher in watchers]
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+                tasks.remove(task)
+        await asyncio.Event().wait()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _end_algorithm(algorithm_task: asyncio.Task[Any], grace: float, patience: Patience) -> None:
+    if await _wait([algorithm_task], grace):
+        return
+    logger.debug("Graceful delay elapsed: cancelling the algorithm")
+    algorithm_task.cancel()
+    seconds = patience.interrupt + patience.terminate + patience.kill  # it gets no signals: one step instead of three
+    if not await _wait([algorithm_task], seconds if grace else seconds + patience.ask):
+        logger.error("%s did not stop after cancellation; abandoning task", algorithm_task.get_name())
+
+
+async def _wait(tasks: Sequence[asyncio.Task[Any]], seconds: float) -> bool:
+    """Wait up to `seconds` for all of them and return whether all are done."""
+    if not all(task.done() for task in tasks) and seconds > 0:
+        await asyncio.wait(tasks, timeout=seconds)
+    return all(task.done() for task in tasks)

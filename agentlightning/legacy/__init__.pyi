@@ -1,0 +1,4 @@
+from agentlightning.legacy.client import AgentLightningClient as AgentLightningClient
+from agentlightning.legacy.dev import DevTaskLoader as DevTaskLoader
+from agentlightning.legacy.runner import LegacyAgentRunner as LegacyAgentRunner
+from agentlightning.legacy.server import AgentLightningServer as AgentLightningServer

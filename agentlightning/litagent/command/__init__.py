@@ -1,0 +1,1 @@
+"""Agents that are programs: the command, its environment, its process group and its reward."""

@@ -1,0 +1,250 @@
+"""One run of a program: started under a keeper, fed, read within bounds, and ended whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from typing_extensions import override
+
+from agentlightning.errors import AgentLightningError
+from agentlightning.field_help import explain_fields
+from agentlightning.litagent.command.keeper import KeptProgram, start_kept
+
+DRAIN_SECONDS = 0.5
+"""How long output is still read after the program has ended, in case it left others behind that hold its pipes."""
+CANCEL_SECONDS = 0.3
+"""How long the program may take to end when the attempt is cancelled; below what a runner waits for."""
+HIDDEN = "[key]"
+
+
+class ProgramFailed(AgentLightningError, RuntimeError):
+    """The program could not be started, or ended with an exit code that says it failed."""
+
+
+class ProgramTimedOut(AgentLightningError, TimeoutError):
+    """The program ran past the time limit of its `CommandAgent`."""
+
+
+class ProgramResultError(AgentLightningError, ValueError):
+    """The program ended well and did not say its reward in the form that was agreed."""
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class ProgramOutput:
+    """What a program left behind. Of each stream the last bytes are kept, at most as many as the agent allows."""
+
+    exit_code: int
+    """Minus the number of the signal that ended it, if one did."""
+    stdout: str
+    """The end of its standard output."""
+    stderr: str
+    """The end of its standard error."""
+    seconds: float
+    """From its start to its end."""
+    dropped_bytes: int = 0
+    """Bytes of both streams that were too many to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """Bounds of one run."""
+
+    timeout_seconds: float | None
+    stop_seconds: float
+    """Between SIGTERM and SIGKILL, when the time is up."""
+    output_bytes: int
+    """Kept of each stream."""
+
+
+class Pipe(asyncio.Protocol):
+    """Our end of one stream; `ended` when it is closed, by whomever."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+    def close(self) -> None:
+        """Close it, whatever is still on its way."""
+        if self._transport is None or self.ended.is_set():
+            return
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+
+class Tail(Pipe):
+    """The last bytes of a stream, and how many went before."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._kept = bytearray()
+        self.dropped = 0
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        surplus = len(self._kept) - self._most
+        if surplus > 0:
+            del self._kept[:surplus]
+            self.dropped += surplus
+
+    def text(self) -> str:
+        """Return what was kept; a character that was cut, or is none, is replaced."""
+        return self._kept.decode("utf-8", "replace")
+
+
+class Program:
+    """One run. `run` is called once; `output` may be asked for at any time, also after a failure."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        limits: ProgramLimits,
+        secrets: Sequence[str] = (),
+        user: tuple[int, int] | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._env = dict(env)
+        self._cwd = cwd
+        self._limits = limits
+        self._secrets = secrets
+        self._user = user
+        self._stdin = Pipe()
+        self._stdout, self._stderr = Tail(limits.output_bytes), Tail(limits.output_bytes)
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._exit_code: int | None = None
+
+    def output(self) -> ProgramOutput | None:
+        """Return what the program left behind; None while it runs, or if it was never started."""
+        if self._exit_code is None:
+            return None
+        stdout, stderr = self._text_of(self._stdout), self._text_of(self._stderr)
+        dropped = self._stdout.dropped + self._stderr.dropped
+        return ProgramOutput(self._exit_code, stdout, stderr, self._seconds, dropped)
+
+    def _text_of(self, stream: Tail) -> str:
+        """Return what was kept of a stream, without the keys that the program was given."""
+        text = stream.text()
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    async def run(self, stdin: bytes | None) -> ProgramOutput:
+        """Start the program, write `stdin` and close it, and wait for its end. Cancelling kills the whole group.
+
+        Raises:
+            ProgramFailed: it cannot be started.
+            ProgramTimedOut: its time was up; the group has been ended.
+        """
+        self._check()
+        ours, theirs = _pipes(stdin is not None)
+        try:
+            program = start_kept(self._command, self._env, self._cwd or os.getcwd(), theirs, self._user)
+        except OSError as error:
+            self._close(ours)
+            text = f"The program {self._command[0]!r} cannot be started: {error.strerror or error}"
+            raise ProgramFailed(text) from error
+        grace = CANCEL_SECONDS
+        try:
+            await self._connect(ours, stdin or b"")
+            in_time = await _within(self._limits.timeout_seconds, program.exited)
+            grace = self._limits.stop_seconds
+            if not in_time:
+                raise ProgramTimedOut(
+                    f"{self._command[0]} ran past timeout_seconds={self._limits.timeout_seconds:g} and was ended"
+                )
+        finally:
+            try:
+                await _end(program, grace)
+                await _within(DRAIN_SECONDS, self._streams_end())
+            finally:
+                await program.close()
+            self._exit_code = await program.exited
+            await _within(DRAIN_SECONDS, self._streams_end())  # one that is held from outside is given up
+            self._close(ours)
+            self._seconds = round(time.monotonic() - self._began, 3)
+        output = self.output()
+        assert output is not None
+        return output
+
+    def _check(self) -> None:
+        if self._cwd is not None and not os.path.isdir(self._cwd):
+            raise ProgramFailed(f"cwd={self._cwd!r} is no folder on this machine")
+        name, path = self._command[0], self._env.get("PATH", os.defpath)
+        place = os.path.join(self._cwd or os.curdir, name) if os.path.dirname(name) else name
+        if shutil.which(place, path=path) is None:
+            raise ProgramFailed(
+                f"The program {name!r} cannot be started: there is none that may be executed. It is looked for in "
+                f"PATH={path!r}; give its full path, or install it where the runner runs."
+            )
+
+    async def _connect(self, pipes: Sequence[IO[bytes]], stdin: bytes) -> None:
+        """Read both outputs and write the input, all at once."""
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: self._stdout, pipes[0])
+        await loop.connect_read_pipe(lambda: self._stderr, pipes[1])
+        if len(pipes) > 2:
+            writing, _ = await loop.connect_write_pipe(lambda: self._stdin, pipes[2])
+            writing.write(stdin)
+            writing.write_eof()  # closes when all is written; a program need not read its input
+
+    async def _streams_end(self) -> None:
+        await self._stdout.ended.wait()
+        await self._stderr.ended.wait()
+
+    def _close(self, pipes: Sequence[IO[bytes]]) -> None:
+        for protocol in (self._stdin, self._stdout, self._stderr):
+            protocol.close()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _pipes(with_input: bool) -> tuple[list[IO[bytes]], list[int]]:
+    """Return our ends of output, error output and, perhaps, input; and the program's input, output and error output."""
+    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+    ours: list[IO[bytes]] = [os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)]
+    if not with_input:
+        return ours, [os.open(os.devnull, os.O_RDONLY), their_out, their_err]
+    their_in, write = os.pipe()
+    return [*ours, os.fdopen(write, "wb", 0)], [their_in, their_out, their_err]
+
+
+async def _within(seconds: float | None, awaited: Awaitable[Any]) -> bool:
+    """Wait, at most so long; True if it came. A future is left as it is, a coroutine is given up."""
+    waiting = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+        return waiting.done()
+    finally:
+        if waiting is not awaited:
+            waiting.cancel()
+
+
+async def _end(program: KeptProgram, grace: float) -> None:
+    """Ask the program to end, and kill it when the grace is over; nothing to do if it has ended."""
+    if program.exited.done():
+        return
+    program.terminate()
+    if not await _within(grace, program.exited):
+        program.kill()
+        await program.exited

@@ -1,0 +1,107 @@
+"""How a program says what its attempt has earned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from agentlightning.litagent.command.attempt_folder import AttemptFolder, UnusableFile
+from agentlightning.litagent.command.environment import REWARD_FILE
+from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError
+
+RewardSource = Literal["last_line", "file", "exit_code", "reward_fn", "none"]
+SOURCES: tuple[RewardSource, ...] = ("last_line", "file", "exit_code", "reward_fn", "none")
+PASS_OR_FAIL: Mapping[int, float] = {0: 1.0, 1: 0.0}
+"""What `exit_code` means; any other code is a failure of the program and no reward."""
+MOST_BYTES = 64 * 1024
+"""Of the file, or of the line, that says a reward."""
+_SHOWN = 400
+
+
+def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float], folder: AttemptFolder) -> Any:
+    """Return what a program's attempt gives to the runner: a reward, rewards by name, None, or the output itself.
+
+    Raises:
+        ProgramFailed: the exit code says that it failed.
+        ProgramResultError: it ended well and left no reward where it was expected.
+    """
+    if source == "reward_fn":
+        return output
+    if source == "exit_code" or isinstance(source, Mapping):
+        return _by_exit_code(output, PASS_OR_FAIL if source == "exit_code" else source)
+    if output.exit_code != 0:
+        raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")
+    if source == "none":
+        return None
+    return _from_last_line(output) if source == "last_line" else _from_file(folder)
+
+
+def _by_exit_code(output: ProgramOutput, rewards: Mapping[int, float]) -> float:
+    if output.exit_code in rewards:
+        return rewards[output.exit_code]
+    known = ", ".join(str(code) for code in rewards)
+    raise ProgramFailed(
+        f"The program {_ended(output)}, which stands for no reward (those that do: {known}). {_last_words(output)}"
+    )
+
+
+def _from_last_line(output: ProgramOutput) -> Any:
+    for line in reversed(output.stdout.splitlines()):
+        if len(line) > MOST_BYTES:
+            continue
+        try:
+            value = _json(line)
+        except ValueError:
+            continue
+        if value is None or isinstance(value, (int, float, dict)):
+            return _reward_in(value, f"the last JSON line of the program's output ({_short(line)})")
+    raise ProgramResultError(
+        'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
+        f"CommandAgent another reward=. {_last_words(output)}"
+    )
+
+
+def _from_file(folder: AttemptFolder) -> Any:
+    try:
+        text = folder.read(REWARD_FILE, MOST_BYTES).decode("utf-8")
+        return _reward_in(_json(text), "the file that AGL_REWARD_FILE names")
+    except FileNotFoundError:
+        raise ProgramResultError("The program wrote no file where AGL_REWARD_FILE said") from None
+    except UnusableFile as error:
+        raise ProgramResultError(f"What lies where AGL_REWARD_FILE said {error}") from None
+    except ValueError as error:
+        if isinstance(error, ProgramResultError):
+            raise
+        raise ProgramResultError(f"The file that AGL_REWARD_FILE names holds no JSON: {error}") from error
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _reward_in(value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if "reward" not in fields:
+        named = ", ".join(map(str, fields)) or "nothing"
+        raise ProgramResultError(f'Expected {{"reward": ...}} in {where}; it holds {named}')
+    return fields["reward"]
+
+
+def _ended(output: ProgramOutput) -> str:
+    code = output.exit_code
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+
+def _last_words(output: ProgramOutput) -> str:
+    said = output.stderr.strip() or output.stdout.strip()
+    return f"It said last: {said[-_SHOWN:]}" if said else "It said nothing."
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,132 @@
+"""Whether a call is admitted: does its key open this attempt, is the attempt still going on, and is there room."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from agentlightning.llm_proxy.access.addresses import CallAddress
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attempt, AttemptedRollout, Rollout
+from agentlightning.types.attempt_key import judge_key
+from agentlightning.utils.http.auth import Scope, bearer_token, same_token
+
+LOOKUP_SECONDS = 1.0
+"""How long the store's answer is cached; an ended attempt is refused at the latest after this."""
+_REMEMBERED = 4096
+_ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
+_ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
+
+
+def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
+    """Admit the attempt's own key and the server's token; without a server's token any placeholder, or no key, too.
+
+    Raises:
+        CallFailed: 401 without a usable key, 403 with the key of another attempt or a forged one.
+    """
+    key = bearer_token(scope)
+    if key is None:
+        key = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-api-key"), None)
+    verdict = judge_key(key, address.rollout_id, address.attempt_id, token)
+    if verdict == "ok" or (token and same_token(key, token)):
+        return
+    if verdict == "other_attempt":
+        raise CallFailed(403, "This key belongs to another attempt", code="wrong_attempt_key")
+    if verdict == "forged":
+        raise CallFailed(403, "The signature of this attempt key is wrong", code="invalid_api_key")
+    if token:
+        text = (
+            "An attempt key is needed here: use the api_key of the LLM resource that the agent was given "
+            "(ProxyLLM.with_attempted_rollout fills it in)"
+        )
+        raise CallFailed(401, text, code="invalid_api_key")
+
+
+class AttemptBook:
+    """Caches for a second whether the store says that an attempt goes on. Owned by the serving loop."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[float, str | None]] = {}
+        self._store: LightningStore | None = None
+
+    def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
+        """True if the store said a moment ago that the attempt goes on; else `check` asks it, or knows the reason."""
+        seen = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
+        return seen is not None and seen[1] is None and seen[0] > time.monotonic()
+
+    async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
+        """Let the attempt pass or raise.
+
+        Raises:
+            CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that is over.
+        """
+        if store is not self._store:
+            self._store, self._seen = store, {}
+        now = time.monotonic()
+        believed_until, reason = self._seen.get((rollout_id, attempt_id), (0.0, None))
+        if believed_until <= now:
+            reason = await _why_over(store, rollout_id, attempt_id)
+            if len(self._seen) >= _REMEMBERED:
+                self._seen = {key: entry for key, entry in self._seen.items() if entry[0] > now}
+            if len(self._seen) < _REMEMBERED:
+                self._seen[rollout_id, attempt_id] = (now + LOOKUP_SECONDS, reason)
+        if reason is not None:
+            text = f"Attempt {attempt_id} of rollout {rollout_id} makes no more model calls: {reason}"
+            raise CallFailed(403, text, code="attempt_over")
+
+
+async def _why_over(store: LightningStore, rollout_id: str, attempt_id: str) -> str | None:
+    """Return why the attempt is over; None if it goes on."""
+    rollout = await store.get_rollout_by_id(rollout_id)
+    if rollout is None:
+        raise CallFailed(404, f"There is no rollout {rollout_id}", code="unknown_rollout")
+    if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
+        return _over(rollout, rollout.attempt)
+    attempts = {attempt.attempt_id: attempt for attempt in await store.query_attempts(rollout_id)}
+    if attempt_id not in attempts:
+        raise CallFailed(404, f"Rollout {rollout_id} has no attempt {attempt_id}", code="unknown_attempt")
+    return _over(rollout, attempts[attempt_id]) or "a later attempt has taken its place"
+
+
+def _over(rollout: Rollout, attempt: Attempt) -> str | None:
+    if attempt.status in _ENDED_ATTEMPT:
+        return f"it has ended ({attempt.status})"
+    if rollout.status in _ENDED_ROLLOUT:
+        return f"its rollout has ended ({rollout.status})"
+    return None
+
+
+class Slots:
+    """Counts the calls in progress, in all and per attempt. Owned by the serving loop."""
+
+    def __init__(self, calls: int, calls_per_attempt: int) -> None:
+        self._calls, self._calls_per_attempt = calls, calls_per_attempt
+        self._by_attempt: Counter[tuple[str, str]] = Counter()
+        self.taken = 0
+
+    @contextmanager
+    def take(self, rollout_id: str, attempt_id: str) -> Generator[None, None, None]:
+        """Hold a slot while the block runs.
+
+        Raises:
+            CallFailed: 429, there is no room.
+        """
+        attempt = (rollout_id, attempt_id)
+        if self.taken >= self._calls:
+            text = f"The gateway has {self.taken} calls in hand, its limit"
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        if self._by_attempt[attempt] >= self._calls_per_attempt:
+            text = f"Attempt {attempt_id} has {self._calls_per_attempt} calls in hand, its limit"
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        self.taken += 1
+        self._by_attempt[attempt] += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            self._by_attempt[attempt] -= 1
+            if not self._by_attempt[attempt]:
+                del self._by_attempt[attempt]

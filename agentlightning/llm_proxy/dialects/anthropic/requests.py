@@ -1,0 +1,276 @@
+"""A request of Anthropic's messages as a chat completion. Each field is read, or refused by its name.
+
+Source: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21. What is not one to one:
+
+- `temperature`, `top_p` and `top_k`, which the second version no longer has, are served in both.
+- Without effect, since it says nothing about the answer: `service_tier`, `speed`, `cache_control` wherever it stands,
+  `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
+  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is judged here by itself.
+- A value that says what holds anyway (a caller that is `direct`, a tool that is `custom`) is let pass.
+- A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
+- An error flag of a tool's result becomes the word "Error:" before its text.
+- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- Turns of one role that follow each other become one, as Anthropic combines them.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any, cast
+
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.fields import (
+    Harmless,
+    as_object,
+    as_objects,
+    as_text,
+    refuse_unknown,
+    untranslatable,
+)
+from agentlightning.llm_proxy.dialects.json_values import Json
+from agentlightning.llm_proxy.replies import CallFailed
+
+SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
+READ = ("messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "metadata", "output_config")
+THREAD_REFUSED = "thread_unsupported_request"
+"""The code with which clients go on by themselves, without a thread and with the whole conversation."""
+WITHOUT_EFFECT = ("service_tier", "speed", "cache_control")
+HARMLESS: Harmless = {
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+}
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_TEXT = ("type", "text", "cache_control", "parsed_output")
+_DIRECT: Harmless = {"caller": ({"type": "direct"},)}
+_TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+_HARMLESS_TOOL: Harmless = {"allowed_callers": (["direct"], []), "defer_loading": (False,), "input_examples": ([],)}
+
+
+def chat_request(request: Json) -> Json:
+    """Return the request as a chat completion.
+
+    Raises:
+        CallFailed: 400 that names the field that cannot be translated.
+    """
+    if request.get("thread") is not None:
+        text = "'thread' cannot be served: nothing is stored here between calls; send the whole conversation again"
+        raise CallFailed(400, text, param="thread", code=THREAD_REFUSED)
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT), harmless=HARMLESS)
+    chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
+    chat["messages"] = _messages(request)
+    if request.get("stop_sequences"):
+        chat["stop"] = _sequences(request["stop_sequences"])
+    if request.get("tools"):
+        chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
+    if request.get("tool_choice") is not None:
+        chat.update(_tool_choice(as_object(request["tool_choice"], "tool_choice")))
+    if request.get("thinking") is not None:
+        chat["chat_template_kwargs"] = _thinking(as_object(request["thinking"], "thinking"))
+    if request.get("output_config") is not None:
+        chat.update(_output(as_object(request["output_config"], "output_config")))
+    if request.get("metadata") is not None:
+        metadata = as_object(request["metadata"], "metadata")
+        refuse_unknown(metadata, ("user_id",), "metadata.")
+        chat.update({"user": metadata["user_id"]} if metadata.get("user_id") else {})
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def refuse_prefill(request: Json) -> None:
+    """Refuse a last message of the assistant: chat completions would answer it and not go on with it.
+
+    Raises:
+        CallFailed: 400.
+    """
+    messages = as_objects(request["messages"], "messages")
+    if messages and messages[-1][0].get("role") == "assistant":
+        raise untranslatable(messages[-1][1], "a reply cannot go on with a message of the assistant (prefill)")
+
+
+def _messages(request: Json) -> list[Json]:
+    messages: list[Json] = []
+    if request.get("system") is not None:
+        messages.append({"role": "system", "content": _texts(request["system"], "system")})
+    given = as_objects(request["messages"], "messages")
+    turns = (chat for message, place in given for chat in _chat_messages(message, place))
+    for role, same in groupby(turns, key=lambda chat: chat["role"]):
+        turns_of_role = list(same)
+        messages += [_combined(turns_of_role)] if role in ("user", "assistant") else turns_of_role
+    return messages
+
+
+def _sequences(given: Any) -> list[Any]:
+    if not isinstance(given, list) or not all(isinstance(entry, str) for entry in cast("list[Any]", given)):
+        text = "'stop_sequences' must be a list of strings"
+        raise CallFailed(400, text, param="stop_sequences", code="invalid_type")
+    return cast("list[Any]", given)
+
+
+def _texts(content: Any, place: str) -> str:
+    """Return text, or blocks of text as one."""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(_text(block, where) for block, where in as_objects(content, place))
+
+
+def _text(block: Json, place: str) -> str:
+    if block.get("type") != "text":
+        raise untranslatable(f"{place}.type", f"a block of type {shown(block.get('type'))} has no counterpart there")
+    refuse_unknown(block, _TEXT, f"{place}.", {"citations": ([],)})
+    return as_text(block.get("text"), f"{place}.text")
+
+
+def _chat_messages(message: Json, place: str) -> list[Json]:
+    refuse_unknown(message, ("role", "content"), f"{place}.")
+    role, content = message.get("role"), message.get("content")
+    if role == "system":
+        return [{"role": role, "content": _texts(content, f"{place}.content")}]
+    if role not in ("user", "assistant"):
+        text = f"'{place}.role' must be 'user', 'assistant' or 'system'"
+        raise CallFailed(400, text, param=f"{place}.role", code="invalid_value")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    blocks = as_objects(content, f"{place}.content")
+    return [_assistant(blocks)] if role == "assistant" else _user(blocks)
+
+
+def _combined(turns: list[Json]) -> Json:
+    """Return turns of one role that follow each other as one turn."""
+    first = turns[0]
+    if len(turns) == 1:
+        return first
+    if first["role"] == "user":
+        return {"role": "user", "content": _content([part for turn in turns for part in _parts(turn["content"])])}
+    message: Json = {"role": "assistant", "content": "".join(turn["content"] or "" for turn in turns) or None}
+    if any("reasoning_content" in turn for turn in turns):
+        message["reasoning_content"] = "".join(turn.get("reasoning_content", "") for turn in turns)
+    if any("tool_calls" in turn for turn in turns):
+        message["tool_calls"] = [call for turn in turns for call in turn.get("tool_calls", ())]
+    return message
+
+
+def _parts(content: Any) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _content(parts: list[Json]) -> Any:
+    """Return parts of text as one text, others as they are."""
+    return "\n\n".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _assistant(blocks: list[tuple[Json, str]]) -> Json:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
+    for block, place in blocks:
+        kind = block.get("type")
+        if kind == "thinking":
+            refuse_unknown(block, ("type", "thinking", "signature", "cache_control"), f"{place}.")
+            thoughts.append(as_text(block.get("thinking"), f"{place}.thinking"))
+        elif kind == "tool_use":
+            calls.append(_tool_call(block, place))
+        else:
+            texts.append(_text(block, place))
+    message: Json = {"role": "assistant", "content": "".join(texts) or None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_call(block: Json, place: str) -> Json:
+    refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), f"{place}.", _DIRECT)
+    arguments = json.dumps(as_object(block.get("input") or {}, f"{place}.input"), ensure_ascii=False)
+    function = {"name": as_text(block.get("name"), f"{place}.name"), "arguments": arguments}
+    return {"id": as_text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
+
+
+def _user(blocks: list[tuple[Json, str]]) -> list[Json]:
+    """Return the results of tools as messages of their own, in front of what else the user says."""
+    results = [_tool_result(block, place) for block, place in blocks if block.get("type") == "tool_result"]
+    parts = [_part(block, place) for block, place in blocks if block.get("type") != "tool_result"]
+    return [*results, {"role": "user", "content": _content(parts)}] if parts else results
+
+
+def _part(block: Json, place: str) -> Json:
+    if block.get("type") != "image":
+        return {"type": "text", "text": _text(block, place)}
+    refuse_unknown(block, ("type", "source", "cache_control"), f"{place}.")
+    url = _image(as_object(block.get("source"), f"{place}.source"), f"{place}.source")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _image(source: Json, place: str) -> str:
+    if source.get("type") == "url":
+        refuse_unknown(source, ("type", "url"), f"{place}.")
+        return as_text(source.get("url"), f"{place}.url")
+    if source.get("type") == "base64":
+        refuse_unknown(source, ("type", "media_type", "data"), f"{place}.")
+        media_type = as_text(source.get("media_type"), f"{place}.media_type")
+        return f"data:{media_type};base64,{as_text(source.get('data'), f'{place}.data')}"
+    raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no counterpart there")
+
+
+def _tool_result(block: Json, place: str) -> Json:
+    refuse_unknown(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), f"{place}.")
+    content = "" if block.get("content") is None else block["content"]
+    if not isinstance(content, str):
+        content = _content([_part(part, where) for part, where in as_objects(content, f"{place}.content")])
+    if block.get("is_error"):
+        content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
+    tool_use_id = as_text(block.get("tool_use_id"), f"{place}.tool_use_id")
+    return {"role": "tool", "tool_call_id": tool_use_id, "content": content}
+
+
+def _tool(tool: Json, place: str) -> Json:
+    if tool.get("type") not in (None, "custom"):
+        raise untranslatable(f"{place}.type", f"{shown(tool['type'])} is a tool of Anthropic's, not of the request")
+    refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+    schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
+    function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
+    function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Json) -> Json:
+    kind = choice.get("type")
+    named = ("name",) if kind == "tool" else ()
+    refuse_unknown(choice, ("type", "disable_parallel_tool_use", *named), "tool_choice.")
+    chat: Json = {}
+    if kind == "tool":
+        name = as_text(choice.get("name"), "tool_choice.name")
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        chat["tool_choice"] = _CHOICES[kind]
+    else:
+        raise untranslatable("tool_choice.type", f"{shown(kind)} is none of auto, any, tool and none")
+    if choice.get("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+    return chat
+
+
+def _thinking(thinking: Json) -> Json:
+    """Return what chat templates call it: Qwen and most others in one way, DeepSeek and Granite in the other."""
+    refuse_unknown(thinking, ("type", "budget_tokens", "display"), "thinking.")
+    if (thinks := _THINKS.get(str(thinking.get("type")))) is None:
+        raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is none of {', '.join(_THINKS)}")
+    return {"enable_thinking": thinks, "thinking": thinks}
+
+
+def _output(config: Json) -> Json:
+    refuse_unknown(config, ("effort", "format"), "output_config.")
+    chat: Json = {}
+    if config.get("effort") is not None:
+        chat["reasoning_effort"] = config["effort"]
+    if config.get("format") is not None:
+        wanted = as_object(config["format"], "output_config.format")
+        refuse_unknown(wanted, ("type", "schema"), "output_config.format.")
+        if wanted.get("type") != "json_schema":
+            raise untranslatable("output_config.format.type", f"{shown(wanted.get('type'))} is not 'json_schema'")
+        schema = {"name": "output", "strict": True, "schema": wanted.get("schema")}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat

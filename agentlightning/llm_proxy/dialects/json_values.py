@@ -1,0 +1,184 @@
+"""JSON of agents and model servers: read within bounds, written as both accept it, and its fields by their type."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+
+from agentlightning.llm_proxy.access.json_shape import TooMuchJsonError, check_depth, check_size
+from agentlightning.llm_proxy.access.limits import (
+    LONGEST_NAME,
+    MOST_CHOICES,
+    MOST_FIELDS,
+    MOST_ITEMS,
+    REPLY_JSON,
+    REQUEST_JSON,
+    JsonBounds,
+    shown,
+)
+from agentlightning.llm_proxy.replies import CallFailed
+
+Json = dict[str, Any]
+
+
+def read_json_object(raw: bytes) -> Json:
+    """Return a request body.
+
+    Raises:
+        CallFailed: 400, it is no JSON object.
+    """
+    try:
+        request = _decoded(raw, REQUEST_JSON)
+    except TooMuchJsonError as error:
+        raise CallFailed(400, f"The body is too large a value: {error}", code="too_many_values") from None
+    except (ValueError, RecursionError) as error:
+        raise CallFailed(400, f"The body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(request, dict):
+        raise CallFailed(400, "The body must be a JSON object", code="invalid_json")
+    return check_shape(cast(Json, request))
+
+
+def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], expected: str) -> Json:
+    """Return a request that names a model and has its prompt in `field`.
+
+    Raises:
+        CallFailed: 400 that names the field that is missing or of another type.
+    """
+    request = read_json_object(raw)
+    checked(request, "model", str, "a string")
+    checked(request, field, kind, expected)
+    return request
+
+
+def check_shape(request: Json) -> Json:
+    """Return a request whose names and lists are within their bounds; it is checked before anything else is done.
+
+    Raises:
+        CallFailed: 400 that names the field, how much it holds and how much it may.
+    """
+    if len(request) > MOST_FIELDS:
+        raise _too_much("", "the request", f"{len(request)} fields", MOST_FIELDS)
+    for name, value in request.items():
+        if len(name) > LONGEST_NAME:
+            raise _too_much(name, "the name of a field", f"{len(name)} characters", LONGEST_NAME)
+        if isinstance(value, dict) and len(cast(Json, value)) > MOST_ITEMS:
+            raise _too_much(name, shown(name), f"{len(cast(Json, value))} entries", MOST_ITEMS)
+        if isinstance(value, list) and not (name in _OF_IDS and set(map(type, cast("list[Any]", value))) == {int}):
+            _check_list(name, cast("list[Any]", value))
+    for name in ("model", "user"):
+        if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
+            raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)
+    if isinstance(n := request.get("n"), (int, float)) and n > MOST_CHOICES:
+        raise _too_much("n", "'n'", f"{shown(n)} choices", MOST_CHOICES)
+    return request
+
+
+_OF_IDS = ("prompt", "input")
+"""Fields that may be a list of token ids, which is as long as the prompt is."""
+
+
+def _check_list(place: str, entries: list[Any]) -> None:
+    """Check a list of a request, and the lists and names in its entries."""
+    if len(entries) > MOST_ITEMS:
+        raise _too_much(place, shown(place), f"{len(entries)} entries", MOST_ITEMS)
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            continue
+        for name, value in cast(Json, entry).items():
+            if isinstance(value, (list, dict)) and len(cast("list[Any]", value)) > MOST_ITEMS:
+                where = f"{place}[{index}].{name}"
+                raise _too_much(where, shown(where), f"{len(cast('list[Any]', value))} entries", MOST_ITEMS)
+            if name in ("role", "name", "type") and isinstance(value, str) and len(value) > LONGEST_NAME:
+                where = f"{place}[{index}].{name}"
+                raise _too_much(where, shown(where), f"{len(value)} characters", LONGEST_NAME)
+
+
+def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
+    return CallFailed(400, f"{what} holds {holds}; at most {most} are taken", param=param, code="too_many_values")
+
+
+def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a field of a request.
+
+    Raises:
+        CallFailed: 400, it is missing or of another type.
+    """
+    value = request.get(field)
+    if not isinstance(value, kind):
+        raise CallFailed(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
+    return value
+
+
+def read_json(raw: bytes | str) -> Json | None:
+    """Decode a JSON object of a model server; None if the bytes hold none."""
+    try:
+        value = _decoded(raw, REPLY_JSON)
+    except (ValueError, RecursionError):
+        return None
+    return cast(Json, value) if isinstance(value, dict) else None
+
+
+def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
+    """Decode JSON within bounds.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON; the message is the standard library's.
+        TooMuchJsonError: it holds more than the bounds allow.
+    """
+    check_size(raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw, bounds)
+    try:
+        return from_json(raw, cache_strings="keys")  # two to three times as fast as the standard library
+    except (ValueError, TypeError):  # not JSON, or what only that reads: half of a surrogate pair, deep nesting
+        value = json.loads(raw.decode() if isinstance(raw, bytes) else raw)
+        check_depth(value)
+        return value
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape; NaN becomes null."""
+    try:
+        return to_json(value, inf_nan_mode="null")  # several times as fast as the standard library
+    except ValueError:
+        text = json.dumps(value)
+        return (json.dumps(json.loads(text, parse_constant=lambda _: None)) if _has_constants(text) else text).encode()
+
+
+def strict_json(raw: bytes, value: Any) -> bytes:
+    """Return the JSON that a value was read from; the value's own if that holds NaN or infinities."""
+    return json_bytes(value) if _has_constants(raw) and not is_strict(raw) else raw
+
+
+def is_strict(raw: bytes) -> bool:
+    """True if JSON holds no NaN and no infinity but in texts."""
+    try:
+        from_json(raw, allow_inf_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_constants(text: str | bytes) -> bool:
+    """True if a text may hold what JSON does not have; it may stand in a string, too."""
+    nan, infinity = ("NaN", "Infinity") if isinstance(text, str) else (b"NaN", b"Infinity")
+    return nan in text or infinity in text  # pyright: ignore[reportOperatorIssue] -- both are of the text's type
+
+
+def objects(value: Any) -> list[Json]:
+    """Return the entries of a list that are objects; none if it is no list."""
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
+
+
+def object_in(fields: Json, name: str) -> Json:
+    """Return an object out of another one; an empty one if it is none."""
+    value = fields.get(name)
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def text_of(value: Any) -> str:
+    """Return a text, or the texts of its parts as one; nothing if it is neither."""
+    if isinstance(value, str):
+        return value
+    return "".join(part["text"] for part in objects(value) if isinstance(part.get("text"), str))

@@ -1,0 +1,296 @@
+"""A request of OpenAI's responses as a chat completion. Each field is read, or refused by its name.
+
+Source: https://platform.openai.com/docs/api-reference/responses. What is not one to one:
+
+- Nothing is stored here, so a request that leans on the server's memory (`previous_response_id`, `conversation`, an
+  `item_reference`) is refused; agents send the items again instead.
+- Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
+  of users and caches, `max_tool_calls` (of tools that OpenAI runs, which are refused), `stream_options`, what `include`
+  adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
+  `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
+- A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
+  is a wish for parallel calls where there are no tools.
+- `developer` messages become `system` messages, which every chat template knows.
+- Of `allowed_tools` the model sees no others: most servers do not know that choice.
+- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.fields import (
+    Harmless,
+    as_object,
+    as_objects,
+    as_text,
+    refuse_unknown,
+    untranslatable,
+)
+from agentlightning.llm_proxy.dialects.json_values import Json, objects
+from agentlightning.llm_proxy.replies import CallFailed
+
+SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
+READ = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning", "include")
+WITHOUT_EFFECT = (
+    *("store", "service_tier", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("max_tool_calls", "stream_options"),
+)
+HARMLESS: Harmless = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "context_management": ([],),
+}
+INCLUDED_ANYWAY = (
+    "reasoning.encrypted_content",  # the thoughts come in the clear
+    "message.input_image.image_url",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+
+_MEMORY = ("previous_response_id", "conversation", "prompt")
+_ROLES = {"developer": "system", "system": "system", "user": "user"}
+_ECHO = ("type", "id", "status")
+_TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+_DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
+_TOOL = ("type", "name", "description", "parameters", "strict")
+_HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
+
+
+def chat_request(request: Json) -> Json:
+    """Return the request as a chat completion.
+
+    Raises:
+        CallFailed: 400 that names the field that cannot be translated.
+    """
+    for name in _MEMORY:
+        if request.get(name) is not None:
+            raise untranslatable(name, "nothing is stored here between calls; send the items of the conversation again")
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), harmless=HARMLESS)
+    _refuse_inclusions(request)
+    chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
+    messages: list[Json] = []
+    if request.get("instructions") is not None:
+        messages.append({"role": "system", "content": as_text(request["instructions"], "instructions")})
+    chat["messages"] = [*messages, *_messages(request["input"])]
+    if request.get("max_output_tokens") is not None:
+        chat["max_tokens"] = request["max_output_tokens"]
+    if request.get("tools"):
+        chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
+    else:
+        chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
+    if request.get("tool_choice") is not None:
+        chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
+    if request.get("text") is not None:
+        chat.update(_text_config(as_object(request["text"], "text")))
+    if request.get("reasoning") is not None:
+        chat.update(_reasoning(as_object(request["reasoning"], "reasoning")))
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _refuse_inclusions(request: Json) -> None:
+    included = request.get("include")
+    if included is not None and not isinstance(included, list):
+        raise CallFailed(400, "'include' must be a list", param="include", code="invalid_type")
+    for index, name in enumerate(cast("list[Any]", included or ())):
+        if name not in INCLUDED_ANYWAY:
+            raise untranslatable(
+                f"include[{index}]", f"{shown(name)} is not given here; chat/completions gives logprobs"
+            )
+    if request.get("prompt_cache_options") is not None:
+        options = as_object(request["prompt_cache_options"], "prompt_cache_options")
+        refuse_unknown(options, ("mode", "ttl"), "prompt_cache_options.", {"prewarm": (False,)})
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+def _messages(given: Any) -> list[Json]:
+    """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Json] = []
+    turn: _Turn | None = None
+    for item, place in as_objects(given, "input"):
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind not in ("function_call", "reasoning") and not (kind == "message" and item.get("role") == "assistant"):
+            messages += [turn.message, _other(item, kind, place)] if turn is not None else [_other(item, kind, place)]
+            turn = None
+            continue
+        turn = turn or _Turn()
+        if kind == "function_call":
+            turn.calls.append(_tool_call(item, place))
+        elif kind == "reasoning":
+            turn.thoughts.append(_thought(item, place))
+        else:
+            turn.texts.append(_assistant_text(item, place))
+    return messages if turn is None else [*messages, turn.message]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the assistant thought, said and called between two messages of others."""
+
+    thoughts: list[str] = field(default_factory=list[str])
+    texts: list[str] = field(default_factory=list[str])
+    calls: list[Json] = field(default_factory=list[Json])
+
+    @property
+    def message(self) -> Json:
+        message: Json = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        message.update({"tool_calls": self.calls} if self.calls else {})
+        message.update({"reasoning_content": "".join(self.thoughts)} if self.thoughts else {})
+        return message
+
+
+def _tool_call(item: Json, place: str) -> Json:
+    refuse_unknown(item, (*_ECHO, "call_id", "name", "arguments", "parsed_arguments"), f"{place}.", _DIRECT)
+    names = ("call_id", "name", "arguments")
+    call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _thought(item: Json, place: str) -> str:
+    """Return what was thought, else the summary of it."""
+    refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
+    parts = objects(item.get("content")) or objects(item.get("summary"))
+    if not parts and item.get("encrypted_content"):
+        raise untranslatable(f"{place}.encrypted_content", "the thoughts of another server cannot be read")
+    return "".join(str(part.get("text") or "") for part in parts)
+
+
+def _assistant_text(item: Json, place: str) -> str:
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(_output_text(part, where) for part, where in as_objects(content, f"{place}.content"))
+
+
+def _output_text(part: Json, place: str) -> str:
+    if part.get("type") == "refusal":
+        refuse_unknown(part, ("type", "refusal"), f"{place}.")
+        return as_text(part.get("refusal"), f"{place}.refusal")
+    return _text(part, place)
+
+
+def _text(part: Json, place: str) -> str:
+    if part.get("type") not in ("input_text", "output_text", "text"):
+        raise untranslatable(f"{place}.type", f"content of type {shown(part.get('type'))} has no counterpart there")
+    refuse_unknown(part, _TEXT, f"{place}.")
+    return as_text(part.get("text"), f"{place}.text")
+
+
+def _other(item: Json, kind: Any, place: str) -> Json:
+    """Return a message that is none of the assistant's."""
+    if kind == "function_call_output":
+        refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
+        output = item.get("output")
+        content = output if isinstance(output, str) else _content(output, f"{place}.output")
+        named = {"name": item["name"]} if item.get("name") else {}
+        call_id = as_text(item.get("call_id"), f"{place}.call_id")
+        return {"role": "tool", "tool_call_id": call_id, **named, "content": content}
+    if kind != "message":
+        raise untranslatable(f"{place}.type", f"an item of type {shown(kind)} has no counterpart there")
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    role = _ROLES.get(str(item.get("role")))
+    if role is None:
+        text = f"'{place}.role' must be one of {', '.join((*_ROLES, 'assistant'))}"
+        raise CallFailed(400, text, param=f"{place}.role", code="invalid_value")
+    content = item.get("content")
+    return {"role": role, "content": content if isinstance(content, str) else _content(content, f"{place}.content")}
+
+
+def _content(given: Any, place: str) -> Any:
+    """Return parts of text as one text, others as they are."""
+    parts = [_part(part, where) for part, where in as_objects(given, place)]
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _part(part: Json, place: str) -> Json:
+    kind = part.get("type")
+    if kind == "input_image":
+        refuse_unknown(part, ("type", "image_url", "detail", "prompt_cache_breakpoint"), f"{place}.")
+        image = {"url": as_text(part.get("image_url"), f"{place}.image_url")}
+        image.update({"detail": part["detail"]} if part.get("detail") else {})
+        return {"type": "image_url", "image_url": image}
+    if kind == "input_audio":
+        refuse_unknown(part, ("type", "input_audio"), f"{place}.")
+        return {"type": "input_audio", "input_audio": as_object(part.get("input_audio"), f"{place}.input_audio")}
+    return {"type": "text", "text": _text(part, place)}
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _tool(tool: Json, place: str) -> Json:
+    if tool.get("type") == "custom":
+        why = "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its parameters"
+        raise untranslatable(f"{place}.type", why)
+    if tool.get("type") != "function":
+        raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
+    refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+    function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
+    function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any, tools: list[Json]) -> Json:
+    """Return the fields that say which tools may be called; `tools` are those of the chat."""
+    if isinstance(choice, str):
+        return {"tool_choice": choice}
+    named = as_object(choice, "tool_choice")
+    if named.get("type") == "allowed_tools":
+        return _allowed_tools(named, tools)
+    if named.get("type") != "function":
+        raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
+    refuse_unknown(named, ("type", "name"), "tool_choice.")
+    name = as_text(named.get("name"), "tool_choice.name")
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+
+def _allowed_tools(choice: Json, tools: list[Json]) -> Json:
+    refuse_unknown(choice, ("type", "mode", "tools"), "tool_choice.")
+    if choice.get("mode") not in ("auto", "required"):
+        raise CallFailed(
+            400, "'tool_choice.mode' must be 'auto' or 'required'", param="tool_choice.mode", code="invalid_value"
+        )
+    given = {tool["function"]["name"]: tool for tool in tools}
+    names = [entry.get("name") for entry, _ in as_objects(choice.get("tools"), "tool_choice.tools")]
+    if not names or not all(isinstance(name, str) and name in given for name in names):
+        text = (
+            f"'tool_choice' allows the tools {shown(names)}; it must name some of the request's: {shown(list(given))}"
+        )
+        raise CallFailed(400, text, param="tool_choice", code="invalid_value")
+    return {"tools": [given[name] for name in names], "tool_choice": choice["mode"]}
+
+
+def _text_config(text: Json) -> Json:
+    refuse_unknown(text, ("format", "verbosity"), "text.")
+    chat: Json = {"verbosity": text["verbosity"]} if text.get("verbosity") is not None else {}
+    wanted = as_object(text.get("format") or {"type": "text"}, "text.format")
+    kind = wanted.get("type")
+    schema_fields = ("name", "description", "schema", "strict") if kind == "json_schema" else ()
+    refuse_unknown(wanted, ("type", *schema_fields), "text.format.")
+    if kind == "json_object":
+        chat["response_format"] = {"type": "json_object"}
+    elif kind == "json_schema":
+        schema = {name: wanted[name] for name in schema_fields if wanted.get(name) is not None}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif kind != "text":
+        raise untranslatable("text.format.type", f"{shown(kind)} has no counterpart there")
+    return chat
+
+
+def _reasoning(reasoning: Json) -> Json:
+    harmless = {"context": ("auto",), "mode": ("standard",)}
+    refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning.", harmless)
+    return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}

@@ -1,0 +1,131 @@
+"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy; never a broken one.
+
+A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
+doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
+checked (`health_watch`), so that calls seldom have to find out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agentlightning.llm_proxy.endpoints.health import HealthChecks
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+
+logger = logging.getLogger(__name__)
+_REMEMBERED = 100_000
+
+
+@dataclass(slots=True)
+class _Circuit:
+    rest: float
+    """Seconds for which the endpoint is out the next time."""
+    failures: int = 0
+    until: float = 0.0
+    """No call before; monotonic clock."""
+    reported: bool = False
+    """A health check succeeded, and it has not served since."""
+
+
+class Balancer:
+    """Orders the endpoints of a call by their circuits and load. Owned by the serving loop."""
+
+    def __init__(self, checks: HealthChecks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._checks, self._clock = checks, clock
+        self._homes: OrderedDict[tuple[str, str], ModelEndpoint] = OrderedDict()
+        self._circuits: dict[ModelEndpoint, _Circuit] = {}
+        self.in_flight: Counter[ModelEndpoint] = Counter()
+        self.some_are_out = asyncio.Event()
+
+    def order(self, rollout_id: str, model: str, endpoints: list[ModelEndpoint]) -> list[ModelEndpoint]:
+        """Return the endpoints in the order in which a call is to try them; the first becomes the rollout's own.
+
+        Those that are out come last: if all are, trying is better than refusing.
+        """
+        if len(endpoints) == 1:
+            return endpoints
+        key = (rollout_id, model)
+        home = self._homes.get(key)
+        serving = [endpoint for endpoint in endpoints if self._serves(endpoint)]
+        ordered = sorted(serving, key=lambda endpoint: (endpoint != home, self.in_flight[endpoint]))
+        ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
+        circuit = self._circuits.get(ordered[0])
+        if circuit is not None and self._is_out(circuit):
+            circuit.until = (
+                self._clock() + circuit.rest
+            )  # this one call finds out; if it tells nothing, a later one does
+        self._homes[key] = ordered[0]
+        self._homes.move_to_end(key)
+        if len(self._homes) > _REMEMBERED:
+            self._homes.popitem(last=False)
+        return ordered
+
+    @contextmanager
+    def busy(self, endpoint: ModelEndpoint) -> Generator[None, None, None]:
+        """Count a call at the endpoint while the block runs."""
+        self.in_flight[endpoint] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[endpoint] -= 1
+
+    def served(self, endpoint: ModelEndpoint) -> None:
+        """Note that the endpoint answered; a 4xx is an answer, too."""
+        if self._circuits.pop(endpoint, None) is not None:
+            self._update_event()
+
+    def failed(self, endpoint: ModelEndpoint) -> float | None:
+        """Note that the endpoint failed or could not be reached; return the seconds for which it is out, if it is."""
+        circuit = self._circuits.setdefault(endpoint, _Circuit(self._checks.rest_seconds))
+        circuit.failures += 1
+        if not self._is_out(circuit):
+            return None
+        rest, circuit.rest = circuit.rest, min(circuit.rest * 2, self._checks.longest_rest_seconds)
+        circuit.until = self._clock() + rest
+        self._update_event()
+        return rest
+
+    def reported_healthy(self, endpoint: ModelEndpoint) -> None:
+        """Note a successful health check: calls go there again, and the next failure puts it out again.
+
+        One that fails all the same is not believed a second time, until it has served: its rest decides.
+        """
+        circuit = self._circuits.get(endpoint)
+        if circuit is not None and not circuit.reported:
+            circuit.failures, circuit.until, circuit.reported = self._checks.failures - 1, 0.0, True
+            logger.info("the model server %s says that it is well again", endpoint.label)
+            self._update_event()
+
+    def forget(self, endpoint: ModelEndpoint) -> None:
+        """Drop what is known of an endpoint that is served no more."""
+        self.served(endpoint)
+
+    def out(self) -> list[ModelEndpoint]:
+        """Return the endpoints that are out."""
+        return [endpoint for endpoint, circuit in self._circuits.items() if self._is_out(circuit)]
+
+    def state(self, endpoint: ModelEndpoint) -> str:
+        """Return `serving`, `failing` (lately, not often enough) or `out`."""
+        circuit = self._circuits.get(endpoint)
+        if circuit is None:
+            return "serving"
+        return "out" if self._is_out(circuit) else "failing"
+
+    def _serves(self, endpoint: ModelEndpoint) -> bool:
+        circuit = self._circuits.get(endpoint)
+        return circuit is None or not self._is_out(circuit) or circuit.until <= self._clock()
+
+    def _is_out(self, circuit: _Circuit) -> bool:
+        return circuit.failures >= self._checks.failures
+
+    def _update_event(self) -> None:
+        if self.out():
+            self.some_are_out.set()
+        else:
+            self.some_are_out.clear()

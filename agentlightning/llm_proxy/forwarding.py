@@ -1,0 +1,328 @@
+"""One model call from the agent's bytes to the model server's reply: plain, streamed, or translated on the way.
+
+Frames of a stream go to the agent as they come. Only the last one is held back until the call has been recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.llm_proxy.access.limits import MOST_FRAMES, count_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects import CHAT, MESSAGES
+from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
+from agentlightning.llm_proxy.dialects.chat import DONE
+from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json, strict_json
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
+from agentlightning.llm_proxy.off_loop import LARGE_BYTES, OffLoop
+from agentlightning.llm_proxy.policies import PolicyTable
+from agentlightning.llm_proxy.recording.replay import CallFile
+from agentlightning.llm_proxy.replies import (
+    AgentReply,
+    CallFailed,
+    JsonReply,
+    ReplyStream,
+    StreamEnd,
+    json_reply,
+    unusable,
+)
+from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
+from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
+from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
+from agentlightning.llm_proxy.weights import WeightGate
+
+logger = logging.getLogger(__name__)
+
+_AGENT, _SERVER = "The request", "The model server's reply"
+_FRAMES_A_TURN = 64
+"""So many frames are handed on before other calls get a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UpstreamRequest:
+    """What the model server is asked for one call."""
+
+    agent_request: Json
+    """As the agent made it."""
+    wire: WireDialect
+    """The dialect of the request to the server."""
+    body: Json
+    """The request in that dialect."""
+    prompt: list[Any]
+    """The prompt in it, as messages."""
+    endpoints: list[ModelEndpoint]
+    """Those that speak the dialect."""
+    translated: TranslatedDialect | None = None
+    """The agent's dialect, where it is not the server's."""
+
+
+class Forwarder:
+    """Forwards the requests of agents to model servers. Owned by the serving loop."""
+
+    def __init__(
+        self,
+        models: Callable[[], ModelTable],
+        policies: PolicyTable,
+        gate: WeightGate,
+        upstream: Upstream,
+        call_seconds: float,
+        call_file: CallFile | None = None,
+        off_loop: OffLoop | None = None,
+    ) -> None:
+        self._off_loop = off_loop or OffLoop()
+        self._models, self._policies, self._gate, self._upstream = models, policies, gate, upstream
+        self._call_seconds = call_seconds
+        self._call_file = call_file
+
+    async def serve(self, call: GatewayCall, dialect: Dialect, raw: bytes, reply_stream: ReplyStream) -> AgentReply:
+        """Make the call; `call` says how it ended.
+
+        Raises:
+            CallFailed: there is no reply, or a stream broke off.
+        """
+        call.bytes = len(raw)
+        asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw)
+        call.streamed = dialect.wants_stream(asked)
+        call.request, call.prompt = asked, prompt
+        call.policy = self._policies.of_call(call.role, asked["model"], dialect.route)
+        wire, found = self._find(dialect, asked, call.rollout_id)
+        request = await self._off_loop.run(len(raw), _upstream_request, dialect, wire, found, asked)
+        call.request, call.prompt = request.body, request.prompt
+        if self._call_file is not None and self._call_file.replays:
+            on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
+            if on_file is not None:
+                return await self._whole_reply(call, request, on_file, json_bytes(on_file), reply_stream)
+        endpoints = request.endpoints or self._models().endpoints(asked["model"], call.rollout_id)
+        call.weight_version = await self._gate.enter()
+        try:
+            async with self._upstream.ask(call, request.wire, endpoints, call.began + self._call_seconds) as response:
+                if isinstance(response, UpstreamStream):
+                    return await self._pass_stream(call, request, response, reply_stream)
+                reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
+                if response.hid_key:
+                    reply = without_tokens(reply)
+                await self._record(request, reply)
+                return await self._whole_reply(call, request, reply, response.body, reply_stream)
+        finally:
+            self._gate.leave()
+
+    async def count_tokens(self, raw: bytes, rollout_id: str) -> JsonReply:
+        """Reply with the tokens that a prompt of the messages dialect has, as the model server counts them.
+
+        Raises:
+            CallFailed: 400 that names the field that is wrong; 501, the server does not count; its own refusal.
+        """
+        asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(MESSAGES.read_count), raw)
+        wire, endpoints = self._wire_and_endpoints(MESSAGES, asked["model"], rollout_id)
+        if wire is not MESSAGES.native:
+            asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(MESSAGES.count_to_chat), asked)
+        for endpoint in endpoints[:-1]:
+            try:
+                return await self._count(endpoint, wire, asked, len(raw))
+            except CallFailed as failure:
+                if failure.status != 502:
+                    raise
+        return await self._count(endpoints[-1], wire, asked, len(raw))
+
+    async def _count(self, endpoint: ModelEndpoint, wire: WireDialect, request: Json, size: int) -> JsonReply:
+        body = await self._off_loop.run(size, wire.upstream_request, request, endpoint.model, {})
+        native = wire is MESSAGES.native
+        base, route = (endpoint.api_base, "/messages/count_tokens") if native else (endpoint.root, "/tokenize")
+        response = await self._upstream.count(endpoint, base, route, wire, body)
+        count = (read_json(response.body) or {}).get("input_tokens" if native else "count")
+        if type(count) is not int or count != count_of(count):
+            text = f"The model server of {endpoint.model!r} does not count the tokens of messages"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
+        return JsonReply(200, response.body) if native else json_reply({"input_tokens": count})
+
+    def _find(self, dialect: Dialect, asked: Json, rollout_id: str) -> tuple[WireDialect, list[ModelEndpoint]]:
+        """Return as `_wire_and_endpoints`; a call for a model that only a file knows needs no endpoint."""
+        if self._call_file is not None and self._call_file.replays and asked["model"] not in self._models().names:
+            return _wires(dialect)[-1], []
+        return self._wire_and_endpoints(dialect, asked["model"], rollout_id)
+
+    def _wire_and_endpoints(
+        self, dialect: Dialect, model: str, rollout_id: str
+    ) -> tuple[WireDialect, list[ModelEndpoint]]:
+        """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
+
+        Raises:
+            CallFailed: 404, there is no such model; 400, none of its servers can be asked in this dialect.
+        """
+        endpoints = self._models().endpoints(model, rollout_id)
+        for endpoint in endpoints:
+            for wire in _wires(dialect):
+                if wire.route in endpoint.dialects:
+                    return wire, [other for other in endpoints if wire.route in other.dialects]
+        routes = ", ".join(sorted({route for endpoint in endpoints for route in endpoint.dialects}))
+        text = f"The model {model!r} is served by {routes} only, not by {dialect.route}"
+        raise CallFailed(400, text, code="unsupported_dialect", param="model")
+
+    async def _record(self, request: _UpstreamRequest, reply: Json) -> None:
+        if self._call_file is not None and self._call_file.records:
+            await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
+
+    async def _whole_reply(
+        self, call: GatewayCall, request: _UpstreamRequest, reply: Json, body: bytes, reply_stream: ReplyStream
+    ) -> AgentReply:
+        """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
+        call.bytes += len(body)
+        record, tokens, shown = await self._off_loop.run(len(body), _convert_reply, request, reply, body, call.streamed)
+        call.answered(record, tokens, generated=request.wire.generates)
+        return StreamEnd(reply_stream, shown) if call.streamed else JsonReply(200, shown)
+
+    async def _pass_stream(
+        self, call: GatewayCall, request: _UpstreamRequest, stream: UpstreamStream, reply_stream: ReplyStream
+    ) -> StreamEnd:
+        """Pass the frames to the agent as they come and collect the reply from them."""
+        wire, translated = request.wire, request.translated
+        reader = wire.read_stream(request.body)
+        writer = None if translated is None else translated.write_stream(request.agent_request)
+        last, number = b"", 0
+        try:
+            async for frame in stream.frames():
+                number, call.bytes = number + 1, call.bytes + len(frame)
+                if number > MOST_FRAMES:
+                    raise stream.broken(f"a stream of more than {MOST_FRAMES} frames")
+                shown = await self._off_loop.run(len(frame), _convert_frame, reader, frame, writer)
+                if call.first_frame_at is None:
+                    call.first_frame_at = time.time()
+                if reader.ended:
+                    last = shown
+                    break
+                await reply_stream.write(shown)
+                if number % _FRAMES_A_TURN == 0:
+                    await asyncio.sleep(0)  # frames that are there already come without a pause
+            if not (reader.ended or reader.complete):
+                raise unusable("The model server ended its stream before the reply was complete")
+            ended = await self._off_loop.run(call.bytes, _end_stream, request, reader, writer, stream.hid_key)
+            reply, record, tokens, end = ended
+        except BaseException:
+            with suppress(Exception):  # the reply may break off because it cannot be read
+                partial = reader.reply()
+                call.broke_off(None if partial is None else wire.record_of(partial))
+            raise
+        call.answered(record, tokens, generated=wire.generates)
+        await self._record(request, reply)
+        return StreamEnd(reply_stream, last if writer is None else end)
+
+
+def _wires(dialect: Dialect) -> tuple[WireDialect, ...]:
+    """Return the dialects in which servers can be asked for an agent that speaks this one; the best first."""
+    if isinstance(dialect, TranslatedDialect):
+        return dialect.native, CHAT
+    assert isinstance(dialect, WireDialect)
+    return (dialect,)
+
+
+@contextmanager
+def _blamed_on(who: str) -> Generator[None, None, None]:
+    """Turn an error in reading a request or response into that call's failure, which names its sender.
+
+    No such error is known; the dialects refuse by name what they cannot read.
+    """
+    try:
+        yield
+    except CallFailed:
+        raise
+    except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
+        logger.exception("a part of a call could not be read: %s", who)
+        text = f"{who} cannot be read ({type(error).__name__})"
+        if who == _AGENT:
+            raise CallFailed(400, text, code="invalid_request") from error
+        raise unusable(text) from error
+
+
+def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[Any]]:
+    """Return an agent's request and the prompt in it, as messages."""
+    with _blamed_on(_AGENT):
+        asked = dialect.read_request(raw)
+        return asked, dialect.prompt_of(asked)
+
+
+def _upstream_request(
+    dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json
+) -> _UpstreamRequest:
+    """Return the request for these endpoints, which speak `wire`."""
+    with _blamed_on(_AGENT):
+        if isinstance(dialect, TranslatedDialect) and wire is CHAT:
+            chat = dialect.to_chat(asked)
+            return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, dialect)
+        return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
+
+
+def _convert_reply(
+    request: _UpstreamRequest, reply: Json, body: bytes, streamed: bool
+) -> tuple[Json, CallTokens | None, bytes]:
+    """Return the record of a whole reply, its tokens, and the bytes for the agent."""
+    wire, translated = request.wire, request.translated
+    with _blamed_on(_SERVER):
+        record, tokens = wire.record_of(reply), wire.tokens_of(reply, request.body)
+        if streamed:
+            stream = wire.stream_of(reply, request.body)
+            if translated is not None:
+                stream = _translated_stream(translated.write_stream(request.agent_request), stream)
+            return record, tokens, stream
+        shown = wire.visible_reply(reply, request.body)
+        if translated is not None:
+            return record, tokens, json_bytes(translated.from_chat(shown, request.agent_request))
+        return record, tokens, strict_json(body, shown) if shown == reply else json_bytes(shown)
+
+
+def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
+    """Return what the agent gets for one frame."""
+    with _blamed_on(_SERVER):
+        shown = reader.feed(frame)
+        if b"NaN" in shown or b"Infinity" in shown:
+            shown = _strict_frame(shown)
+        return shown if writer is None or reader.ended else _events(writer, shown)
+
+
+def _end_stream(
+    request: _UpstreamRequest, reader: StreamReader, writer: StreamWriter | None, hid_key: bool
+) -> tuple[Json, Json, CallTokens | None, bytes]:
+    """Return a stream's reply, its record, its tokens, and the events that end a translated stream."""
+    with _blamed_on(_SERVER):
+        reply = reader.reply()
+        if reply is None:
+            raise unusable("The model server ended its stream without a reply")
+        reply = without_tokens(reply) if hid_key else reply
+        end = b"" if writer is None else writer.end()
+        return reply, request.wire.record_of(reply), request.wire.tokens_of(reply, request.body), end
+
+
+def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:
+    with _blamed_on(_SERVER):
+        reply = wire.read_reply(response.body)
+    if reply is None:
+        raise unusable(f"The model server's reply is none of {wire.route} ({wire.reply_form})")
+    return reply
+
+
+def _strict_frame(frame: bytes) -> bytes:
+    """Return a frame without what JSON does not have; the very same where that stands in a text."""
+    data = data_of(frame)
+    value = None if data is None else read_json(data)
+    if data is None or value is None or is_strict(data):
+        return frame
+    event = next((line[6:].strip() for line in frame.splitlines() if line.startswith(b"event:")), None)
+    return frame_of(json_bytes(value), None if event is None else event.decode("utf-8", "replace"))
+
+
+def _events(writer: StreamWriter, frame: bytes) -> bytes:
+    """Return the events that a chat frame becomes in another dialect."""
+    data = data_of(frame)
+    chunk = None if data is None or data.strip() == DONE else read_json(data)
+    return b"" if chunk is None else writer.feed(chunk)
+
+
+def _translated_stream(writer: StreamWriter, chat_stream: bytes) -> bytes:
+    frames = Frames(len(chat_stream) + 1).feed(chat_stream)
+    return b"".join([*(_events(writer, frame) for frame in frames), writer.end()])

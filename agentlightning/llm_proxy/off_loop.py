@@ -1,0 +1,74 @@
+"""Runs long work on threads beside the serving loop, so that other calls go on; small work runs on the loop at once.
+
+The interpreter runs one thread at a time, so this makes nothing faster; but it changes threads every few milliseconds,
+and the work is made of parts that are shorter than that or a single pass over some megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LARGE_BYTES: Final = 128 * 1024
+"""From this size on the work is done on a thread; it takes about a millisecond."""
+_THREADS: Final = 2
+"""How many large bodies are worked on at a time; others wait and are not decoded yet."""
+HUGE_BYTES: Final = 1024 * 1024
+"""Of bodies from this size on a process works on one at a time."""
+_turn = threading.Lock()
+"""Held while a huge body is worked on."""
+
+
+class OffLoop:
+    """Threads for long work. Owned by the serving loop; begun when they are needed, ended by `close`.
+
+    A function that is run here returns a value and changes nothing: whoever waits may have left before it ends.
+    """
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._huge: ThreadPoolExecutor | None = None
+        self.handed_over = 0
+        """Functions that were run on a thread so far."""
+
+    async def run(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns; `size` is the number of bytes that it goes through."""
+        if size < LARGE_BYTES:
+            return function(*args, **kwargs)
+        if self._threads is None or self._huge is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-gateway-work")
+            self._huge = ThreadPoolExecutor(1, thread_name_prefix="agl-gateway-huge")
+        self.handed_over += 1
+        loop = asyncio.get_running_loop()
+        if size < HUGE_BYTES:
+            return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        return await loop.run_in_executor(self._huge, lambda: _in_turn(lambda: function(*args, **kwargs)))
+
+    def close(self) -> None:
+        """End the threads when what they do is done; waits for nothing. May be called twice."""
+        pools, self._threads, self._huge = (self._threads, self._huge), None, None
+        for threads in pools:
+            if threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_turn(function: Callable[[], T]) -> T:
+    with _turn:
+        return function()
+
+
+def _forget_turn() -> None:
+    """Begin anew: in a forked child, which has none of its parent's threads."""
+    global _turn
+    _turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_turn)

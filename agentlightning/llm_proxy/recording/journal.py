@@ -1,0 +1,125 @@
+"""The journal of calls in progress: a file by which the next process records the calls that `kill -9` cut short.
+
+A line when a call begins, a line when its spans are stored. Neither is synced to the disk: the file is for the death of
+the process, not of the machine, and costs a call two short writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects import DIALECTS
+from agentlightning.private_files import private_folder, tighten
+
+logger = logging.getLogger(__name__)
+
+_LARGE_BYTES: Final = 1024 * 1024
+_TEXTS: Final = ("call_id", "rollout_id", "attempt_id", "dialect")
+
+
+class Journal:
+    """Owned by the gateway that opened it: a second one cannot open the same file. Used from one loop at a time.
+
+    Raises:
+        ValueError: the file cannot be written, or a living gateway has it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._in_hand: set[str] = set()
+        self._file: int | None = None
+
+    def open(self) -> list[GatewayCall]:
+        """Open the file and return the calls that were in progress when an earlier process ended; they stay on file."""
+        self.close()
+        try:
+            private_folder(self.path.parent)
+            tighten(self.path)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ValueError(f"journal={str(self.path)!r} cannot be written: {error.strerror}") from error
+        if not _locked(file):
+            os.close(file)
+            raise ValueError(
+                f"journal={str(self.path)!r} belongs to a gateway that runs; give each one a file of its own"
+            )
+        written = self.path.read_bytes()
+        left = _left_over(written)
+        self._file, self._in_hand = file, {call.call_id for call in left}
+        if written and not written.endswith(b"\n"):
+            self._append(b"\n")  # a line was cut short: what follows begins its own
+        return left
+
+    def begun(self, call: GatewayCall) -> None:
+        """Write that a call is in progress; does nothing if the journal is not open."""
+        if self._file is None:
+            return
+        self._in_hand.add(call.call_id)
+        line = {name: getattr(call, name) for name in (*_TEXTS, "sequence_id", "arrived_at", "streamed")}
+        self._append(json.dumps(line).encode() + b"\n")
+
+    def ended(self, call: GatewayCall) -> None:
+        """Write that a call is recorded, or that its record is given up."""
+        if self._file is None:
+            return
+        self._in_hand.discard(call.call_id)
+        self._append(json.dumps({"ended": call.call_id}).encode() + b"\n")
+        if self._file is not None and not self._in_hand and os.fstat(self._file).st_size > _LARGE_BYTES:
+            os.ftruncate(self._file, 0)
+
+    def close(self) -> None:
+        """End; the file goes if no call is in hand. May be called twice."""
+        if self._file is None:
+            return
+        if not self._in_hand:
+            with suppress(OSError):
+                self.path.unlink()
+        os.close(self._file)
+        self._file = None
+
+    def _append(self, line: bytes) -> None:
+        """Write a line. Where that fails the calls go on, and the journal ends: what it told would be wrong."""
+        assert self._file is not None
+        try:
+            os.write(self._file, line)
+        except OSError as error:
+            logger.error(
+                "journal %s cannot be written (%s): calls in hand are not noted from here on", self.path, error
+            )
+            os.close(self._file)
+            self._file = None
+
+
+def _locked(file: int) -> bool:
+    """Lock the file for this process; the system releases it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: two gateways with one file are not noticed
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _left_over(written: bytes) -> list[GatewayCall]:
+    """Return the calls that began and did not end; a line that was cut short is skipped."""
+    begun: dict[str, GatewayCall] = {}
+    for line in written.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+        if "ended" in fields:
+            begun.pop(fields["ended"], None)
+        elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:
+            begun[fields["call_id"]] = GatewayCall(**fields)
+    return list(begun.values())

@@ -1,0 +1,92 @@
+"""Requests of the gateway to the store: numbers for calls, and their spans, stored before the agent gets its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from agentlightning.errors import AgentLightningError, BusyError, TooLargeError
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.off_loop import OffLoop
+from agentlightning.llm_proxy.recording.privacy import Privacy
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, bare_spans_of, spans_of
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.semconv import LightningCallAttributes
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.export.exporter import mirror_spans
+from agentlightning.tracer.mending import span_without_keys
+from agentlightning.types import Span
+from agentlightning.utils.backoff import backoff_delays
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_FIRST_DELAY = 0.05
+_LEAST_BYTES = 4096
+
+
+async def ask_store(question: Awaitable[T], seconds: float) -> T:
+    """Await the store's answer.
+
+    Raises:
+        CallFailed: 503, the store did not answer in time or failed. One raised by the question itself passes.
+    """
+    try:
+        return await asyncio.wait_for(question, seconds)
+    except CallFailed:
+        raise
+    except Exception as error:  # boundary: any failure of a store, ours or a user's, is an answer for the agent
+        logger.error("the store failed before a model call: %r", error)
+        text = f"The store cannot be asked about this attempt ({type(error).__name__}); the call was not made"
+        raise CallFailed(503, text, code="store_unavailable", retry_after=1.0) from error
+
+
+async def keep(
+    store: LightningStore, call: GatewayCall, privacy: Privacy, seconds: float, off_loop: OffLoop | None = None
+) -> Exception | None:
+    """Store the two spans of a call in one step, and offer them to the mirror; return None, or why they are lost.
+
+    Tried again while `seconds` last, unless the store says that they are wrong. Safe to repeat: the store knows the
+    spans by their ids.
+    """
+    deadline, delays, kept_bytes = time.monotonic() + seconds, backoff_delays(_FIRST_DELAY), KEPT_BYTES
+    spans: list[Span] | None = None
+    while True:
+        try:
+            if spans is None:
+                spans = privacy.apply(await _written(call, kept_bytes, off_loop or OffLoop()))
+        except Exception as error:  # boundary: `redact` is the user's; if it fails, nothing leaves
+            return error
+        try:
+            await asyncio.wait_for(store.add_many_spans(spans), max(0.01, deadline - time.monotonic()))
+            mirror_spans(spans)
+            return None
+        except Exception as error:  # boundary: any failure of a store is retried or returned
+            if isinstance(error, TooLargeError) and kept_bytes > _LEAST_BYTES:
+                spans, kept_bytes = None, kept_bytes // 16  # a store, or what stands before it, takes less
+                continue
+            delay = next(delays)
+            if is_final(error) or time.monotonic() + delay >= deadline:
+                return error
+        await asyncio.sleep(delay)
+
+
+async def _written(call: GatewayCall, kept_bytes: int, off_loop: OffLoop) -> list[Span]:
+    """Return the spans of a call; bare ones if what somebody sent cannot be written down."""
+    try:
+        spans = await off_loop.run(call.bytes, lambda: [span_without_keys(span) for span in spans_of(call, kept_bytes)])
+    except Exception as error:  # boundary: a call that cannot be written down has a bare record
+        logger.exception("%s: the call cannot be written down; its record is bare", call.call_id)
+        return [span_without_keys(span) for span in bare_spans_of(call, error)]
+    if spans[1].attributes.get(LightningCallAttributes.STATE.value) == "no_tokens":
+        call.state = "no_tokens"  # for want of room
+    return spans
+
+
+def is_final(error: Exception) -> bool:
+    """True if the store would say the same to the same spans again."""
+    if isinstance(error, AgentLightningError):
+        return error.http_status < 500 and not isinstance(error, BusyError)
+    return isinstance(error, (TypeError, ValueError, NotImplementedError))

@@ -1,0 +1,279 @@
+"""One model call as two spans: `litellm_request` with the messages, and below it `raw_gen_ai_request` with the tokens.
+
+The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
+beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
+enter no span.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from agentlightning.llm_proxy.access.limits import LARGEST_COUNT, count_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects import DIALECTS
+from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.recording.record_size import Part, fitting
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.semconv import LightningCallAttributes, LightningResourceAttributes
+from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
+from agentlightning.utils.id import derive_id
+
+REQUEST_SPAN = "litellm_request"
+RAW_SPAN = "raw_gen_ai_request"
+KEPT_BYTES = 15 * 1024 * 1024
+"""Of one call, as it is sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+_PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
+_TOKENS = (
+    LightningCallAttributes.PROMPT_TOKEN_IDS.value,
+    LightningCallAttributes.COMPLETION_TOKEN_IDS.value,
+    LightningCallAttributes.COMPLETION_LOGPROBS.value,
+)
+_BARE = (
+    *(
+        "rollout_id",
+        "attempt_id",
+        "sequence_id",
+        "call_id",
+        "arrived_at",
+        "began",
+        "dialect",
+        "role",
+        "policy",
+        "streamed",
+    ),
+    *("weight_version", "first_frame_at", "endpoint", "engine", "upstream_tries", "state", "http_status", "error_code"),
+)
+_Pairs = Iterator[tuple[str, AttributeValue]]
+
+
+def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
+    """Return the two spans of a call that has ended, parent first; both have the call's number.
+
+    They take at most `kept_bytes` as JSON, and a little more. A call whose token ids find no room is `no_tokens`.
+    """
+    trace_id, ended = derive_id(call.call_id, 0, 32), time.time()
+    parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
+    pairs = (_request_attributes(call), _raw_attributes(call))
+    parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in pairs[span]]
+    request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
+    return [
+        _span(call, REQUEST_SPAN, trace_id, parent_id, None, ended, request_attributes),
+        _span(call, RAW_SPAN, trace_id, child_id, parent_id, ended, raw_attributes),
+    ]
+
+
+def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
+    """Return the spans of a call that cannot be written down: only how it ended; an answered one counts as failed."""
+    if call.state in ("ok", "no_tokens", "no_generation"):
+        call.failed(CallFailed(500, f"The call cannot be written down ({type(why).__name__})", state="upstream_error"))
+    bare = GatewayCall(**{name: getattr(call, name) for name in _BARE})
+    bare.error = call.error
+    return spans_of(bare)
+
+
+def _attributes(call: GatewayCall, parts: list[Part]) -> tuple[Attributes, Attributes]:
+    """Return the attributes of both spans. Ids without the others cannot be trained on, so they go together."""
+    found: tuple[Attributes, Attributes] = ({}, {})
+    for part in parts:
+        found[part.span][part.key] = part.value
+    given = _TOKENS[:2] if call.tokens is not None and call.tokens.prompt_token_ids else _TOKENS[1:2]
+    if call.tokens is not None and not all(key in found[1] for key in given):
+        keys = LightningCallAttributes
+        for key in _TOKENS:
+            found[1].pop(key, None)
+        found[1][keys.PROMPT_TOKENS.value] = len(call.tokens.prompt_token_ids)
+        found[1][keys.COMPLETION_TOKENS.value] = len(call.tokens.completion_token_ids)
+        if call.state == "ok":
+            found[1][keys.STATE.value] = "no_tokens"
+    return found
+
+
+def _span(
+    call: GatewayCall,
+    name: str,
+    trace_id: str,
+    span_id: str,
+    parent_id: str | None,
+    ended: float,
+    attributes: Attributes,
+) -> Span:
+    context = _context(trace_id, span_id)
+    return Span.model_construct(  # every value here has its type already; checking them again costs a third of a call
+        rollout_id=call.rollout_id,
+        attempt_id=call.attempt_id,
+        sequence_id=call.sequence_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        status=TraceStatus(status_code="ERROR" if call.error else "OK", description=call.error),
+        attributes=attributes,
+        events=[],
+        links=[],
+        start_time=call.arrived_at,
+        end_time=ended,
+        context=context,
+        parent=_context(trace_id, parent_id) if parent_id else None,
+        resource=_resource(call),
+        kind="CLIENT" if parent_id else "SERVER",
+        scope={"name": "agentlightning.llm_proxy", "version": None},
+    )
+
+
+def _context(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
+
+
+def _resource(call: GatewayCall) -> OtelResource:
+    keys = LightningResourceAttributes
+    attributes: Attributes = {
+        keys.ROLLOUT_ID.value: call.rollout_id,
+        keys.ATTEMPT_ID.value: call.attempt_id,
+        keys.SPAN_SEQUENCE_ID.value: call.sequence_id,
+    }
+    return OtelResource(attributes=attributes)
+
+
+def _text(value: Any) -> str:
+    """Return a text as it is, another value as JSON; a half of a surrogate pair, which no store can hold, as `?`."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _number(value: float) -> AttributeValue:
+    """Return a number that every store can hold, another one as text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    return value if abs(value) <= LARGEST_COUNT else _text(str(value))
+
+
+def _request_attributes(call: GatewayCall) -> _Pairs:
+    request, reply = call.request or {}, call.reply or {}
+    yield "gen_ai.system", _system(call)
+    yield "llm.request.type", DIALECTS[call.dialect].kind
+    yield "llm.is_streaming", str(call.streamed)
+    for name in _PARAMETERS:
+        if isinstance(value := request.get(name), (str, int, float, bool)):
+            yield f"gen_ai.request.{name}", _text(value) if isinstance(value, str) else _number(value)
+    for index, message in enumerate(_dicts(request.get("messages") if call.prompt is None else call.prompt)):
+        yield from _message(f"gen_ai.prompt.{index}", message)
+    for index, tool in enumerate(_dicts(request.get("tools"))):
+        yield from _function(f"llm.request.functions.{index}", tool.get("function", tool))
+    for index, choice in enumerate(_dicts(reply.get("choices"))):
+        yield from _message(f"gen_ai.completion.{index}", choice.get("message"))
+        if isinstance(reason := choice.get("finish_reason"), str):
+            yield f"gen_ai.completion.{index}.finish_reason", _text(reason)
+    for name in ("id", "model"):
+        if isinstance(value := reply.get(name), str):
+            yield f"gen_ai.response.{name}", _text(value)
+    yield from _usage(reply.get("usage"))
+    if call.error:
+        yield "error.type", call.state
+        yield "error.message", _text(call.error)
+
+
+def _system(call: GatewayCall) -> str:
+    """Return what served the call, as far as it came; vLLM's name where nobody knows."""
+    known = None if call.engine is None else call.engine.system
+    return known or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
+
+
+def _message(key: str, message: Any) -> _Pairs:
+    if not isinstance(message, dict):
+        return
+    fields = cast(dict[str, Any], message)
+    for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal"):
+        if (value := fields.get(name)) is not None:
+            yield f"{key}.{name}", _text(value)
+    for index, tool_call in enumerate(_dicts(fields.get("tool_calls"))):
+        function = tool_call.get("function")
+        named = {"id": tool_call.get("id"), **(cast(dict[str, Any], function) if isinstance(function, dict) else {})}
+        for name in ("id", "name", "arguments"):
+            if (value := named.get(name)) is not None:
+                yield f"{key}.tool_calls.{index}.{name}", _text(value)
+
+
+def _function(key: str, function: Any) -> _Pairs:
+    if not isinstance(function, dict):
+        return
+    fields = cast(dict[str, Any], function)
+    fields = {"parameters": fields.get("input_schema"), **fields}  # Anthropic's name of it
+    for name in ("name", "description", "parameters"):
+        if (value := fields.get(name)) is not None:
+            yield f"{key}.{name}", _text(value)
+
+
+def _usage(usage: Any) -> _Pairs:
+    names = {
+        "prompt_tokens": "gen_ai.usage.prompt_tokens",
+        "completion_tokens": "gen_ai.usage.completion_tokens",
+        "total_tokens": "llm.usage.total_tokens",
+    }
+    if isinstance(usage, dict):
+        for name, key in names.items():
+            value = cast(dict[str, Any], usage).get(name)
+            if type(value) is int and value == count_of(value):
+                yield key, value
+
+
+def _raw_attributes(call: GatewayCall) -> _Pairs:
+    keys = LightningCallAttributes
+    yield keys.CALL_ID.value, call.call_id
+    yield keys.STATE.value, call.state
+    yield keys.HTTP_STATUS.value, call.http_status
+    yield keys.UPSTREAM_TRIES.value, call.upstream_tries
+    yield keys.LATENCY_SECONDS.value, call.seconds
+    yield keys.DIALECT.value, call.dialect
+    yield keys.STREAMED.value, call.streamed
+    if call.role is not None:
+        yield keys.ROLE.value, call.role
+    if call.policy is not None:
+        yield keys.POLICY.value, call.policy.name
+        yield keys.POLICY_KIND.value, call.policy.kind
+    if call.reply is not None and len(call.reply["choices"]) > 1:
+        yield keys.CHOICES.value, len(call.reply["choices"])
+    if call.error_code is not None:
+        yield keys.ERROR_CODE.value, call.error_code
+    if call.first_frame_at is not None:
+        yield keys.FIRST_FRAME_SECONDS.value, max(0.0, call.first_frame_at - call.arrived_at)
+    if call.weight_version is not None:
+        yield keys.WEIGHT_VERSION.value, call.weight_version
+    if call.reply is not None:
+        yield from _reply_text(call.reply, call.tokens)
+    if call.tokens is not None:
+        if call.tokens.prompt_token_ids:
+            yield keys.PROMPT_TOKEN_IDS.value, call.tokens.prompt_token_ids
+        yield keys.COMPLETION_TOKEN_IDS.value, call.tokens.completion_token_ids
+        if call.tokens.logprobs is not None:
+            yield keys.COMPLETION_LOGPROBS.value, call.tokens.logprobs
+
+
+def _reply_text(reply: dict[str, Any], tokens: CallTokens | None) -> _Pairs:
+    """The text form: Python literals of all choices, without what the parent says already, in vLLM's spelling."""
+    for name in ("id", "model"):
+        if isinstance(value := reply.get(name), str):
+            yield f"llm.hosted_vllm.{name}", _text(value)
+    prompt_ids = reply.get("prompt_token_ids") or (tokens.prompt_token_ids if tokens is not None else None)
+    if prompt_ids:
+        yield "llm.hosted_vllm.prompt_token_ids", _text(repr(prompt_ids))
+    shown = ("index", "token_ids", "finish_reason")
+    choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
+    if choices:
+        if tokens is not None and not choices[0].get("token_ids"):
+            choices[0]["token_ids"] = tokens.completion_token_ids
+        yield "llm.hosted_vllm.choices", _text(repr(choices))
+        if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
+            yield LightningCallAttributes.FINISH_REASON.value, _text(reason)
+
+
+def _dicts(value: Any) -> Iterable[dict[str, Any]]:
+    """The entries of a list that are objects; nothing if it is no list. Agents send what they like."""
+    entries = cast(list[Any], value) if isinstance(value, list) else []
+    return (cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict))

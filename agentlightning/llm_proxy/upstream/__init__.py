@@ -1,0 +1,1 @@
+"""Requests to model servers and their responses."""

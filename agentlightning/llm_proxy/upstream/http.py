@@ -1,0 +1,303 @@
+"""Calls to model servers: one session, failover, and retries of what may be done twice.
+
+Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
+`max(num_retries, 3)` times; 500 only when `num_retries` says so; a connection that is cut after the request went out
+once (it may have been a stale one). Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
+jittered, honour `Retry-After`, and never outlast the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.base import WireDialect
+from agentlightning.llm_proxy.dialects.chat import ChatCompletions
+from agentlightning.llm_proxy.dialects.json_values import read_json
+from agentlightning.llm_proxy.endpoints.balancer import Balancer
+from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
+from agentlightning.llm_proxy.endpoints.engines import LITELLM_ENGINE
+from agentlightning.llm_proxy.endpoints.health import HealthChecks
+from agentlightning.llm_proxy.endpoints.health_watch import HealthWatch
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.off_loop import OffLoop
+from agentlightning.llm_proxy.replies import CallFailed, unusable
+from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
+from agentlightning.llm_proxy.upstream.provider_keys import Secrets
+from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
+from agentlightning.utils.backoff import backoff_delay
+from agentlightning.utils.http.retry_after import retry_after_seconds
+
+logger = logging.getLogger(__name__)
+
+_TRANSIENT = (429, 502, 503, 504)
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_CONNECT_SECONDS = 10.0
+_IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
+_LONGEST_PAUSE = 30.0
+_SHOWN_BYTES = 2000
+_REFUSAL_BYTES = 64 * 1024
+_LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
+
+
+class Upstream:
+    """The connections to the model servers. Owned by the serving loop, between entering and leaving `opened`."""
+
+    def __init__(self, *, num_retries: int, body_bytes: int, calls: int, health: HealthChecks) -> None:
+        self.off_loop = OffLoop()
+        """For what is long, the gateway's included."""
+        self._num_retries = num_retries
+        self._body_bytes = body_bytes
+        self._calls = calls
+        self._session: aiohttp.ClientSession | None = None
+        self._probe: EngineProbe | None = None
+        self._unsupported: dict[ModelEndpoint, set[str]] = {}
+        self._used_litellm = False
+        self._health = health
+        self.balancer = Balancer(health)
+
+    @asynccontextmanager
+    async def opened(self, endpoints: Callable[[], list[ModelEndpoint]]) -> AsyncGenerator[None, None]:
+        """Hold the session open; it ignores proxy variables of the environment and keeps no cookies.
+
+        The engines of `endpoints` are asked what they are; those of others before their first call.
+        """
+        connector = aiohttp.TCPConnector(limit=self._calls, keepalive_timeout=_IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+        ) as self._session:
+            self._probe = EngineProbe(self._session)
+            self._probe.begin(endpoints())
+            watch = HealthWatch(self._session, self.balancer, self._probe, self._health, endpoints)
+            watching = asyncio.ensure_future(watch.run())
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                await self._probe.close()
+                self.off_loop.close()
+                if self._used_litellm:
+                    await close_litellm()
+        self._session = self._probe = None
+
+    @asynccontextmanager
+    async def ask(
+        self, call: GatewayCall, wire: WireDialect, endpoints: list[ModelEndpoint], deadline: float
+    ) -> AsyncGenerator[UpstreamResponse | UpstreamStream, None]:
+        """Give the first good reply: whole, or opened if the call is streamed and the server streams too.
+
+        `deadline` is on the monotonic clock. Nothing is tried again once a reply has been given.
+
+        Raises:
+            CallFailed: no good reply; the server's own reply where it gave one, else 502.
+        """
+        assert call.request is not None
+        endpoints = self.balancer.order(call.rollout_id, call.request["model"], endpoints)
+        moved = 0
+        while True:
+            endpoint = endpoints[moved % len(endpoints)]
+            with self.balancer.busy(endpoint):
+                response = await self._ask(call, wire, endpoint)
+                call.endpoint = endpoint
+                if len(endpoints) > 1:  # the only one is asked whatever is known of it
+                    self._judge(endpoint, response)
+                if isinstance(response, UpstreamStream):
+                    try:
+                        yield response
+                    finally:
+                        await response.close()  # a stream that was not read to its end ends the generation there
+                    return
+                if response.ok:
+                    yield response
+                    return
+            if not self._may_retry(response, call.upstream_tries, len(endpoints)):
+                raise _call_failed(response, call, endpoint)
+            moves_on = response.failure == "unreachable" or response.status in _TRANSIENT
+            moved += moves_on
+            fresh = moves_on and moved < len(endpoints)
+            pause = 0.0 if fresh else _pause(response, call.upstream_tries)
+            if time.monotonic() + pause >= deadline or pause > _LONGEST_PAUSE:
+                raise _call_failed(response, call, endpoint)
+            logger.debug(
+                "%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause
+            )
+            await asyncio.sleep(pause)
+
+    def states(self, endpoints: list[ModelEndpoint]) -> dict[str, str]:
+        """Return what is known of each endpoint: `serving`, `failing` or `out`."""
+        return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
+
+    def _judge(self, endpoint: ModelEndpoint, response: UpstreamResponse | UpstreamStream) -> None:
+        """Remember whether the endpoint serves; 429 is a server that is busy, not one that is broken."""
+        if isinstance(response, UpstreamStream) or (not response.failure and (response.status < 500)):
+            self.balancer.served(endpoint)
+        elif rest := self.balancer.failed(endpoint):
+            logger.warning(
+                "the model server %s fails (%s); out for %.0f s at most", endpoint.label, response.outcome, rest
+            )
+
+    async def count(
+        self, endpoint: ModelEndpoint, base: str, route: str, wire: WireDialect, body: bytes
+    ) -> UpstreamResponse:
+        """Ask a server once to count tokens; `route` stands below `base`.
+
+        Raises:
+            CallFailed: 501, it does not count; 502, it cannot be reached or gave no usable reply; its own refusal.
+        """
+        assert self._session is not None
+        if endpoint.engine == LITELLM_ENGINE:
+            text = f"The provider of {endpoint.model!r} is reached through LiteLLM, which counts no tokens here"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
+        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key)}
+        try:
+            reply = await self._session.post(f"{base}{route}", data=body, headers=headers, allow_redirects=False)
+            async with reply:
+                response = await self._read(reply, endpoint)
+        except (aiohttp.ClientError, OSError) as error:
+            response = UpstreamResponse(failure="unreachable", detail=type(error).__name__)
+        if response.ok:
+            return response
+        server = f"The model server of {endpoint.model!r}"
+        if response.failure or response.status < 400:
+            raise unusable(f"{server} could not be asked to count tokens: {response.outcome}")
+        words = read_json(response.body)
+        if response.status in (405, 501) or (response.status == 404 and not (words or {}).get("error")):
+            text = f"{server} does not count tokens: {endpoint.label} has no route {route}"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
+        shown = response.body[:_SHOWN_BYTES].decode("utf-8", "replace")
+        text = f"{server} did not count the tokens ({response.status}): {shown}"
+        upstream_error = None if words is None else response.body
+        raise CallFailed(
+            response.status, text, code="upstream_error", state="upstream_error", upstream_error=upstream_error
+        )
+
+    def _may_retry(self, response: UpstreamResponse, tries: int, endpoints: int) -> bool:
+        patience = max(self._num_retries, 3)
+        if response.failure == "unreachable":
+            return tries <= max(patience, endpoints - 1)
+        if response.failure == "cut":
+            return tries <= 1
+        if response.status == 500:
+            return tries <= self._num_retries
+        return response.status in _TRANSIENT and tries <= patience
+
+    async def _ask(
+        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint
+    ) -> UpstreamResponse | UpstreamStream:
+        """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
+        assert call.request is not None
+        assert self._probe is not None
+        call.engine = engine = await self._probe.engine_of(endpoint)
+        wanted = dict(engine.asks.get(wire.route, {}))
+        for name in self._unsupported.get(endpoint, ()):
+            wanted.pop(name, None)
+        request = call.request
+        if call.streamed and wire.route == ChatCompletions.route and not engine.streams_chat_tokens:
+            if call.is_for_training:  # asked for a reply in one piece, of which the agent gets a stream all the same
+                request = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
+            else:
+                wanted = {}
+        refused: set[str] = set()
+
+        async def post() -> UpstreamResponse | UpstreamStream:
+            run, encoded = self.off_loop.run, wire.upstream_request
+            return await self._post(
+                call, wire, endpoint, await run(call.bytes, encoded, request, endpoint.model, wanted)
+            )
+
+        response = await post()
+        while isinstance(response, UpstreamResponse) and (
+            culprit := _refused_extra(response, wire.added(request, wanted))
+        ):
+            del wanted[culprit]
+            refused.add(culprit)
+            response = await post()
+            if isinstance(response, UpstreamStream) or response.ok:
+                self._unsupported.setdefault(endpoint, set()).update(refused)
+                logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, culprit)
+        return response
+
+    async def _post(
+        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint, body: bytes
+    ) -> UpstreamResponse | UpstreamStream:
+        assert self._session is not None
+        call.upstream_tries += 1
+        if endpoint.engine == LITELLM_ENGINE:
+            self._used_litellm = True
+            return await ask_litellm(endpoint, body, self._body_bytes)
+        forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
+        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
+        try:
+            reply = await self._session.post(
+                f"{endpoint.api_base}/{wire.route}",
+                data=io.BytesIO(body) if len(body) > _LARGE_BYTES else body,
+                headers=headers,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+            return UpstreamResponse(failure="unreachable", detail=type(error).__name__)
+        except aiohttp.ClientConnectionError as error:
+            return UpstreamResponse(failure="cut", detail=type(error).__name__)
+        except aiohttp.ClientError as error:
+            return UpstreamResponse(failure="garbage", detail=type(error).__name__)
+        if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
+            return HttpStream(reply, endpoint, self._body_bytes)
+        async with reply:
+            return await self._read(reply, endpoint)
+
+    async def _read(self, reply: aiohttp.ClientResponse, endpoint: ModelEndpoint) -> UpstreamResponse:
+        body = bytearray()
+        try:
+            async for chunk in reply.content.iter_any():
+                body += chunk
+                if len(body) > self._body_bytes:
+                    return UpstreamResponse(
+                        reply.status, failure="garbage", detail=f"a reply above {self._body_bytes} bytes"
+                    )
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
+            return UpstreamResponse(reply.status, failure="garbage", detail=detail)
+        text, hid_key = await self.off_loop.run(len(body), Secrets(endpoint.secrets).hide, bytes(body))
+        return UpstreamResponse(reply.status, text, retry_after_seconds(reply.headers.get("Retry-After")), hid_key)
+
+
+def _pause(response: UpstreamResponse, tries: int) -> float:
+    return max(backoff_delay(tries, 0.25, 8.0), response.retry_after or 0.0)
+
+
+def _refused_extra(response: UpstreamResponse, added: Iterable[str]) -> str | None:
+    if response.status not in (400, 422):
+        return None
+    said = response.body[:_REFUSAL_BYTES]
+    return next((name for name in sorted(added, key=len, reverse=True) if name.encode() in said), None)
+
+
+def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelEndpoint) -> CallFailed:
+    assert call.request is not None
+    model, tries = call.request["model"], call.upstream_tries
+    if response.failure or not 400 <= response.status < 600:
+        what = {"unreachable": "cannot be reached", "cut": "closed the connection"}.get(response.failure)
+        text = f"The model server of {model!r} {what or 'gave no usable reply'}: {response.outcome}; tries: {tries}"
+        logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
+        return unusable(text)
+    shown = response.body[:_SHOWN_BYTES].decode("utf-8", "replace")
+    text = f"The model server of {model!r} answered {response.status} (tries: {tries}): {shown}"
+    if response.status in (401, 403):
+        logger.error("%s: the model server %s refuses the gateway's key for %r", call.call_id, endpoint.label, model)
+    return CallFailed(
+        response.status,
+        text,
+        code="upstream_error",
+        retry_after=response.retry_after,
+        state="upstream_error",
+        upstream_error=response.body if read_json(response.body) is not None else None,
+    )

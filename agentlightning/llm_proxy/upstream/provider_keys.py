@@ -1,0 +1,312 @@
+"""Takes the key of a model server out of its responses, whole ones and streams, so that no agent sees it.
+
+In a stream the key may come in pieces. All texts of its frames are followed, by choice and field, and frames are held
+back while a text ends with the begin of a key; all others pass as they are. Every letter of texts that an agent puts
+together (what a delta says) counts for that; of other fields, which hold whole values, more than a few must fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote
+
+from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, objects, read_json
+from agentlightning.llm_proxy.sse import data_of, frame_of
+
+HIDDEN = "[redacted]"
+SHORTEST_KEY = 8
+"""Shorter ones are placeholders such as `EMPTY`, which are words of replies too."""
+_TELLS_NOTHING = 4
+"""So few characters of a key are let go when their text does not go on at once."""
+_WHOLE = ("role", "type", "id")
+"""Fields below a delta that are whole values."""
+_CONSTANT = ("object", "model", "finish_reason", "stop_reason")
+"""Values that a server repeats or that come once: no frame waits for what follows them."""
+_MOST_FOLLOWED = 4096
+"""Texts whose end is remembered though no frame waits for them."""
+_SPELL_TOKENS = ("token_ids", "logprobs", "meta_info", "tokens")
+"""Fields of a choice that say its text again, in tokens."""
+
+
+class Secrets:
+    """The keys of one endpoint, as they may be written."""
+
+    def __init__(self, keys: Iterable[str | None]) -> None:
+        self.keys = [key for key in dict.fromkeys(keys) if key and len(key) >= SHORTEST_KEY]
+        self._forms = [form for key in self.keys for form in _forms(key)]
+
+    def hide(self, body: bytes) -> tuple[bytes, bool]:
+        """Return a body without the keys, and whether one was in it."""
+        if not self.keys:
+            return body, False
+        shown = body
+        if b"\\u" in body or b"\\/" in body:  # other ways to write the same letters in JSON
+            value = read_json(body)
+            canonical = b"" if value is None else json_bytes(value)
+            shown = canonical if any(form in canonical for form in self._forms) else body
+        found = False
+        for form in self._forms:
+            if form in shown:
+                shown, found = shown.replace(form, HIDDEN.encode()), True
+        return shown, found
+
+    def begun_in(self, text: str) -> int:
+        """Return how many of the last characters of a text are the begin of a key, but not all of one."""
+        return max((_begun(key, text) for key in self.keys), default=0)
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the first key begins and ends."""
+        places = [(at, at + len(key)) for key in self.keys if (at := text.find(key)) >= 0]
+        return min(places, default=None)
+
+
+def _forms(key: str) -> list[bytes]:
+    escaped = json.dumps(key)[1:-1]
+    spelt = (escaped, json.dumps(escaped)[1:-1], key, quote(key, safe=""))
+    return [*(form.encode() for form in dict.fromkeys(spelt)), base64.b64encode(key.encode()).rstrip(b"=")]
+
+
+def _begun(key: str, text: str) -> int:
+    end = text[1 - len(key) :]
+    at = end.find(key[0])
+    while at >= 0:
+        if key.startswith(end[at:]):
+            return len(end) - at
+        at = end.find(key[0], at + 1)
+    return 0
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    raw: bytes
+    value: Json | None = None
+    changed: bool = False
+    gone: bool = False
+    """Has been handed on."""
+
+    def bytes(self) -> bytes:
+        if not self.changed:
+            return self.raw
+        assert self.value is not None
+        for choice in objects(self.value.get("choices")):
+            for name in _SPELL_TOKENS:
+                choice.pop(name, None)
+        lines = self.raw.replace(b"\r\n", b"\n").split(b"\n")
+        event = next(
+            (line[6:].strip().decode("utf-8", "replace") for line in lines if line.startswith(b"event:")), None
+        )
+        return frame_of(json_bytes(self.value), event)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """The last `length` characters of one text of a frame."""
+
+    frame: _Frame
+    place: Any
+    name: Any
+    length: int
+    waits: bool = True
+    """Holds its frame back."""
+
+    @property
+    def held(self) -> bool:
+        return self.waits and not self.frame.gone
+
+    def keep(self, length: int) -> None:
+        """Leave only the first of these characters."""
+        text = self.place[self.name]
+        self.place[self.name] = text[: len(text) - self.length + length]
+        self.frame.changed = True
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of a growing text that is the begin of a key."""
+
+    text: str = ""
+    pieces: list[_Piece] = field(default_factory=list["_Piece"])
+
+    @property
+    def held(self) -> bool:
+        return any(piece.held for piece in self.pieces)
+
+    def cut(self, keep: int) -> None:
+        """Leave only the first `keep` characters of it in the frames that are still here."""
+        for piece in self.pieces:
+            if not piece.frame.gone:
+                piece.keep(min(piece.length, max(0, keep)))
+            keep -= piece.length
+
+
+class KeyWatch:
+    """Follows one stream. What it gives back is what the agent may see, in the same order."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._held: list[_Frame] = []
+        self._tails: dict[tuple[Any, ...], _Tail] = {}
+        self.found = False
+        """A key was in it."""
+
+    def feed(self, raw: bytes) -> list[bytes]:
+        """Take one frame and return those that can be handed on; may be none."""
+        shown, found = self._hide(raw)
+        self.found |= found
+        data = data_of(shown)
+        value = None if data is None else read_json(data)
+        frame = _Frame(shown, value, changed=found and value is not None)
+        self._held.append(frame)
+        if value is None:
+            return self.end() if data is not None else self._free()
+        touched: set[tuple[Any, ...]] = set()
+        for text in _texts_of(value):
+            if text.kind is _TextKind.GROWING:
+                touched.add(text.path)
+            self._follow(text, frame)
+        self._let_go(touched, {path[0] for path in touched} | _about(value))
+        return self._free()
+
+    def end(self) -> list[bytes]:
+        """Return what is left, without texts that are the first half of a key."""
+        for tail in self._tails.values():
+            if len(tail.text) >= SHORTEST_KEY and tail.held:
+                tail.cut(0)
+                self.found = True
+        self._tails.clear()
+        return self._free()
+
+    def _hide(self, raw: bytes) -> tuple[bytes, bool]:
+        shown, found = self._secrets.hide(raw)
+        data = data_of(shown) if b"\\u" in raw or b"\\/" in raw else None
+        if data is None:
+            return shown, found
+        clean, inside = self._secrets.hide(data)
+        return (shown.replace(data, clean), True) if inside else (shown, found)
+
+    def _follow(self, said: _Text, frame: _Frame) -> None:
+        path, place, name = said.path, said.place, said.name
+        tail = self._tails.get(path) or _Tail()
+        while (found := self._secrets.find(tail.text + place[name])) is not None:
+            begin, end = found
+            tail.cut(begin)
+            text: str = place[name]
+            place[name] = text[: max(0, begin - len(tail.text))] + HIDDEN + text[end - len(tail.text) :]
+            frame.changed = self.found = True
+            tail = _Tail()
+        text = tail.text + place[name]
+        length = self._secrets.begun_in(text)
+        waits = said.kind is _TextKind.GROWING or (said.kind is _TextKind.WHOLE and length > _TELLS_NOTHING)
+        if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
+            self._tails.pop(path, None)
+            return
+        fresh = _Piece(frame, place, name, min(length, len(place[name])), waits)
+        before, pieces = length - fresh.length, list[_Piece]()
+        for piece in reversed(tail.pieces):
+            if before > 0:
+                pieces.insert(0, replace(piece, length=min(piece.length, before)))
+                before -= piece.length
+        self._tails[path] = _Tail(text[len(text) - length :], [*pieces, fresh] if fresh.length else pieces)
+
+    def _let_go(self, touched: set[tuple[Any, ...]], about: set[Any]) -> None:
+        """Hold back no longer what tells nothing and did not go on, though its choice did."""
+        for path, tail in self._tails.items():
+            if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
+                for piece in tail.pieces:
+                    piece.waits = False
+
+    def _free(self) -> list[bytes]:
+        if any(tail.held for tail in self._tails.values()):
+            return []
+        freed, self._held = self._held, []
+        for frame in freed:
+            frame.gone = True
+        return [frame.bytes() for frame in freed]
+
+
+def without_tokens(reply: Json) -> Json:
+    """Return a reply without the tokens of its choices, which spell what was hidden in its texts."""
+    if not isinstance(reply.get("choices"), list):
+        return reply
+    choices = [{k: v for k, v in choice.items() if k not in _SPELL_TOKENS} for choice in objects(reply["choices"])]
+    return {**reply, "choices": choices}
+
+
+class _TextKind(Enum):
+    GROWING = "an agent puts it together"
+    WHOLE = "a value of its own"
+    CONSTANT = "a value that is repeated"
+
+
+class _Text(NamedTuple):
+    """A text of a frame that may go on in later ones: what it belongs to, and where it stands."""
+
+    path: tuple[Any, ...]
+    place: Any
+    """The object or list that holds it."""
+    name: Any
+    kind: _TextKind
+
+
+def _texts_of(value: Json) -> Iterator[_Text]:
+    """Return all texts of a frame; those of a delta and of the block that it adds to have the same path."""
+    yield from _top(value, ("delta", "content_block"), "delta")
+    for choice in objects(value.get("choices")):
+        yield from _top(choice, ("delta",), "text")
+
+
+def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
+    """Return the texts of a frame or a choice, without those of a frame's choices."""
+    owner = (_index(place),)
+    for name, value in place.items():
+        if isinstance(value, str):
+            yield _Text(
+                (*owner, name), place, name, _TextKind.GROWING if name in (text, "delta") else _kind(name, False)
+            )
+        elif name in deltas:
+            yield from _texts(value, owner, True)
+        elif name != "choices":
+            yield from _texts(value, (*owner, name), False, name in _SPELL_TOKENS)
+
+
+def _texts(place: Any, path: tuple[Any, ...], grows: bool, in_row: bool = False) -> Iterator[_Text]:
+    """Return the texts in an object or list. Those of a list's entries go on at the same place of a later list; if they
+    stand `in_row`, in the next entry."""
+    if isinstance(place, dict):
+        for name, value in cast(Json, place).items():
+            if isinstance(value, str):
+                yield _Text((*path, name), place, name, _kind(name, grows))
+            elif isinstance(value, (dict, list)):
+                yield from _texts(value, (*path, name), grows, in_row)
+    elif isinstance(place, list):
+        for number, entry in enumerate(cast("list[Any]", place)):
+            which = () if in_row else (_index(cast(Json, entry)) if _has_index(entry) else number,)
+            if isinstance(entry, str):
+                yield _Text((*path, *which), place, number, _TextKind.GROWING if grows else _TextKind.WHOLE)
+            elif isinstance(entry, (dict, list)):
+                yield from _texts(entry, (*path, *which), grows, in_row)
+
+
+def _has_index(entry: Any) -> bool:
+    return isinstance(entry, dict) and "index" in entry
+
+
+def _kind(name: str, grows: bool) -> _TextKind:
+    if name in _CONSTANT:
+        return _TextKind.CONSTANT
+    return _TextKind.GROWING if grows and name not in _WHOLE else _TextKind.WHOLE
+
+
+def _index(value: Json) -> Any:
+    """Return by which numbers a frame, a choice or an entry says what it is about."""
+    return tuple(str(value.get(name)) for name in ("index", "output_index", "content_index") if name in value)
+
+
+def _about(value: Json) -> set[Any]:
+    choices = objects(value.get("choices"))
+    return {_index(choice) for choice in choices} if choices else {_index(value)} if _index(value) else set()

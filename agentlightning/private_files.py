@@ -1,0 +1,75 @@
+"""Files and folders that only their owner may read, whatever the umask says.
+
+What we write holds tasks, conversations and at times keys: files get mode 0600, folders that are made for them 0700. An
+existing file of ours loses what others may do with it, unless its group may write it: then somebody shares it with that
+group, which keeps its rights. Folders that exist stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any, Literal
+
+_OURS = 0o700
+_SHARED = 0o770
+_GROUP_WRITES = 0o020
+
+
+def open_private(path: str | Path, mode: Literal["w", "a"]) -> IO[str]:
+    """Open a text file (UTF-8) for writing and close it to others; made if it is not there.
+
+    Raises:
+        OSError: as `open`.
+    """
+    file = open(path, mode, encoding="utf-8", opener=_opener)  # noqa: SIM115 -- the caller closes it
+    _tighten(os.fstat(file.fileno()), file.fileno())
+    return file
+
+
+def make_private(path: str | Path) -> None:
+    """Make an empty file if there is none, and close it to others. Never opens one that exists: closing it again would
+    release the locks that this process has on it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    place = os.path.realpath(path)
+    try:
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        tighten(place)
+
+
+def tighten(path: str | Path) -> None:
+    """Close an existing file of ours to others; nothing if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        _tighten(os.stat(path), os.fspath(path))
+
+
+def private_folder(path: str | Path) -> Path:
+    """Make a folder and those above it that are missing, mode 0700, and return it.
+
+    Raises:
+        OSError: it cannot be made, or is a file.
+    """
+    folder = Path(path)
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+        with contextlib.suppress(FileExistsError):
+            missing.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _opener(path: Any, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _tighten(found: os.stat_result, file: int | str) -> None:
+    mode = stat.S_IMODE(found.st_mode)
+    wanted = mode & (_SHARED if mode & _GROUP_WRITES else _OURS)
+    if mode != wanted and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        with contextlib.suppress(PermissionError, NotImplementedError):  # a file system without modes
+            os.chmod(file, wanted)

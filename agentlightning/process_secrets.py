@@ -1,0 +1,236 @@
+"""Secrets of this process: taken out of its environment when they are first asked for, and kept in memory only.
+
+`/proc/PID/environ` shows the environment with which a process was started to every process of the same user, and what
+a process starts inherits its environment. So a secret leaves both, and a process that holds one is made not dumpable
+(Linux): others of the same user can then read neither its environment nor its memory. Forked children inherit secret
+and protection. What is started by `exec` inherits neither; a child that needs the secrets is handed `Handed()`.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import logging
+import os
+import select
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+TOKEN = "AGL_TOKEN"
+"""The token that our servers ask for and our clients send."""
+_FILE = "_FILE"
+_MOST_BYTES = 4096
+_WAIT_SECONDS = 10.0
+_PR_SET_DUMPABLE = 4
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+"""Their first and last address among the fields of `/proc/self/stat` behind the name."""
+
+_held: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def secret(name: str) -> str | None:
+    """Return a secret: what the variable `name`, or the file that `name`_FILE names, holds, or held when it was taken.
+
+    Both variables leave the environment. A value that is set later replaces the one that is held.
+
+    Raises:
+        ValueError: both are set; the file cannot be read, is empty or too long, or others may read it.
+    """
+    if name in os.environ or name + _FILE in os.environ:
+        _take(name)
+    return _held.get(name)
+
+
+def server_token() -> str | None:
+    """Return the token that servers ask for and clients send; None when unset or empty.
+
+    Raises:
+        ValueError: as `secret`.
+    """
+    return (secret(TOKEN) or "").strip() or None
+
+
+def hold(name: str, value: str) -> None:
+    """Keep a secret that came by another way, and protect the process."""
+    with _lock:
+        _held[name] = value
+        _leave_environment(name)
+    if value:
+        protect()
+
+
+def hide(text: str) -> None:
+    """Overwrite a secret where the command line of this process shows it to every user, and protect the process."""
+    data = text.encode()
+    if not data:
+        return
+    for address, argument in _initial(_ARGUMENTS):
+        found = argument.find(data)
+        while found >= 0:
+            ctypes.memset(address + found, ord("*"), len(data))
+            found = argument.find(data, found + len(data))
+    protect()
+
+
+def discard(name: str) -> None:
+    """Take a variable out of the environment of a process that does not need it; what is held stays."""
+    with _lock:
+        _leave_environment(name)
+
+
+def forget() -> None:
+    """Forget every secret. What other objects have read of them stays with those."""
+    with _lock:
+        _held.clear()
+
+
+class Handed:
+    """The secrets of this process, on their way to a child that is being spawned: unpickling it there holds them."""
+
+
+def _packed(handed: Handed) -> tuple[Any, ...]:
+    return _receive, (dict(_held),)
+
+
+copyreg.pickle(Handed, _packed)
+
+
+def _receive(secrets: dict[str, str]) -> Handed:
+    for name, value in secrets.items():
+        hold(name, value)
+    return Handed()
+
+
+def protect_early() -> None:
+    """Protect this process if it was started with the token; to be called before anything that takes long to import."""
+    if TOKEN in os.environ:
+        protect()
+
+
+def protect() -> bool:
+    """Make this process not dumpable: others of the same user cannot read its environment and memory, or trace it.
+
+    Returns False where the system has no such thing. The kernel then also writes no core dump of it, and debuggers and
+    profilers that attach from outside need root.
+    """
+    if sys.platform != "linux":
+        logger.debug("This system cannot keep other processes of the same user from reading this one")
+        return False
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        logger.warning(
+            "This process holds secrets and other processes of the same user can read it: prctl says %s",
+            os.strerror(ctypes.get_errno()),
+        )
+        return False
+    return True
+
+
+# --- out of the environment ------------------------------------------------------------------------------------------
+
+
+def _take(name: str) -> None:
+    with _lock:
+        value, file = os.environ.get(name), os.environ.get(name + _FILE)
+        if value and file:
+            raise ValueError(f"{name} and {name}{_FILE} are both set; expected one of them")
+        if file:
+            value = read_secret(file, f"{name}{_FILE}={file}")
+        if value is None:
+            return
+        _held[name] = value
+        _leave_environment(name)
+    if value:
+        protect()
+
+
+def _leave_environment(name: str) -> None:
+    for variable in (name, name + _FILE):
+        _blank(variable)
+        os.environ.pop(variable, None)
+
+
+def _blank(name: str) -> None:
+    """Overwrite a variable's value where the kernel shows the environment of the start."""
+    for address, entry in _initial(_ENVIRONMENT):
+        if entry.startswith(name.encode() + b"="):
+            skipped = len(name.encode()) + 1
+            ctypes.memset(address + skipped, 0, len(entry) - skipped)
+
+
+def _initial(which: slice) -> Iterator[tuple[int, bytes]]:
+    """Yield address and text of each argument or variable that the process was started with. See proc_pid_stat(5)."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = map(int, fields[which])
+    except (OSError, ValueError, IndexError):  # no Linux, or a kernel that does not tell
+        return
+    if not 0 < start < end:
+        return
+    address = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        yield address, entry
+        address += len(entry) + 1
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_secret(path: str, named: str) -> str:
+    """Return the secret in a file: a regular one that others cannot read, or a pipe that somebody writes to.
+
+    `named` is how messages name it. Never waits longer than ten seconds for the writer of a pipe.
+
+    Raises:
+        ValueError: it cannot be read, is empty or too long, or others may read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(f"{named}: {error.strerror}") from error
+    try:
+        _check_file(os.fstat(descriptor), named, path)
+        text = _whole(descriptor).decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{named} cannot be read: {error}") from error
+    finally:
+        os.close(descriptor)
+    if not text:
+        raise ValueError(f"{named} is empty; expected the secret, as text")
+    return text
+
+
+def _check_file(found: os.stat_result, named: str, path: str) -> None:
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        raise ValueError(f"{named} is no file and no pipe")
+    ours = found.st_uid == os.geteuid()
+    forbidden = found.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
+    if stat.S_ISREG(found.st_mode) and forbidden:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
+
+
+def _whole(descriptor: int) -> bytes:
+    """Read to the end.
+
+    Raises:
+        ValueError: there is too much, or it does not end in time.
+    """
+    until, read = time.monotonic() + _WAIT_SECONDS, b""
+    while len(read) <= _MOST_BYTES:
+        select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))
+        try:
+            part = os.read(descriptor, _MOST_BYTES + 1 - len(read))
+        except BlockingIOError:
+            raise TimeoutError(f"its writer has not closed it within {_WAIT_SECONDS:g} s") from None
+        if not part:
+            return read
+        read += part
+    raise OSError(f"it holds more than {_MOST_BYTES} bytes")

@@ -1,0 +1,76 @@
+"""Runs an agent's method: a coroutine as a task, a plain function in a thread, both within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
+from agentlightning.utils.concurrency.call_threads import Done, Threads
+from agentlightning.utils.exceptions import readable
+
+logger = logging.getLogger(__name__)
+
+UNWIND_SECONDS = 0.5
+"""How long a cancelled coroutine may take to end before it is left behind."""
+
+
+async def invoke(call: Callable[[], Any], *, threads: Threads | None, limit: float | None, label: str) -> Any:
+    """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
+
+    With `threads` the call runs in one of them with a copy of the context. A thread cannot be ended from outside: one
+    that outlives the limit (seconds) or a cancellation is left behind, with a warning.
+
+    Raises:
+        TimeLimitExceeded: it did not end within `limit` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    end = None if limit is None else loop.time() + limit
+    value = await _settle(threads.call(call, label), limit, end, label) if threads is not None else call()
+    if not inspect.isawaitable(value):
+        return value
+    return await _settle(asyncio.create_task(_caught(value), name=label), limit, end, label)
+
+
+async def _settle(future: asyncio.Future[Done], limit: float | None, end: float | None, label: str) -> Any:
+    """Wait for a call until `end` (loop time); cancel it then, and when the waiter is cancelled."""
+    left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
+    try:
+        await asyncio.wait({future}, timeout=left)
+    except asyncio.CancelledError:
+        await _end(future, label, "was cancelled")
+        raise
+    if not future.done():
+        await _end(future, label, f"ran past its limit of {limit} s")
+        raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+    return outcome_of(future.result())
+
+
+def outcome_of(done: Done) -> Any:
+    """Return what a call gave, or raise what it raised."""
+    error = None if done.error is None else readable(done.error)
+    if isinstance(error, asyncio.CancelledError):
+        raise AgentCancelled("The agent raised CancelledError, but nobody had cancelled the attempt") from error
+    if error is not None:
+        raise error
+    return done.value
+
+
+async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
+    future.cancel()
+    if isinstance(future, asyncio.Task):
+        await asyncio.wait({future}, timeout=UNWIND_SECONDS)
+        if future.done():
+            return
+    logger.warning("[%s] the agent %s and does not end; it is left behind and its result ignored", label, why)
+
+
+async def _caught(awaitable: Awaitable[Any]) -> Done:
+    """Await; no exception leaves the task, so that `SystemExit` in an agent does not tear down the loop."""
+    try:
+        return Done(await awaitable)
+    except BaseException as error:  # as in `Threads`
+        return Done(error=error)

@@ -1,0 +1,163 @@
+"""A process that runs attempts for a runner: it holds a copy of the agent, and its store is the runner's.
+
+`AgentProcess` is the runner's end: started by `spawn`, so that nothing is copied but the agent and the tracer, in a
+process group of its own, which is killed as a whole. What runs in it is in `child.py`, and the messages
+between the two are in `pipe.py`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agentlightning.litagent.command.process_group import ProcessGroup
+from agentlightning.runner.isolation.child import main
+from agentlightning.runner.isolation.pipe import READY, Answer, Ask, Order, Outcome
+from agentlightning.runner.outcome import AttemptFault
+from agentlightning.utils.descendants import end_descendants, join, pidfd_of
+
+START_SECONDS = 120.0
+"""How long a process may take to import what the agent needs."""
+END_SECONDS = 2.0
+LOOK_SECONDS = 0.1
+"""How often the process is looked at where the system does not tell that it has ended."""
+
+
+class AgentProcessDied(AttemptFault):
+    """The process in which the agent ran ended by itself: it crashed, was killed, or could not load the agent."""
+
+    reason = "runner_died"
+
+
+class AgentTraceback(Exception):
+    """The traceback of an exception out of another process, as the cause of its copy here."""
+
+
+class AgentProcess:
+    """One process. Serves one attempt at a time; `run` blocks, the rest may be called meanwhile."""
+
+    def __init__(self, parts: bytes, worker_id: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=main, args=(theirs, parts, worker_id), name=f"agent-of-{worker_id}")
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self._group = ProcessGroup(self._process.pid)
+        self._ended = pidfd_of(self._process.pid)
+        self._ready = False
+
+    def run(self, order: Order, ask: Callable[[Ask], Answer]) -> Any:
+        """Run an attempt, when the process is ready, and return what the agent gave; `ask` calls the store for it.
+
+        Raises:
+            AgentProcessDied: the process ended meanwhile.
+            BaseException: whatever the agent raised.
+        """
+        try:
+            self._pipe.send(order)
+            while not isinstance(message := self._receive(), Outcome):
+                self._pipe.send(ask(message))
+        except (EOFError, OSError) as error:
+            raise AgentProcessDied(f"The process of the agent {self._death()} during the attempt") from error
+        if message.error is not None:
+            raise message.error from AgentTraceback(f'\n"""\n{message.traceback}"""')
+        return message.value
+
+    def interrupt(self) -> None:
+        """Ask for the end of the attempt: what was recorded is still reported, if the agent allows it."""
+        if self._process.pid is not None and self._process.exitcode is None:
+            self._group.signal(signal.SIGTERM)
+
+    def is_alive(self) -> bool:
+        """True while it can run attempts."""
+        return self._process.exitcode is None
+
+    def kill(self) -> None:
+        """Kill the process with everything that it has started; a `run` under way returns. May be called twice."""
+        if self._process.exitcode is None and self._process.pid is not None:
+            end_descendants(self._process.pid, grace=0.0)  # those that have left the group, too
+        self._process.kill()  # it may not lead its group yet
+        self._group.close()
+        join(self._process, END_SECONDS)
+        if self._ended is not None and self._process.exitcode is not None:
+            os.close(self._ended)
+            self._ended = None
+
+    def release(self) -> None:
+        """Close the pipe, at whose end an idle process ends by itself; when no `run` is under way."""
+        self._pipe.close()
+
+    def close(self) -> None:
+        """Let it go, and kill it if it does not end soon. May be called twice."""
+        self.release()
+        join(self._process, END_SECONDS)
+        self.kill()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the agent is loaded; at once after the first time.
+
+        Raises:
+            AgentProcessDied: it was not within `START_SECONDS`, or cannot be.
+        """
+        if self._ready:
+            return
+        try:
+            self._ready = self._receive(START_SECONDS) == READY
+        except TimeoutError as error:
+            raise AgentProcessDied(f"The process of the agent was not ready within {START_SECONDS:g} s") from error
+        except (EOFError, OSError) as error:
+            raise AgentProcessDied(
+                f"The process of the agent {self._death()} before it was ready; can it import the agent? Its error "
+                "output tells. A script needs its `if __name__ == '__main__':`."
+            ) from error
+
+    def _receive(self, seconds: float | None = None) -> Any:
+        """Return the next message.
+
+        Raises:
+            EOFError, OSError: the process has ended, whatever it has started still holds the pipe.
+            TimeoutError: nothing came within so many seconds.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._pipe.poll():
+            if not self.is_alive() and not self._pipe.poll():
+                raise EOFError
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            awaited = [self._pipe] if self._ended is None else [self._pipe, self._ended]
+            waits = [wait for wait in (left, None if self._ended is not None else LOOK_SECONDS) if wait is not None]
+            multiprocessing.connection.wait(awaited, min(waits, default=None))
+        return self._pipe.recv()
+
+    def _death(self) -> str:
+        join(self._process, END_SECONDS)
+        code = self._process.exitcode
+        if code is not None and code < 0 and -code in set(signal.Signals):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+def pickled_parts(agent: Any, runner: Any) -> bytes:
+    """Return an agent, and a runner that has not been initialised, as they travel.
+
+    Raises:
+        TypeError: one of them cannot; says which, and the ways out.
+    """
+    for name, part in (("agent", agent), ("tracer", runner)):
+        try:
+            pickle.dumps(part)
+        except Exception as error:  # any class may refuse to be pickled, with any exception
+            raise TypeError(
+                f"isolation='process' sends the {name} to a process of its own, and {part!r} cannot be pickled: "
+                f"{type(error).__name__}: {error}. Define it at the top of a module, make what it holds in its methods,"
+                " or leave isolation='thread'."
+            ) from error
+    return pickle.dumps((agent, runner))

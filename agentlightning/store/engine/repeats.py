@@ -1,0 +1,73 @@
+"""Copies of one call that come while its first copy runs, and claims that are answered without a look at the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from agentlightning.store.rules.idempotency import Call, claim_call
+from agentlightning.store.rules.tx import ClaimRow, Tx
+
+_TOGETHER_SECONDS = 0.05
+"""How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
+
+
+class Repeats:
+    """Lets the copies of a call run one after the other. Usable from any thread and any event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, concurrent.futures.Future[None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, token: str) -> AsyncGenerator[None, None]:
+        """Enter when no other copy runs."""
+        mine: concurrent.futures.Future[None] = concurrent.futures.Future()
+        while True:
+            with self._lock:
+                before = self._running.setdefault(token, mine)
+            if before is mine:
+                break
+            await asyncio.wait([asyncio.wrap_future(before)])
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[token]
+            mine.set_result(None)
+
+
+class EmptyClaims:
+    """Remembers the claims that were answered with nothing and without a look at the queue: those of idle workers,
+    many at a time, before they are answered. Usable from any event loop."""
+
+    def __init__(self, write: Callable[[Callable[[Tx], None]], Awaitable[None]], now: Callable[[], float]) -> None:
+        self._write = write
+        self._now = now
+        self._waiting: dict[asyncio.AbstractEventLoop, tuple[list[Call], asyncio.Task[None]]] = {}
+
+    async def note(self, token: str, run_id: str | None, worker_id: str | None, limit: int) -> None:
+        """Return when the claim is remembered."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._waiting:
+            self._waiting = {other: batch for other, batch in self._waiting.items() if not other.is_closed()}
+            calls: list[Call] = []
+            self._waiting[loop] = calls, asyncio.create_task(self._write_soon(loop, calls))
+        calls, task = self._waiting[loop]
+        calls.append(claim_call(token, run_id, worker_id, limit))
+        await asyncio.shield(task)
+
+    async def _write_soon(self, loop: asyncio.AbstractEventLoop, calls: list[Call]) -> None:
+        await asyncio.sleep(_TOGETHER_SECONDS)
+        del self._waiting[loop]
+        now = self._now()
+
+        def script(tx: Tx) -> None:
+            for call in calls:
+                if tx.get("claim", call.token) is None:
+                    tx.put("claim", call.token, ClaimRow([], now, asked=call.asked))
+
+        await self._write(script)

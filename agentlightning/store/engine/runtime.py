@@ -1,0 +1,370 @@
+"""Runs the scripts of a store on its backend, and wakes the callers that wait for what they changed.
+
+It also ends the attempts of lost workers and those past a limit, and deletes what retention no longer keeps: on a
+timer, and at most every `scan_debounce_seconds` within calls. What the operations mean is in `store/rules/`; how they
+are called is in `store.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from functools import partial
+from typing import TypeVar
+
+from agentlightning.errors import BadRequestError, BusyError
+from agentlightning.store.engine.change_feed import Follower
+from agentlightning.store.engine.timeline import Timeline, monotonic
+from agentlightning.store.engine.timer import forget, watch
+from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Key, Waiters
+from agentlightning.store.rules import lifecycle
+from agentlightning.store.rules.claims import forget_claim_tokens, queue_now, queued_ahead
+from agentlightning.store.rules.deletion import begin_deletion, delete, end_deletion, set_aside, surplus
+from agentlightning.store.rules.idempotency import Call, forget_call_tokens
+from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
+from agentlightning.store.rules.resources import forget_resources
+from agentlightning.store.rules.tx import Backend, Notes, Tx
+from agentlightning.store.rules.updates import expire
+from agentlightning.store.rules.workers import forget_silent_workers, lost_claims
+from agentlightning.types import Attempt, AttemptStatus, RetentionPolicy, Rollout
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_SWEEP_SECONDS = 5.0
+"""Between two deletions of what retention no longer keeps."""
+_CLOCK_SECONDS = 15.0
+"""Between two comparisons of this machine's clock with that of the data."""
+_RESOURCES_KEPT_SECONDS = 3600.0
+"""With a retention policy, resources of a run without rollouts are kept for so long at least."""
+_TOKENS_AT_ONCE = 1000
+_QUEUED_AT_ONCE = 256
+_DUE_AT_ONCE = 256
+_DUE_AFTER_JUMP = 10_000
+"""Attempts with a limit that are looked at in one go, while a jump of the clock makes their deadlines say little."""
+_LONGEST_LIMIT_SECONDS = 86_400.0
+_MAX_WAITERS = 20_000
+_LOOK_FOR_WORK_SECONDS = 30.0
+"""For an idle worker that asks again and again the queue is looked at so often; this renews its `last_dequeue_time`."""
+_LOOK_AGAIN_SECONDS = 300.0
+"""A waiter on shared data looks again at least so often: another process may have deleted what it waits for."""
+
+
+class StoreRuntime:
+    """Runs scripts for one store. Usable from any thread and any event loop at once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        scan_debounce_seconds: float,
+        lease_seconds: float,
+        policy: RetentionPolicy | None,
+    ) -> None:
+        if lease_seconds <= 0:
+            raise BadRequestError(f"lease_seconds must be positive; got {lease_seconds}")
+        self.backend = backend
+        self.policy = policy
+        self.started = time.monotonic()
+        self.on_end: Callable[[Rollout], None] | None = None
+        """Called with every rollout that a script of this process ends."""
+        self.on_attempt_end: Callable[[Attempt], None] | None = None
+        """Called with every attempt that a script of this process ends."""
+        self._waiters = Waiters()
+        self._kept = {"end": KeptWaits(most=64), "work": KeptWaits(most=_MAX_WAITERS)}
+        self._follower = Follower(backend, self._waiters) if backend.shared else None
+        self._look_again = _LOOK_AGAIN_SECONDS if backend.shared else None
+        self._scan_debounce_seconds = scan_debounce_seconds
+        self._lease_seconds = lease_seconds
+        self._last_scan = float("-inf")
+        self._last_sweep = time.monotonic()
+        self._scanning = threading.Lock()
+        self._timeline = Timeline(backend.now)
+        self.now = self._timeline.now
+        """The clock that every process with this data shares, in wall-clock seconds."""
+        self._timeline.was_set_back = backend.persistent  # perhaps while no server ran
+        self._due_until = math.inf if backend.persistent else 0.0
+        self._clock_set = self._looked = monotonic()
+        self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
+        self._watched_in = 0
+        if policy is not None:
+            self.watch()
+
+    def close(self) -> None:
+        """Stop looking and waiting; release the backend. May be called twice."""
+        forget(self)
+        if self._follower is not None:
+            self._follower.stop()
+        self.backend.close()
+
+    def watch(self) -> None:
+        """Have the timer of this process look at this store from now on: something in it has a limit in time."""
+        if self._watched_in != os.getpid():
+            self._watched_in = os.getpid()
+            watch(self)
+
+    def _watch_durable(self) -> None:
+        """What was there before this process may have a limit in time already."""
+        if self.backend.persistent:
+            self.watch()
+
+    # --- scripts ---------------------------------------------------------------------------------------------------
+
+    async def read(self, script: Callable[[Tx], R]) -> R:
+        """Run a script that changes nothing."""
+        self._watch_durable()
+        result, notes = await self.backend.run(script, write=False)
+        while notes.damaged:
+            await self.write(partial(set_aside, rollout_ids=notes.damaged))
+            result, notes = await self.backend.run(script, write=False)
+        return result
+
+    async def write(self, script: Callable[[Tx], R]) -> R:
+        """Run a script and wake the callers that wait for what it changed."""
+        self._watch_durable()
+        result, notes = await self.backend.run(script)
+        self._notify(notes)
+        return result
+
+    def write_now(self, script: Callable[[Tx], R]) -> R:
+        """The same, blocking; for threads of our own."""
+        result, notes = self.backend.execute(script)
+        self._notify(notes)
+        return result
+
+    def _notify(self, notes: Notes) -> None:
+        if self.on_end is not None:
+            for rollout in notes.ended:
+                self.on_end(rollout)
+        if self.on_attempt_end is not None:
+            for attempt in notes.attempts_ended:
+                self.on_attempt_end(attempt)
+        if notes.changed and self._waiters.parked:
+            self._waiters.wake(notes)
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    async def until(
+        self,
+        look: Callable[[], Awaitable[R]],
+        missing: Callable[[R], Collection[Key]],
+        keys: Collection[Key],
+        timeout: float | None,
+        due_in: Callable[[R], float | None] | None = None,
+        again: tuple[str, Hashable] | None = None,
+    ) -> R:
+        """Repeat `look` until nothing is `missing` in its result, or time is up; returns the last result.
+
+        `due_in` gives the seconds after which another look is worth while though nothing has happened. `again` names a
+        wait (its kind, `end` or `work`, and which one) that is likely to be asked for again when time was up: it is
+        then gone on with, and not begun anew.
+
+        Raises:
+            BusyError: too many callers wait already.
+        """
+        if self._waiters.parked >= _MAX_WAITERS:
+            raise BusyError(f"{_MAX_WAITERS} callers wait at this store already; try again later")
+        end = None if timeout is None else time.monotonic() + timeout
+        keeping = None if again is None else self._kept[again[0]]
+        look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
+        kept = None if keeping is None else keeping.take(again, look_again)
+        while True:
+            with self._waiters.for_keys(keys) if kept is None else kept.waiter as waiter:
+                if kept is None:
+                    looked = time.monotonic()
+                    if self._follower is not None:
+                        await self._follower.follow()
+                    try:
+                        result = await look()
+                    except BaseException:
+                        waiter.woken = True  # what the look before this one was woken for is for another to do
+                        raise
+                    still = missing(result)
+                    if not still or (end is not None and time.monotonic() >= end):
+                        return result
+                    waiter.arm(still)
+                    all_missing = len(still) == len(keys)
+                else:
+                    looked, result, all_missing = kept.looked, kept.result, True
+                    kept = None
+                    if waiter.touched:
+                        continue
+                left = None if end is None else end - time.monotonic()
+                due = due_in(result) if due_in is not None else None
+                await waiter.wait(min((t for t in (left, due, look_again) if t is not None), default=None))
+                time_is_up = end is not None and time.monotonic() >= end
+                if time_is_up and all_missing and not waiter.touched and due is None:
+                    if keeping is not None and keeping.has_room(again):
+                        if not waiter.set_aside():
+                            continue
+                        keeping.keep(again, KeptWait(waiter, result, looked))
+                    return result  # all was missing and nothing has happened: another look would see the same
+
+    # --- watching --------------------------------------------------------------------------------------------------
+
+    @property
+    def scan_interval(self) -> float:
+        """Seconds between two looks of the timer."""
+        return min(1.0, self._lease_seconds / 4)
+
+    async def scan(self) -> None:
+        """Look for lapsed attempts within a call, unless somebody did lately. Never fails the call."""
+        self.now()
+        if self._timeline.was_set_back:
+            await self._settle_queue()
+        now = time.monotonic()
+        if now - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
+            return
+        try:
+            self._last_scan = now
+            for lapse in await self.read(self._lapsed_script()):
+                await self.write(self._expire(lapse))
+        except Exception:  # the call that happens to carry the scan must not suffer from it
+            logger.exception("looking for lapsed attempts failed; the next scan tries again")
+        finally:
+            self._scanning.release()
+
+    def scan_now(self) -> None:
+        """Look for lapsed attempts, silent workers and what retention lets go; blocks. Called by the timer."""
+        if monotonic() - self._clock_set >= _CLOCK_SECONDS:
+            self._set_clock()
+        self._last_scan = time.monotonic()
+        lapsed, notes = self.backend.execute(self._lapsed_script(), write=False)
+        if notes.damaged:
+            self.write_now(partial(set_aside, rollout_ids=notes.damaged))
+        if lapsed and self.backend.shared:  # somebody may have followed a jump of the clock before this process
+            self._set_clock()
+        self.now()
+        if self._timeline.was_set_back:
+            self._timeline.was_set_back = False
+            now = self.now()
+            ahead, _ = self.backend.execute(lambda tx: queued_ahead(tx, now), write=False)
+            for start in range(0, len(ahead), _QUEUED_AT_ONCE):
+                self.write_now(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
+        for rollout_id, attempt_id, to, reason in lapsed:
+            try:
+                if self.write_now(self._expire((rollout_id, attempt_id, to, reason))):
+                    logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
+            except Exception:  # one attempt's trouble must not keep the others from being noticed
+                logger.exception("attempt %s of rollout %s could not be ended", attempt_id, rollout_id)
+        if time.monotonic() - self._last_sweep >= min(_SWEEP_SECONDS, self._lease_seconds):
+            self._last_sweep = time.monotonic()
+            self.sweep_now()
+
+    def _set_clock(self) -> None:
+        self._clock_set = monotonic()
+        self.backend.set_clock()
+
+    async def _settle_queue(self) -> None:
+        """Let what was queued before the clock was set back, and lies in the future now, be claimed. Never fails."""
+        self._timeline.was_set_back = False
+        now = self.now()
+        try:
+            ahead = await self.read(lambda tx: queued_ahead(tx, now))
+            for start in range(0, len(ahead), _QUEUED_AT_ONCE):
+                some = ahead[start : start + _QUEUED_AT_ONCE]
+                await self.write(partial(queue_now, now=now, rollout_ids=some))
+        except Exception:  # the call that happens to carry this must not suffer from it
+            self._timeline.was_set_back = True
+            logger.exception("what was queued before the clock was set back is not settled; the next call tries again")
+
+    def sweep_now(self) -> None:
+        """Forget workers long silent and tokens long used, and what the retention policy lets go; blocks."""
+        now, age = self.now(), self._timeline.age
+        self.write_now(lambda tx: forget_silent_workers(tx, now, self._lease_seconds, age))
+        most = _TOKENS_AT_ONCE
+        while self.write_now(partial(forget_claim_tokens, now=now, most=most, age=age)):
+            most += _TOKENS_AT_ONCE
+        while self.write_now(partial(forget_call_tokens, now=now, age=age)):
+            pass
+        if self.policy is not None:
+            keep_seconds = max(_RESOURCES_KEPT_SECONDS, self.policy.max_age or 0.0)
+            self.write_now(lambda tx: forget_resources(tx, now, keep_seconds))
+            runs, _ = self.backend.execute(lambda tx: tx.runs(), write=False)
+            for run_id in runs:
+                while page := self.backend.execute(_surplus(self.policy, run_id, now), write=False)[0]:
+                    self.write_now(partial(delete, now=now, rollout_ids=page, active="skip"))
+
+    async def delete_surplus(self, policy: RetentionPolicy, run_id: tuple[str | None] | None, call: Call | None) -> int:
+        """Remove what goes beyond the policy in one run or in each, a page at a time; returns how many were removed.
+
+        A copy of the call goes on where the first one was cut off: what ended later than it came is left.
+        """
+        now, began = self.now(), None
+        if call is not None:
+            began = await self.write(partial(begin_deletion, now=now, call=call))
+        if began is not None and began.answer:
+            return int(began.answer)
+        ended_before = None if began is None else began.time
+        deleted = 0
+        for run in await self.read(lambda tx: tx.runs()) if run_id is None else run_id:
+            while page := await self.read(_surplus(policy, run, now, ended_before)):
+                removed = await self.write(partial(delete, now=now, rollout_ids=page, active="skip"))
+                assert isinstance(removed, int), "it refuses nothing"
+                deleted += removed
+        if call is not None:
+            await self.write(partial(end_deletion, call=call, removed=deleted))
+        return deleted
+
+    def _lapsed_script(self) -> Callable[[Tx], list[_Lapse]]:
+        now, age = self.now(), self._timeline.age
+        leases = self._leases_count()
+        due_until, most = max(now, self._due_until), _DUE_AT_ONCE
+        if self._timeline.latest > now + 1.0:  # the clock was set back: deadlines were written by the later one
+            due_until = max(due_until, self._timeline.latest + _LONGEST_LIMIT_SECONDS)
+        if due_until > now + 1.0 or self._timeline.has_jumped:  # then many are listed that are not due
+            most = _DUE_AFTER_JUMP
+
+        def script(tx: Tx) -> list[_Lapse]:
+            lapsed: list[_Lapse] = []
+            ahead = 0.0
+            for record in tx.due(due_until, most):
+                attempt = record.latest
+                if attempt is None:
+                    continue
+                ahead = max(ahead, attempt.start_time, attempt.last_heartbeat_time or 0.0)
+                status = lifecycle.health(attempt, record.rollout.config, now, age)
+                if status is not None:
+                    lapsed.append((record.rollout.rollout_id, attempt.attempt_id, status, status))
+            if self._due_until == math.inf:  # the first look: did the clock stand later when the data were written?
+                self._due_until = ahead + _LONGEST_LIMIT_SECONDS if ahead > now + 1.0 else 0.0
+            if leases:
+                for rollout_id, attempt_id in lost_claims(tx, now, self._lease_seconds, age):
+                    lapsed.append((rollout_id, attempt_id, "unresponsive", LEASE_EXPIRED))
+            return lapsed
+
+        return script
+
+    def _expire(self, lapse: _Lapse) -> Callable[[Tx], bool]:
+        rollout_id, attempt_id, to, reason = lapse
+        return partial(
+            expire,
+            now=self.now(),
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            to=to,
+            reason=reason,
+            lease_seconds=self._lease_seconds,
+            age=self._timeline.age,
+        )
+
+    def _leases_count(self) -> bool:
+        """False for one lease after a start on durable data, and after this process slept."""
+        now = monotonic()
+        gap, self._looked = now - self._looked, now
+        if gap > self.scan_interval + self._lease_seconds / 4:
+            self._leases_hold_until = max(self._leases_hold_until, now + self._lease_seconds)
+        return now >= self._leases_hold_until
+
+
+def _surplus(
+    policy: RetentionPolicy, run_id: str | None, now: float, ended_before: float | None = None
+) -> Callable[[Tx], list[str]]:
+    return partial(surplus, now=now, run_id=run_id, policy=policy, ended_before=ended_before)
+
+
+_Lapse = tuple[str, str, AttemptStatus, str]
+"""Rollout, attempt, what its status becomes, and why."""

@@ -1,0 +1,771 @@
+"""EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
+once per call, runs the script of `store/rules/` and returns copies. Waiting and the timer are in `runtime.py`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import TypeAdapter
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.semconv import CONTROL_PREFIX
+from agentlightning.store.base import (
+    UNSET,
+    FilterLogic,
+    LightningStore,
+    LightningStoreCapabilities,
+    LightningStoreStatistics,
+    SortOrder,
+    Unset,
+    request_token,
+)
+from agentlightning.store.engine.repeats import EmptyClaims, Repeats
+from agentlightning.store.engine.runtime import StoreRuntime
+from agentlightning.store.engine.waiters import ANY_CHANGE, Key
+from agentlightning.store.rules.arguments import check_limit, check_names, check_timeout, checked, given, valid
+from agentlightning.store.rules.claims import Claim, claim, start_attempt
+from agentlightning.store.rules.deletion import delete
+from agentlightning.store.rules.enqueue import enqueue, start_rollout
+from agentlightning.store.rules.events import ended_rollouts, events
+from agentlightning.store.rules.idempotency import Call, refusable
+from agentlightning.store.rules.lifecycle import check_attempt_status, check_rollout_status
+from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
+from agentlightning.store.rules.resources import latest_resources, publish, resources_by_id
+from agentlightning.store.rules.spans import add_spans, decode_all, next_sequence_ids, numbered_page, read_spans
+from agentlightning.store.rules.tx import Backend, Ids, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.rules.updates import update_attempt, update_rollout
+from agentlightning.store.rules.values import (
+    evolve,
+    public_attempt,
+    public_attempted,
+    public_rollout,
+    public_worker,
+    to_json,
+)
+from agentlightning.store.rules.workers import heartbeat
+from agentlightning.store.wrappers.text_check import refuse_broken_texts
+from agentlightning.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    AttemptError,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    EventPage,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    RetentionPolicy,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    TaskInput,
+    Worker,
+    WorkerStatus,
+)
+from agentlightning.utils.id import derive_id, generate_id
+
+if TYPE_CHECKING:
+    from agentlightning.utils.metrics import MetricsBackend
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_MANY = 100
+"""A wait for more rollouts than this stays parked when it times out, for the next chunk of the same wait."""
+_NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+
+
+@refuse_broken_texts
+class EngineStore(LightningStore):
+    """A store over a backend. Usable from any thread and any event loop at once."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        scan_debounce_seconds: float = 10.0,
+        lease_seconds: float = 30.0,
+        retention: RetentionPolicy | None = None,
+        tracker: MetricsBackend | None = None,
+    ) -> None:
+        self._backend = backend
+        self._repeats = Repeats()
+        self._runtime = StoreRuntime(
+            backend,
+            scan_debounce_seconds=scan_debounce_seconds,
+            lease_seconds=lease_seconds,
+            policy=retention,
+        )
+        self._empty_claims = EmptyClaims(self._runtime.write, self._runtime.now)
+        if tracker is not None:
+            from agentlightning.store.wrappers.metrics import observe_operations
+
+            meter = observe_operations(self, tracker)
+            self._runtime.on_end, self._runtime.on_attempt_end = meter.rollout_ended, meter.attempt_ended
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        shared = self._backend.shared
+        return {
+            "async_safe": True,
+            "thread_safe": True,
+            "zero_copy": False,
+            "otlp_traces": False,
+            "distributed": shared,
+            "persistent": self._backend.persistent,
+        }
+
+    @override
+    async def close(self) -> None:
+        self._runtime.close()
+
+    @override
+    async def statistics(self) -> LightningStoreStatistics:
+        counts, resources, workers = await self._runtime.read(
+            lambda tx: (tx.counts(), tx.count_rows("resources"), tx.scan("worker"))
+        )
+        return {
+            "name": type(self).__name__,
+            "total_rollouts": counts.rollouts,
+            "total_attempts": counts.attempts,
+            "total_spans": counts.spans,
+            "total_span_bytes": counts.span_bytes,
+            "total_resources": resources,
+            "total_workers": sum(not worker_id.startswith(CONTROL_PREFIX) for worker_id, _ in workers),
+            "uptime": time.monotonic() - self._runtime.started,
+        }
+
+    # --- work comes in ---------------------------------------------------------------------------------------------
+
+    @override
+    async def start_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        *,
+        run_id: str | None = None,
+    ) -> AttemptedRollout:
+        request = _request(input, mode, resources_id, config, metadata, run_id)
+        await self._runtime.scan()
+        ids, attempt_id, call = _ids(12), "at-" + _ids(8)(0), _call("start_rollout")
+        claim = await self._runtime.write(
+            lambda tx: start_rollout(tx, self._runtime.now(), ids, attempt_id, request, worker_id, call)
+        )
+        return self._hand_out(claim)
+
+    @override
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        priority: int = 0,
+        not_before: float | None = None,
+    ) -> Rollout:
+        request = _request(input, mode, resources_id, config, metadata, run_id, priority, not_before)
+        return (await self._enqueue([request]))[0]
+
+    @override
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        with valid("rollouts"):
+            valid_rollouts = [EnqueueRolloutRequest.model_validate(each) for each in rollouts]
+        requests = [
+            _request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id, r.priority, r.not_before)
+            for r in valid_rollouts
+        ]
+        return await self._enqueue(requests) if requests else []
+
+    async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
+        await self._runtime.scan()
+        ids, now, call = _ids(12), self._runtime.now(), _call("enqueue_many_rollouts")
+        made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
+        return [public_rollout(rollout) for rollout in made]
+
+    @override
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        return claims[0] if claims else None
+
+    @override
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+    ) -> list[AttemptedRollout]:
+        check_timeout(timeout)
+        limit = check_limit(limit)
+        if limit <= 0:
+            return []
+        await self._runtime.scan()
+        token, ids = request_token.get(), _ids(8)
+        looks = 0
+
+        async def look() -> _Claims:
+            nonlocal looks
+            looks += 1
+            now = self._runtime.now()
+            script = partial(
+                claim,
+                now=now,
+                ids=ids,
+                token=token,
+                run_id=run_id,
+                worker_id=worker_id,
+                limit=limit,
+                looks_again=looks > 1,
+            )
+            found = await self._runtime.write(script)
+            if found.answered and not found.claims:
+                raise _AnsweredBefore
+            claims, due = [self._hand_out(given) for given in found.claims], found.due
+            return _Claims(claims, None if due is None else max(0.001, due - now))
+
+        work: list[Key] = [("work", run_id)]
+        async with self._repeats.turn(token) if token is not None else nullcontext():
+            try:
+                if timeout <= 0:
+                    return (await look()).claims
+                found = await self._runtime.until(
+                    look,
+                    lambda found: [] if found.claims else work,
+                    work,
+                    timeout,
+                    lambda found: found.due_in,
+                    None if worker_id is None else ("work", (worker_id, run_id)),
+                )
+            except _AnsweredBefore:
+                return []
+            if token is not None and not looks:  # a kept wait was gone on with
+                await self._empty_claims.note(token, run_id, worker_id, limit)
+            return found.claims
+
+    @override
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+        await self._runtime.scan()
+        attempt_id, now, call = "at-" + _ids(8)(0), self._runtime.now(), _call("start_attempt", worker_id=worker_id)
+        return self._hand_out(
+            await self._runtime.write(lambda tx: start_attempt(tx, now, rollout_id, attempt_id, worker_id, call))
+        )
+
+    def _hand_out(self, claim: Claim) -> AttemptedRollout:
+        rollout, attempt = claim
+        if rollout.config.timeout_seconds is not None or rollout.config.unresponsive_seconds is not None:
+            self._runtime.watch()
+        return public_attempted(rollout, attempt)
+
+    # --- evidence comes in -----------------------------------------------------------------------------------------
+
+    @override
+    async def add_span(self, span: Span) -> Span | None:
+        return (await self._add([span]))[0]
+
+    @override
+    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in await self._add(spans) if span is not None] if spans else []
+
+    async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
+        now = self._runtime.now()
+        stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
+        known = [span for span, answer in zip(spans, stored, strict=True) if answer is None]
+        if known:
+            text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
+            logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))
+        return stored
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        number = -1 if sequence_id is None else sequence_id
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
+    @override
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+
+    @override
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+        return await self._runtime.write(lambda tx: next_sequence_ids(tx, rollout_attempt_ids))
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    @override
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: TaskInput | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        changes = given(mode=mode, resources_id=resources_id, status=status)
+        if not isinstance(input, Unset):
+            changes["input"] = to_json(input)
+        if not isinstance(metadata, Unset):
+            changes["metadata"] = to_json(metadata, "metadata")
+        if not isinstance(config, Unset):
+            with valid("config"):
+                changes["config"] = RolloutConfig.model_validate(config).model_copy(deep=True)
+        changes = checked(Rollout, changes)
+        if "status" in changes:
+            check_rollout_status(changes["status"])
+        await self._runtime.scan()
+        now, call = self._runtime.now(), _call("update_rollout", **changes)
+
+        def change(tx: Tx) -> Rollout:
+            return update_rollout(tx, now, rollout_id, dict(changes), call)
+
+        return public_rollout(await self._change(now, rollout_id, call, change))
+
+    async def _change(self, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R:
+        """Run a change of a rollout, whose refusal is remembered with its token."""
+        return _accepted(await self._runtime.write(lambda tx: refusable(tx, now, rollout_id, call, change)))
+
+    @override
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset | None = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        *,
+        outcome: Outcome | Unset = UNSET,
+        outcome_reason: str | Unset | None = UNSET,
+        error: AttemptError | Unset | None = UNSET,
+    ) -> Attempt:
+        changes = given(
+            status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time,
+            outcome=outcome, outcome_reason=outcome_reason, error=error,
+        )  # fmt: skip
+        if not isinstance(metadata, Unset):
+            changes["metadata"] = to_json(metadata, "metadata")
+        if changes.get("last_heartbeat_time", 0.0) is None:
+            raise BadRequestError("last_heartbeat_time is invalid; it cannot be a null value.")
+        changes = checked(Attempt, changes)
+        if "status" in changes:
+            check_attempt_status(changes["status"])
+        if changes.get("error") is not None:
+            changes["error"] = evolve(changes["error"])
+        await self._runtime.scan()
+        now, call = self._runtime.now(), _call("update_attempt", attempt_id=attempt_id, **changes)
+
+        def change(tx: Tx) -> Attempt:
+            return update_attempt(tx, now, rollout_id, attempt_id, dict(changes), call)
+
+        return public_attempt(await self._change(now, rollout_id, call, change))
+
+    @override
+    async def delete_rollouts(
+        self,
+        *,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+        keep_last: int | None = None,
+        max_age: float | None = None,
+        max_bytes: int | None = None,
+        force: bool = False,
+    ) -> int:
+        with valid("the bounds"):
+            bounds = RetentionPolicy(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
+        run = None if isinstance(run_id, Unset) else (run_id,)
+        call = _call("delete_rollouts", rollout_ids=rollout_ids, run_id=run, bounds=bounds, force=force)
+        if rollout_ids is None:
+            if bounds == RetentionPolicy():
+                if isinstance(run_id, Unset):
+                    raise BadRequestError(
+                        "Say what to delete: rollout_ids=[...], run_id=..., or a bound (keep_last, ...)"
+                    )
+                bounds = RetentionPolicy(keep_last=0)
+            return await self._runtime.delete_surplus(bounds, run, call)
+        if bounds != RetentionPolicy() or not isinstance(run_id, Unset):
+            raise BadRequestError(
+                "rollout_ids cannot be given together with run_id or a bound; call delete_rollouts twice"
+            )
+        ids, now = list(rollout_ids), self._runtime.now()
+        return _accepted(
+            await self._runtime.write(lambda tx: delete(tx, now, ids, "force" if force else "refuse", call))
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    @override
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        _warn_old_name("status", status, "status_in")
+        _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
+        combine([], filter_logic)
+        plan = Plan(
+            status_in=status_in if status_in is not None else status,
+            ids=rollout_id_in if rollout_id_in is not None else rollout_ids,
+            id_contains=rollout_id_contains,
+            any_of=filter_logic == "or",
+            run_id=None if isinstance(run_id, Unset) else (run_id,),
+            sort_by=sort_by,
+            descending=_descending(sort_order),
+            limit=limit,
+            offset=offset,
+        )
+        await self._runtime.scan()
+        records, total = await self._runtime.read(lambda tx: tx.find(plan))
+        items = [_public(record.rollout, record.latest) for record in records]
+        return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
+
+    @override
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        check_page(Attempt, sort_by, limit, offset)
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
+        attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
+        return _page(attempts, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        check_page(Span, sort_by, limit, offset)
+        combine([], filter_logic)
+
+        def keep(span: Span) -> bool:
+            results = text_filter(trace_id, trace_id_contains, span.trace_id)
+            results += text_filter(span_id, span_id_contains, span.span_id)
+            results += text_filter(parent_id, parent_id_contains, span.parent_id)
+            results += text_filter(name, name_contains, span.name)
+            return combine(results, filter_logic)
+
+        only = span_id if filter_logic == "and" else None
+        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
+        filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
+        if sort_by == "sequence_id" and span_id == only and all(text is None for text in filters):
+            items = numbered_page(bodies, _descending(sort_order), limit, offset, rollout_id)
+            return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=len(bodies))
+        spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
+        return _page(spans, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        check_page(ResourcesUpdate, sort_by, limit, offset)
+        rows = await self._runtime.read(lambda tx: tx.scan("resources"))
+        updates = [
+            _without_keys(cast("ResourcesRow", row).update)
+            for key, row in rows
+            if combine(text_filter(resources_id, resources_id_contains, key), "and")
+        ]
+        return _page(updates, sort_by, sort_order, limit, offset)
+
+    @override
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        check_page(Worker, sort_by, limit, offset)
+        check_choices("status_in", status_in, WorkerStatus)
+        combine([], filter_logic)
+        await self._runtime.scan()
+
+        notes = worker_id_contains is not None and worker_id_contains.startswith(CONTROL_PREFIX)
+
+        def keep(worker: Worker) -> bool:
+            if worker.worker_id.startswith(CONTROL_PREFIX) != notes:
+                return False
+            results = text_filter(None, worker_id_contains, worker.worker_id)
+            if status_in is not None:
+                results.append(worker.status in status_in)
+            return combine(results, filter_logic)
+
+        rows = await self._runtime.read(lambda tx: tx.scan("worker"))
+        workers = [public_worker(cast("WorkerRow", row).worker) for _, row in rows]
+        return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
+
+    @override
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
+        return None if record is None else _public(record.rollout, record.latest)
+
+    @override
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        await self._runtime.scan()
+        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
+        return public_attempt(record.latest) if record and record.latest else None
+
+    @override
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        row = await self._runtime.read(lambda tx: tx.get("worker", worker_id))
+        return public_worker(cast("WorkerRow", row).worker) if row else None
+
+    @override
+    async def update_worker(
+        self,
+        worker_id: str,
+        heartbeat_stats: dict[str, Any] | Unset = UNSET,
+        *,
+        run_id: str | None = None,
+        attempts: Sequence[str] | None = None,
+    ) -> Worker:
+        if heartbeat_stats is None:
+            raise TypeError("heartbeat_stats is invalid; it cannot be a null value.")
+        stats = heartbeat_stats
+        if not isinstance(stats, Unset):
+            stats = checked(Worker, {"heartbeat_stats": to_json(stats, "heartbeat_stats")})["heartbeat_stats"]
+        named = None if attempts is None else check_names(attempts)
+        self._runtime.watch()
+        now = self._runtime.now()
+        call = _call(
+            "update_worker",
+            worker_id=worker_id,
+            heartbeat_stats=stats,
+            run_id=run_id,
+            attempts=None if named is None else sorted(named),
+        )
+        return public_worker(
+            await self._runtime.write(lambda tx: heartbeat(tx, now, worker_id, stats, run_id, named, call))
+        )
+
+    @override
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        check_timeout(timeout)
+        await self._runtime.scan()
+
+        async def attempt() -> tuple[list[Rollout], list[str]]:
+            return await self._runtime.read(lambda tx: ended_rollouts(tx, rollout_ids))
+
+        if timeout is not None and timeout <= 0:
+            finished, _ = await attempt()
+        else:
+            keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
+            again = ("end", tuple(rollout_ids)) if len(keys) > _MANY else None
+            finished, _ = await self._runtime.until(
+                attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout, again=again
+            )
+        return [public_rollout(rollout) for rollout in finished]
+
+    @override
+    async def query_events(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        timeout: float = 0.0,
+        run_id: str | Unset | None = UNSET,
+    ) -> EventPage:
+        if not 1 <= limit <= 1000:
+            raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
+        check_timeout(timeout)
+        run = None if isinstance(run_id, Unset) else (run_id,)
+        cursor = after
+
+        async def look() -> EventPage:
+            nonlocal cursor
+            found, cursor = await self._runtime.read(lambda tx: events(tx, cursor, limit, run))
+            return EventPage(events=found, cursor=cursor)
+
+        if timeout <= 0:
+            return await look()
+        return await self._runtime.until(look, lambda page: [] if page.events else [ANY_CHANGE], [ANY_CHANGE], timeout)
+
+    # --- resources -------------------------------------------------------------------------------------------------
+
+    @override
+    async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
+        return await self.update_resources("rs-" + _ids(12)(0), resources, run_id=run_id)
+
+    @override
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
+    ) -> ResourcesUpdate:
+        if resources_id in ("", "latest"):
+            raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
+        with valid("resources"):
+            named = _NAMED_RESOURCES.validate_python(dict(resources))
+        own = {name: resource.model_copy(deep=True) for name, resource in named.items()}
+        token, now = request_token.get(), self._runtime.now()
+        update = await self._runtime.write(lambda tx: publish(tx, now, resources_id, token, own, run_id))
+        return update.model_copy(deep=True)
+
+    @override
+    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
+        update = await self._runtime.read(lambda tx: resources_by_id(tx, resources_id, version))
+        return update.model_copy(deep=True) if update else None
+
+    @override
+    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
+        update = await self._runtime.read(lambda tx: latest_resources(tx, run_id))
+        return update.model_copy(deep=True) if update else None
+
+
+class _Claims(NamedTuple):
+    claims: list[AttemptedRollout]
+    due_in: float | None
+    """Seconds until something may be claimed, if nothing was."""
+
+
+class _AnsweredBefore(Exception):
+    """This is a copy of a claim that was given nothing; if work woke it, another one is to be woken instead."""
+
+
+def _request(
+    input: Any,
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+    run_id: str | None,
+    priority: int = 0,
+    not_before: float | None = None,
+) -> EnqueueRolloutRequest:
+    """Return the request with values of its own."""
+    with valid("the rollout"):
+        return EnqueueRolloutRequest(
+            input=to_json(input),
+            mode=mode,
+            resources_id=resources_id,
+            config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
+            metadata=to_json(metadata, "metadata"),
+            run_id=run_id,
+            priority=priority,
+            not_before=not_before,
+        )
+
+
+def _call(operation: str, **arguments: Any) -> Call | None:
+    """Return the call under way, if it carries a token."""
+    token = request_token.get()
+    return None if token is None else Call.of(operation, token, given(**arguments))
+
+
+def _accepted(answer: R | Exception) -> R:
+    """Return an answer; raises one that is a refusal."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _ids(length: int) -> Ids:
+    """Return the identifiers of the call under way: made from its token if it has one, else random."""
+    token = request_token.get()
+    if token is None:
+        return _RandomIds(length)
+    return lambda index: derive_id(token, index, length)
+
+
+class _RandomIds:
+    """Random identifiers, the same one for the same index, so that a script may be run again."""
+
+    __slots__ = ("_length", "_made")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._made: dict[int, str] = {}
+
+    def __call__(self, index: int) -> str:
+        made = self._made.get(index)
+        if made is None:
+            made = self._made[index] = generate_id(self._length)
+        return made
+
+
+def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:
+    return public_rollout(rollout) if latest is None else public_attempted(rollout, latest)
+
+
+def _page(items: list[Any], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[Any]:
+    page, total = page_of(items, sort_by, _descending(sort_order), limit, offset)
+    return PaginatedResult[Any].model_construct(items=page, limit=limit, offset=offset, total=total)
+
+
+def _descending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
+    return order == "desc"
+
+
+def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
+    """Return a copy of the update with every API key null."""
+    copy = update.model_copy(deep=True)
+    for resource in copy.resources.values():
+        if isinstance(resource, LLM):
+            resource.api_key = None
+    return copy
+
+
+def _warn_old_name(old: str, value: object, new: str) -> None:
+    if value is not None:
+        import warnings
+
+        warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)

@@ -1,0 +1,254 @@
+"""Callers that wait: parked until work arrives, rollouts end or anything changes, and woken from any thread.
+
+A wait that timed out stays parked for some seconds: a client that waits in chunks comes back in a moment. The next
+chunk of a wait for ten thousand rollouts then need not look at each again, nor the next claim of an idle runner at the
+queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from agentlightning.store.rules.tx import Notes
+
+Key = tuple[str, str | None]
+"""("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
+ANY_CHANGE: Key = ("change", None)
+_MANY = 64
+"""A waiter for more keys than this is checked at every event instead of being listed under each of its keys."""
+_KEEP_SECONDS = 5.0
+"""How long a wait that timed out stays parked."""
+
+
+class Waiter:
+    """One parked caller, used as a context manager in the event loop that made it.
+
+    The order that loses no event: enter, look at the store, `arm` with what is still missing, `wait`. What happens
+    between entering and arming is remembered. One that is `kept` stays parked on leaving the block, and may be entered
+    again, until `leave`.
+    """
+
+    __slots__ = ("_bell", "_happened", "_loop", "_owner", "kept", "keys", "pending", "seen", "touched", "woken")
+
+    def __init__(self, owner: Waiters, keys: Collection[Key]) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._bell: asyncio.Future[None] | None = None
+        self._happened = False
+        self.keys = keys
+        self.seen: set[Key] = set()
+        self.pending: set[Key] | None = None
+        self.kept = False
+        self.woken = False
+        self.touched = False
+        """Something that it waits for has happened, or may have."""
+
+    def __enter__(self) -> Self:
+        if self.kept:
+            self._owner.resume(self)
+        else:
+            self._owner.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if not self.kept:
+            self._owner.remove(self, gave_up=kind is not None)
+
+    def set_aside(self) -> bool:
+        """Stay parked after the block; False if something has happened that must be looked at."""
+        return self._owner.set_aside(self)
+
+    def leave(self) -> None:
+        """Stop waiting, for one that was kept."""
+        self.kept = False
+        self._owner.remove(self, gave_up=False)
+
+    def arm(self, missing: Iterable[Key]) -> None:
+        """Wait for all of `missing` from here on, less what happened since entering."""
+        self._owner.arm(self, set(missing))
+
+    async def wait(self, timeout: float | None) -> None:
+        """Return when everything has happened or when `timeout` seconds are over."""
+        if self._happened:
+            return
+        self._bell = self._loop.create_future()
+        timer = None if timeout is None else self._loop.call_later(max(0.0, timeout), self._ring)
+        try:
+            await self._bell
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """Wake the caller, from any thread."""
+        self.woken = self.touched = True
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits there
+            self._loop.call_soon_threadsafe(self._done)
+
+    def _done(self) -> None:
+        self._happened = True
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+
+class Waiters:
+    """The parked callers of one store, by what they wait for; those who wait for very much in a list of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[Key, dict[Waiter, None]] = {}
+        self._wide: dict[Waiter, None] = {}
+        self.parked = 0
+        """How many callers are entered."""
+
+    def for_keys(self, keys: Collection[Key]) -> Waiter:
+        """Return a waiter for these events; nothing is parked until it is entered."""
+        return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
+
+    def add(self, waiter: Waiter) -> None:
+        """Park a caller."""
+        with self._lock:
+            self.parked += 1
+            if len(waiter.keys) > _MANY:
+                self._wide[waiter] = None
+                return
+            for key in waiter.keys:
+                self._by_key.setdefault(key, {})[waiter] = None
+
+    def set_aside(self, waiter: Waiter) -> bool:
+        """Keep a caller that nothing has happened to."""
+        with self._lock:
+            waiter.kept = not waiter.touched
+            return waiter.kept
+
+    def resume(self, waiter: Waiter) -> None:
+        """Take up one that was kept; what happened until here has set its `touched`."""
+        with self._lock:
+            waiter.kept = False
+
+    def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
+        """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
+        with self._lock:
+            self.parked -= 1
+            if self._wide.pop(waiter, waiter) is None:
+                return
+            for key in waiter.keys:
+                parked = self._by_key.get(key)
+                if parked is not None:
+                    parked.pop(waiter, None)
+                    if not parked:
+                        del self._by_key[key]
+                    elif gave_up and waiter.woken and key[0] == "work":
+                        self._notify_one(key)
+
+    def arm(self, waiter: Waiter, missing: set[Key]) -> None:
+        """Set what a caller still waits for; wakes it if all of that has happened since it was parked."""
+        with self._lock:
+            waiter.pending = missing - waiter.seen
+            if not waiter.pending:
+                waiter.wake()
+
+    def wake(self, notes: Notes) -> None:
+        """Wake the callers by what happened. Of those that wait for work: as many as rollouts can be claimed now, and
+        all for one that may be claimed later, since any of them may have given up by then."""
+        with self._lock:
+            for rollout_id in notes.finished:
+                self._notify_all(("end", rollout_id))
+            for run_id in notes.queued:
+                self._notify_one(("work", run_id))
+            for run_id in notes.delayed:
+                self._notify_all(("work", run_id))
+            self._notify_all(ANY_CHANGE)
+
+    def wake_all(self) -> None:
+        """Have every caller look again: something may have been missed."""
+        with self._lock:
+            for parked in (*self._by_key.values(), self._wide):
+                for waiter in parked:
+                    waiter.wake()
+
+    def _notify_one(self, key: Key) -> None:
+        """Wake one caller for work. One that is kept may never come back: it is marked, and another one is woken."""
+        for waiter in self._by_key.get(key, ()):
+            if waiter.kept:
+                waiter.touched = True
+            elif not waiter.woken and key not in waiter.seen:
+                self._happened(waiter, key)
+                return
+
+    def _notify_all(self, key: Key) -> None:
+        for waiter in self._by_key.get(key, ()):
+            self._happened(waiter, key)
+        for waiter in self._wide:
+            if key in waiter.keys:
+                self._happened(waiter, key)
+
+    @staticmethod
+    def _happened(waiter: Waiter, key: Key) -> None:
+        waiter.touched = True
+        if waiter.pending is None:
+            waiter.seen.add(key)
+        else:
+            waiter.pending.discard(key)
+            if not waiter.pending:
+                waiter.wake()
+
+
+@dataclass(slots=True, eq=False)
+class KeptWait:
+    """A parked waiter, what its caller saw, and when (monotonic)."""
+
+    waiter: Waiter
+    result: Any
+    looked: float
+
+
+class KeptWaits:
+    """The kept waits of one store, at most so many. Usable from any thread; a wait is taken up again on its own event
+    loop only."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._waits: dict[tuple[Hashable, asyncio.AbstractEventLoop], KeptWait] = {}
+
+    def take(self, what: Hashable, look_again: float | None) -> KeptWait | None:
+        """Return the wait for this, if it is kept and nothing has happened to it since; it is then the caller's."""
+        with self._lock:
+            kept = self._waits.pop((what, asyncio.get_running_loop()), None)
+        if kept is None:
+            return None
+        old = look_again is not None and time.monotonic() - kept.looked > look_again
+        if kept.waiter.touched or old:
+            kept.waiter.leave()
+            return None
+        return kept
+
+    def has_room(self, what: Hashable) -> bool:
+        """False if there is one for this already, or too many."""
+        with self._lock:
+            return (what, asyncio.get_running_loop()) not in self._waits and len(self._waits) < self._most
+
+    def keep(self, what: Hashable, wait: KeptWait) -> None:
+        """Keep a wait for some seconds."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._waits[what, loop] = wait
+        loop.call_later(_KEEP_SECONDS, self._let_go, what, loop, wait)
+
+    def _let_go(self, what: Hashable, loop: asyncio.AbstractEventLoop, wait: KeptWait) -> None:
+        with self._lock:
+            if self._waits.get((what, loop)) is not wait:
+                return
+            del self._waits[what, loop]
+        wait.waiter.leave()

@@ -1,0 +1,137 @@
+"""The ASGI app of a store server with its middleware, from the outside in:
+
+HostDoor       is it asked for under a name of this server
+NamedOrigins   pages of which origins may read the answer
+BearerAuth     the token
+JsonDispatch   the operations of `operations.py`, the hot path
+Starlette      everything else: events, OTLP, metrics, health, the description of the interface
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentlightning.errors import AgentLightningError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.endpoints import operation_endpoints
+from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams
+from agentlightning.store.http.metrics import prometheus_routes
+from agentlightning.store.http.openapi import openapi_document
+from agentlightning.store.http.openapi_parts import HEALTH_PATHS, OPENAPI_PATH
+from agentlightning.store.http.operations import PREFIX
+from agentlightning.store.http.otlp import otlp_routes
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Receive, Scope, Send
+from agentlightning.utils.http.cors import NamedOrigins
+from agentlightning.utils.http.dispatch import JsonDispatch
+from agentlightning.utils.http.errors import ErrorReply, describe_error, failure, refusal
+from agentlightning.utils.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+
+class StoreApp:
+    """Serves the store that `store` returns; it is asked for once per request.
+
+    Without a token everything comes in that asks under an allowed name, but no page writes whose origin is not in
+    `origins`.
+    """
+
+    def __init__(
+        self, store: Callable[[], LightningStore], *, token: str | None, hosts: AllowedHosts, origins: Sequence[str]
+    ) -> None:
+        self.others = Starlette(routes=_other_routes(store), exception_handlers=_EXCEPTION_HANDLERS)
+        self.others.router.redirect_slashes = False
+        self.dispatch = JsonDispatch(operation_endpoints(store), self.others)
+        app: ASGIApp = self.dispatch if token is None else BearerAuth(self.dispatch, token, _is_open)
+        if origins:
+            app = NamedOrigins(app, origins)
+        self._door = HostDoor(app, hosts, same_origin=token is None, origins=origins)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._door(scope, receive, send)
+
+    def paths(self) -> list[str]:
+        """Return every path that is served, parameters in braces."""
+        others = [route.path for route in self.others.routes if isinstance(route, Route)]
+        return [*(endpoint.path for endpoint in self.dispatch.endpoints), *others]
+
+
+def _is_open(scope: Scope) -> bool:
+    return scope["path"] in HEALTH_PATHS
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def _other_routes(store: Callable[[], LightningStore]) -> list[Route]:
+    return [
+        Route(EVENTS_PATH, EventStreams(store), methods=["GET"]),
+        *otlp_routes(store),
+        *prometheus_routes(store),
+        *(Route(path, _health, methods=["GET"]) for path in HEALTH_PATHS),
+        Route(OPENAPI_PATH, _openapi, methods=["GET"]),
+    ]
+
+
+async def _on_error(request: HttpRequest, error: Exception) -> Response:
+    """Answer what an error of ours says."""
+    return _response(describe_error(error, f"{request.method} {request.url.path[:200]!a}"))
+
+
+async def _on_failure(request: HttpRequest, error: Exception) -> Response:
+    """Answer a failure; it is raised on, and logged once, by the server."""
+    return _response(failure(error))
+
+
+async def _on_refusal(request: HttpRequest, error: Exception) -> Response:
+    """Answer an unknown path or method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        text = (
+            f"Not Found: no path of this server is {request.url.path[:200]!r}; the operations are under {PREFIX}, "
+            f"{OPENAPI_PATH} lists all"
+        )
+        reply = refusal(404, text, "NotFound")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        reply = refusal(405, f"Method Not Allowed: {request.method}; this path takes {allowed}", "MethodNotAllowed")
+    else:
+        reply = refusal(error.status_code, str(error.detail), "HTTPException")
+    logger.info("%s %.200a: %d", request.method, request.url.path, error.status_code)
+    return _response(reply, error.headers)
+
+
+_EXCEPTION_HANDLERS: dict[Any, Any] = {
+    HTTPException: _on_refusal,
+    AgentLightningError: _on_error,
+    Exception: _on_failure,
+}
+
+
+def _response(reply: ErrorReply, headers: Mapping[str, str] | None = None) -> Response:
+    extra = {name.decode(): value.decode() for name, value in reply.extra}
+    return Response(reply.body, reply.status, {**extra, **(headers or {})}, media_type="application/json")
+
+
+async def _health(request: HttpRequest) -> Response:
+    return JSONResponse({"status": "ok", "version": VERSION})
+
+
+async def _openapi(request: HttpRequest) -> Response:
+    return Response(_document(), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _document() -> bytes:
+    return json.dumps(openapi_document()).encode()

@@ -1,0 +1,445 @@
+"""LightningStoreClient: a store over HTTP. Every operation is read from the table in `operations.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+from urllib.parse import quote
+
+import aiohttp
+import yarl
+from opentelemetry.sdk.trace import ReadableSpan
+from typing_extensions import override
+
+from agentlightning.errors import (
+    WIRE_ERRORS,
+    BadRequestError,
+    BusyError,
+    ConflictError,
+    StoreUnreachableError,
+)
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.http.open_claims import OpenClaims, Question
+from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.rules.arguments import valid
+from agentlightning.store.rules.values import to_json
+from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.store.wrappers.text_check import refuse_broken_texts
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    EventPage,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    Span,
+    TaskInput,
+)
+from agentlightning.utils.backoff import backoff_delay, doubled
+from agentlightning.utils.http.auth import auth_headers, server_token
+from agentlightning.utils.http.retry_after import retry_after_seconds
+from agentlightning.utils.id import generate_id
+from agentlightning.utils.version import VERSION, same_major
+
+logger = logging.getLogger(__name__)
+CHUNK = 2000
+"""Items of a list that is asked for without a limit, per request."""
+_RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
+_SHORTEST_TRY = 2.0
+_TRIES = 6
+"""The first try gets this part of the deadline, each further one twice as long as the one before."""
+_SLOWEST_UPLOAD = 1e6
+"""Bytes per second; what a large body may take beside that."""
+_PLAIN_ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+    "NotImplementedError": NotImplementedError,
+}
+
+
+class _Retry(Exception):
+    """This try failed in a way that another may mend."""
+
+    def __init__(self, reason: str, pause: float | None = None, *, hung: bool = False) -> None:
+        super().__init__(reason)
+        self.pause = pause
+        self.hung = hung
+        """Nothing came over the connection, which may be dead without either side having been told."""
+
+
+class _NoSuchPath(Exception):
+    """A server of another version has no such path."""
+
+    def __init__(self, path: str, version: str) -> None:
+        super().__init__(path)
+        self.version = version
+
+
+@refuse_broken_texts
+@forward_operations
+class LightningStoreClient(LightningStore):
+    """A store server at an address such as `http://127.0.0.1:4747`. Usable from any thread and event loop.
+
+    A request that gets no answer is tried again, with growing, jittered pauses, until `deadline` seconds are over;
+    that is safe for every operation, because each is repeatable or carries a token. One try gets a part of the
+    deadline, at most `request_timeout`, and the one after it a connection of its own, so that a connection that died
+    unnoticed costs little. `retry_delays` instead gives the pauses one by one, and each try the whole
+    `request_timeout`. A claim whose answer never came is asked for again, with its token, by the next question of that
+    worker. The token of the server is `token`, else `AGL_TOKEN`. Pickles to its settings.
+    """
+
+    def __init__(
+        self,
+        server_address: str | None = None,
+        *,
+        retry_delays: Sequence[float] | None = None,
+        request_timeout: float = 30.0,
+        connection_timeout: float = 5.0,
+        deadline: float = 30.0,
+        token: str | None = None,
+        endpoint: str | None = None,
+        base_url: str | None = None,
+    ) -> None:
+        given = [address for address in (server_address, endpoint, base_url) if address is not None]
+        if len(given) != 1:
+            raise TypeError("Give the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
+        if not given[0].startswith(("http://", "https://")):
+            raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
+        self.server_address_root = given[0].rstrip("/")
+        self.server_address = self.server_address_root + PREFIX
+        self._settings: dict[str, Any] = {
+            "retry_delays": retry_delays,
+            "request_timeout": request_timeout,
+            "connection_timeout": connection_timeout,
+            "deadline": deadline,
+            "token": token,
+        }
+        self._delays = None if retry_delays is None else tuple(retry_delays)
+        self._deadline = deadline
+        self._request_timeout = request_timeout
+        self._connection_timeout = connection_timeout
+        self._token = token or server_token()
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._met = False
+        self._claims = OpenClaims()
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect, (self.server_address_root, self._settings)
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"async_safe": True, "thread_safe": True, "zero_copy": True, "otlp_traces": False, "distributed": True}
+
+    @override
+    async def close(self) -> None:
+        """Close the connections of every loop, those of other loops on their own loop."""
+        sessions = dict(self._sessions)
+        self._sessions.clear()
+        here = asyncio.get_running_loop()
+        for loop, session in sessions.items():
+            if loop is here:
+                await session.close()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(session.close(), loop)
+            else:
+                _let_go(session)
+
+    # --- operations that take another form on the wire -------------------------------------------------------------
+
+    @override
+    async def enqueue_rollout(
+        self,
+        input: TaskInput,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        priority: int = 0,
+        not_before: float | None = None,
+    ) -> Rollout:
+        with valid("the rollout"):
+            request = EnqueueRolloutRequest(
+                input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata,
+                run_id=run_id, priority=priority, not_before=not_before,
+            )  # fmt: skip
+        return (await self.enqueue_many_rollouts([request]))[0]
+
+    @override
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        return claims[0] if claims else None
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        number = -1 if sequence_id is None else sequence_id
+        stored = await self.add_many_spans([Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)])
+        return stored[0] if stored else None
+
+    # --- every operation -------------------------------------------------------------------------------------------
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row = OPERATIONS[operation]
+        arguments = row.bind(args, kwargs)
+        if operation == "query_rollouts":
+            _use_new_names(arguments)
+        if operation in LONG_POLLS:
+            return await self._poll(row, arguments)
+        if row.is_page:
+            return await self._list(row, arguments)
+        return await self._request(row, arguments)
+
+    async def _list(self, row: Operation, arguments: dict[str, Any]) -> Any:
+        """Fetch a page; without a limit in chunks, of which what changes meanwhile may be missing or in two."""
+        limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
+        if limit == 0:  # the wire has no page without items
+            page = await self._request(row, {**arguments, "limit": 1})
+            return page.model_copy(update={"items": [], "limit": 0})
+        if limit != -1:
+            return await self._request(row, arguments)
+        items: list[Any] = []
+        while True:
+            chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
+            page = await self._request(row, chunk)
+            items += page.items
+            if len(page.items) < CHUNK:
+                return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
+
+    async def _poll(self, row: Operation, arguments: dict[str, Any]) -> Any:
+        """Ask in chunks that the server holds open, until there is something or time is up."""
+        waits = row.name == "wait_for_rollouts"
+        timeout: float | None = arguments.get("timeout", None if waits else 0.0)
+        end = None if timeout is None else time.monotonic() + timeout
+        callers = request_token.get()
+        for chunk in itertools.count():
+            left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
+            began = time.monotonic()
+            if row.name == "dequeue_many_rollouts" and callers is None:
+                result: Any = await self._claim(row, arguments, left)
+            else:  # each chunk is a call of its own: a copy of one that found nothing finds nothing
+                token = f"{callers}#{chunk}" if callers and chunk else callers
+                result = await self._request(row, {**arguments, "timeout": left}, left, token)
+            if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
+                arguments, complete = {**arguments, "after": result.cursor}, bool(result.events)
+            elif waits:
+                complete = time.monotonic() - began < left
+            else:  # a copy of a question that found nothing is answered at once, and asks no further
+                complete = bool(result) or (callers is not None and timeout is not None and timeout <= POLL_SECONDS)
+            if complete or (end is not None and time.monotonic() >= end):
+                return result
+
+    async def _claim(self, row: Operation, arguments: dict[str, Any], wait: float) -> list[AttemptedRollout]:
+        """Ask once for claims; first what this worker has asked before and was not told."""
+        asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
+        limit: int = arguments.get("limit", 1)
+        if kept := self._claims.take_claims(asker, limit):
+            return kept
+        asked = {name: value for name, value in arguments.items() if name != "timeout"}
+        question = self._claims.take_question(asker) or Question(generate_id(32), asked)
+        try:
+            claims = await self._request(row, {**question.arguments, "timeout": wait}, wait, question.token)
+        except (StoreUnreachableError, asyncio.CancelledError):
+            self._claims.put_question(asker, question)
+            raise
+        self._claims.put_claims(asker, claims[limit:])
+        return claims[:limit]
+
+    async def _request(
+        self, row: Operation, arguments: dict[str, Any], wait: float = 0.0, token: str | None = None
+    ) -> Any:
+        """Make a call that the server may hold open for `wait` seconds."""
+        url, body = self._encode(row, dict(arguments))
+        headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
+        if row.row.retry == "token":
+            headers["idempotency-key"] = token or request_token.get() or generate_id(32)
+        tries, began, hung = 0, time.monotonic(), False
+        while True:
+            tries += 1
+            limit = wait + self._limit(row, tries, time.monotonic() - began - wait, body)
+            try:
+                return row.read_answer(await self._try(row.row.method, url, body, headers, limit, fresh=hung))
+            except _NoSuchPath as failure:
+                raise NotImplementedError(
+                    f"The store at {self.server_address_root} does not know the operation {row.name}: it is "
+                    f"agentlightning {failure.version}, and this client is {VERSION}. Upgrade the server ({failure})"
+                ) from None
+            except _Retry as failure:
+                hung = failure.hung
+                pause = self._pause(tries, failure.pause)
+                spent = time.monotonic() - began
+                if pause is None or (self._delays is None and spent + pause > self._deadline + wait):
+                    raise StoreUnreachableError(
+                        f"The store at {self.server_address_root} did not answer {row.name} "
+                        f"(tried {tries} times in {spent:.1f} s; last: {failure}). Is the server running there?"
+                    ) from failure.__cause__
+            await asyncio.sleep(pause)
+
+    def _limit(self, row: Operation, tries: int, spent: float, body: bytes | None) -> float:
+        """Return the seconds for one try, beside those for which the server may hold it open."""
+        if self._delays is not None or row.row.slow:
+            return self._request_timeout
+        first = max(_SHORTEST_TRY, self._deadline / _TRIES)
+        growing = doubled(tries, first, max(first, self._deadline - spent))
+        return min(self._request_timeout, growing + len(body or b"") / _SLOWEST_UPLOAD)
+
+    def _pause(self, tries: int, asked: float | None) -> float | None:
+        """Return the seconds before the next try; None if there is to be none."""
+        if self._delays is not None:
+            return self._delays[tries - 1] if tries <= len(self._delays) else None
+        if asked is not None:
+            return asked
+        return backoff_delay(tries, 0.05, 2.0)
+
+    def _encode(self, row: Operation, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
+        url = self.server_address + row.path_of(arguments)
+        body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
+        if row.row.method == "POST" and row.row.body is None:
+            return url, _to_json_bytes(arguments)
+        if arguments:
+            url += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in arguments.items())
+        return url, body
+
+    async def _try(
+        self, method: str, url: str, body: bytes | None, headers: dict[str, str], timeout: float, *, fresh: bool
+    ) -> bytes:
+        try:
+            limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connection_timeout)
+            where = yarl.URL(url, encoded=True)  # else an id of dots would be taken for a way through folders
+            async with (
+                self._connections(fresh) as session,
+                session.request(method, where, data=_payload(body), headers=headers, timeout=limits) as answer,
+            ):
+                content = await answer.read()
+                self._meet(answer.headers.get("x-agl-version"))
+        except TimeoutError as error:
+            raise _Retry(f"no answer within {timeout:.0f} s", hung=True) from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _Retry(f"{type(error).__name__}: {error}") from error
+        if answer.status < 300:
+            return content
+        if answer.status in _RETRIED_STATUS:
+            raise _Retry(f"HTTP {answer.status}", retry_after_seconds(answer.headers.get("retry-after")))
+        version = answer.headers.get("x-agl-version")
+        if version not in (None, VERSION) and _names_error(content, "NotFound", "MethodNotAllowed"):
+            raise _NoSuchPath(f"{method} {where.path}: HTTP {answer.status}", version)
+        raise _error_of(answer.status, content)
+
+    @contextlib.asynccontextmanager
+    async def _connections(self, fresh: bool) -> AsyncGenerator[aiohttp.ClientSession]:
+        """Give the connections of this loop, or (`fresh`) one of its own to a try that follows a silent one."""
+        if not fresh:
+            yield self._session()
+            return
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as session:
+            yield session
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            for other in [other for other in self._sessions if other.is_closed()]:
+                if (dead := self._sessions.pop(other, None)) is not None:
+                    _let_go(dead)
+                self._guards.pop(other, None)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
+            session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
+            self._sessions[loop] = session
+            self._guards[loop] = guard = _closed_with_its_loop(session)
+            with contextlib.suppress(StopIteration):  # run it to its yield, at which the loop knows of it
+                guard.__anext__().send(None)
+        return session
+
+    def _meet(self, version: str | None) -> None:
+        """Compare versions once, at the first answer that carries one."""
+        if version is None or self._met:
+            return
+        self._met = True
+        if not same_major(VERSION, version):
+            self._met = False
+            raise ConflictError(
+                f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is {version}; "
+                "install the same version on both sides"
+            )
+
+
+async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
+    """Close a session where its loop ends: `asyncio.run` and ours then end every generator that was begun."""
+    try:
+        yield
+    finally:
+        await session.close()
+
+
+def _let_go(session: aiohttp.ClientSession) -> None:
+    """Release the sockets of a session whose loop is gone."""
+    if session.connector is not None:
+        session.connector._close()
+
+
+def _use_new_names(arguments: dict[str, Any]) -> None:
+    for old, new in (("status", "status_in"), ("rollout_ids", "rollout_id_in")):
+        if old in arguments:
+            warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=4)
+            arguments.setdefault(new, arguments[old])
+            del arguments[old]
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body is read in parts, so that sending it does not hold up the loop."""
+    return io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
+
+
+def _connect(address: str, settings: dict[str, Any]) -> LightningStoreClient:
+    return LightningStoreClient(address, **settings)
+
+
+def _to_json_bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        arguments: Any = {name: to_json(item, name) for name, item in named.items()}
+    else:
+        arguments = to_json(value)
+    return json.dumps(arguments, separators=(",", ":")).encode()
+
+
+def _names_error(content: bytes, *names: str) -> bool:
+    """True if the body of a refusal names one of these error types."""
+    try:
+        return json.loads(content)["error_type"] in names
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _error_of(status: int, content: bytes) -> Exception:
+    """Return the error that the server names, as the class that the store raised."""
+    try:
+        body: Any = json.loads(content)
+        detail, name = body["detail"], body.get("error_type", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        detail, name = content[:500].decode("utf-8", "replace"), ""
+    text = detail if isinstance(detail, str) else json.dumps(detail)
+    if name == "BusyError":
+        return BusyError(text)
+    if name in WIRE_ERRORS:
+        return WIRE_ERRORS[name](text)
+    if name in _PLAIN_ERRORS:
+        return _PLAIN_ERRORS[name](text)
+    return BadRequestError(text) if status < 500 else RuntimeError(f"The store failed ({status} {name}): {text}")

@@ -1,0 +1,168 @@
+"""The operations of the table as endpoints of the hot path: arguments out of a request, an answer out of a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.http.operations import ELSEWHERE, LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.http.redaction import hide_secrets
+from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span, Worker
+from agentlightning.utils.http.dispatch import Endpoint, Request
+from agentlightning.utils.version import VERSION
+
+_LONGEST_ID = 512
+_LARGEST_INTEGER = 2**53
+"""The largest that every JSON reader takes for itself."""
+_READ_TWICE_BYTES = 1 << 20
+"""Largest body that is looked through for arguments that nobody knows; a larger one holds spans or tasks."""
+_FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources"))
+"""Arguments that are values of users."""
+_PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
+"""Models that hold no secrets and no values of several classes: their own serializer is the fastest."""
+
+
+def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
+    """Return every way to call every operation, and signposts at paths that programs try.
+
+    `store` is asked for once per request.
+    """
+    endpoints = [
+        _endpoint(store, operation, method, path)
+        for operation in OPERATIONS.values()
+        for method, path in ((operation.row.method, operation.row.path), *operation.row.also)
+    ]
+    return endpoints + [_signpost(method, PREFIX + path, way) for (method, path), way in ELSEWHERE.items()]
+
+
+def _endpoint(store: Callable[[], LightningStore], operation: Operation, method: str, path: str) -> Endpoint:
+    name = operation.name
+    waits = name in LONG_POLLS
+
+    def call(request: Request, arguments: dict[str, Any]) -> Awaitable[Any]:
+        if request.token:
+            request_token.set(request.token)
+        return getattr(store(), name)(**arguments)
+
+    def encode(value: Any) -> bytes:
+        if value.__class__ in _PLAIN_MODELS:
+            return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
+        return operation.write_answer(hide_secrets(name, value))
+
+    return Endpoint(
+        method,
+        PREFIX + path,
+        _reader(operation, method, _default_wait(operation) if waits else None),
+        call,
+        encode,
+        operation.row.status,
+        _will_wait if waits else None,
+    )
+
+
+def _signpost(method: str, path: str, way: str) -> Endpoint:
+    def refuse(request: Request) -> dict[str, Any]:
+        raise NotFoundError(f"There is no such path: {way}")
+
+    def unreachable(*_: object) -> Any:
+        raise AssertionError(path)
+
+    return Endpoint(method, path, refuse, unreachable, unreachable)
+
+
+def _reader(operation: Operation, method: str, wait: float | None) -> Callable[[Request], dict[str, Any]]:
+    """Return what makes the arguments of a call out of a request."""
+    in_path_only, waits = not operation.in_body, operation.name in LONG_POLLS
+
+    def read(request: Request) -> dict[str, Any]:
+        if method == "GET":
+            arguments = {} if in_path_only else operation.read_query(request.query)
+        else:
+            arguments = operation.read_body(request.body)
+            if operation.in_query:
+                arguments.update(operation.read_query(request.query))
+        if request.version is not None and request.version != VERSION:
+            _check_known(operation, method, request)
+        arguments.update(request.path)
+        _check(arguments, request.token)
+        if waits:
+            asked = arguments.get("timeout", wait)
+            arguments["timeout"] = POLL_SECONDS if asked is None else max(0.0, min(POLL_SECONDS, asked))
+        return arguments
+
+    return read
+
+
+def _check_known(operation: Operation, method: str, request: Request) -> None:
+    """Refuse an argument that this version does not know: a client of ours sends only those that say something.
+
+    Raises:
+        BadRequestError: names the argument, the operation, and both versions.
+    """
+    names = {name for name, _ in request.query}
+    if method != "GET" and operation.row.body is None and 0 < len(request.body) <= _READ_TWICE_BYTES:
+        names.update(cast("dict[str, object]", json.loads(request.body)))
+    unknown = sorted(names.difference(operation.parameters))
+    if unknown:
+        raise BadRequestError(
+            f"This server is agentlightning {VERSION}, the client is {(request.version or '')[:50]}: here "
+            f"{operation.name} takes no {', '.join(map(repr, unknown))}. Upgrade the server, or leave it out"
+        )
+
+
+def _check(arguments: dict[str, Any], token: str | None) -> None:
+    """Refuse what no store has to bear: ids without end, numbers that are too large or not finite.
+
+    Raises:
+        BadRequestError: names the argument.
+    """
+    if token is not None and len(token) > _LONGEST_ID:
+        raise BadRequestError(f"Idempotency-Key has {len(token)} characters; at most {_LONGEST_ID} are taken")
+    for name, value in arguments.items():
+        kind = cast("type[object]", type(value))
+        if kind is str:
+            _check_id(name, value)
+        elif name in _FREE:
+            pass
+        elif kind is int:
+            _check_integer(name, value)
+        elif kind is float:
+            if not math.isfinite(value):
+                raise BadRequestError(f"{name} is {value}; expected a finite number")
+        elif kind is list:
+            for item in cast("list[object]", value):
+                _check_item(item)
+        else:
+            _check_item(value)
+
+
+def _check_item(item: object) -> None:
+    if isinstance(item, EnqueueRolloutRequest):
+        _check_id("run_id", item.run_id or "")
+        _check_id("resources_id", item.resources_id or "")
+    elif isinstance(item, Span):
+        _check_integer("sequence_id", item.sequence_id)
+
+
+def _check_id(name: str, value: str) -> None:
+    if len(value) > _LONGEST_ID and name.endswith("_id"):
+        raise BadRequestError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are taken")
+
+
+def _check_integer(name: str, value: int) -> None:
+    if not -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER:
+        raise BadRequestError(f"{name} is out of range; expected an integer of at most 53 bits")
+
+
+def _default_wait(operation: Operation) -> float | None:
+    return operation.signature.parameters["timeout"].default
+
+
+def _will_wait(arguments: dict[str, Any]) -> bool:
+    return arguments["timeout"] > 0

@@ -1,0 +1,185 @@
+"""Server-sent events: a client that follows a store gets each change within a tenth of a second, and misses none.
+
+    id: 41
+    event: cursor
+    data: {"cursor":"41"}
+
+    id: 42
+    event: rollout
+    data: {"rollout_id":"ro-...","status":"running",...}
+
+The first message gives the cursor at which the stream begins, so that a page asks for its lists after it and loses
+nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from there,
+also after the server was started anew on a durable store. An event tells how its rollout stands, so several changes in
+short order are one event, and one that was sent may be sent again after a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from agentlightning.errors import BadRequestError, BusyError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.operations import PREFIX
+from agentlightning.types import EventPage
+from agentlightning.utils.http.auth import Receive, Scope, Send
+from agentlightning.utils.http.errors import describe_error
+from agentlightning.utils.http.uvicorn_server import STOPPING
+
+EVENTS_PATH = f"{PREFIX}/events"
+KEEP_ALIVE_SECONDS = 15.0
+_PAUSE_SECONDS = 0.1
+"""Between two groups of messages; changes in between are sent together."""
+_PAGE = 1000
+_FULL_RETRY_SECONDS = 5.0
+_LONGEST_CURSOR = 200
+
+
+class EventStreams:
+    """ASGI app that serves the streams of one store. Owned by the serving loop.
+
+    At most `limit` at once; beyond that 429. A stream ends when its client leaves, when the server stops, or with an
+    `error` event when the store fails.
+    """
+
+    def __init__(
+        self, store: Callable[[], LightningStore], *, limit: int = 256, keep_alive_seconds: float = KEEP_ALIVE_SECONDS
+    ) -> None:
+        self._store = store
+        self._limit = limit
+        self._keep_alive = keep_alive_seconds
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open >= self._limit:
+            text = f"{self._limit} clients follow the events of this server already; try again later"
+            await describe_error(BusyError(text, _FULL_RETRY_SECONDS), scope["path"]).send(send)
+            return
+        self._open += 1
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            self._open -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            after, filters = _read_request(scope)
+            begin = after or (await self._store().query_events(limit=1, **filters)).cursor
+            page = await self._store().query_events(after=begin, limit=_PAGE, **filters)
+        except Exception as error:  # the boundary: not a stream yet, so an ordinary answer
+            await describe_error(error, "GET " + scope["path"]).send(send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        stream = _Stream(self._store, filters, begin, send)
+        stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
+        ends: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(_left(receive)),
+            asyncio.ensure_future(stopping.wait()),
+        ]
+        await _unless(ends, stream.run(page, self._keep_alive))
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _Stream:
+    """The messages to one client."""
+
+    def __init__(self, store: Callable[[], LightningStore], filters: dict[str, Any], cursor: str, send: Send) -> None:
+        self._store = store
+        self._filters = filters
+        self._cursor = cursor
+        self._send = send
+        self._written = 0.0
+
+    async def run(self, page: EventPage, keep_alive: float) -> None:
+        """Tell of `page` and of everything after it, until the store fails."""
+        await self._write(_message(self._cursor, "cursor", _json({"cursor": self._cursor})))
+        try:
+            while True:
+                await self._tell(page)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                page = await self._next(keep_alive)
+                if not page.events and time.monotonic() - self._written >= keep_alive:
+                    await self._write(b": keep-alive\n\n")
+        except Exception as error:  # the boundary: the answer has begun, so the failure is its last message
+            failure = describe_error(error, "a stream of events")
+            await self._write(_message(self._cursor, "error", failure.body.decode()))
+
+    async def _next(self, keep_alive: float) -> EventPage:
+        try:
+            return await self._store().query_events(
+                after=self._cursor, limit=_PAGE, timeout=keep_alive, **self._filters
+            )
+        except BusyError as error:
+            await asyncio.sleep(error.retry_after)
+            return EventPage(events=[], cursor=self._cursor)
+
+    async def _tell(self, page: EventPage) -> None:
+        """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
+        messages = [_message(self._cursor, "rollout", event.model_dump_json()) for event in page.events[:-1]]
+        if page.events:
+            messages.append(_message(page.cursor, "rollout", page.events[-1].model_dump_json()))
+        elif page.cursor != self._cursor:
+            messages.append(_message(page.cursor, "cursor", _json({"cursor": page.cursor})))
+        self._cursor = page.cursor
+        if messages:
+            await self._write(b"".join(messages))
+
+    async def _write(self, text: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": text, "more_body": True})
+        self._written = time.monotonic()
+
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def _message(cursor: str, event: str, data: str) -> bytes:
+    return f"id: {cursor}\nevent: {event}\ndata: {data}\n\n".encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _read_request(scope: Scope) -> tuple[str | None, dict[str, Any]]:
+    """Return the cursor to go on from, and the filters. A client that comes back says its cursor in a header.
+
+    Raises:
+        BadRequestError: the cursor holds what a message cannot.
+    """
+    query = parse_qs(scope["query_string"].decode("utf-8", "replace"), max_num_fields=20)
+    last = dict[bytes, bytes](scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
+    after = last or query.get("after", [""])[-1]
+    if len(after) > _LONGEST_CURSOR or not after.isprintable():
+        raise BadRequestError(f"{after[:50]!a} is no cursor; use the id of an event of this server")
+    return after or None, {"run_id": query["run_id"][-1]} if "run_id" in query else {}
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unless(ends: list[asyncio.Future[Any]], work: Awaitable[None]) -> None:
+    """Await `work`; cancel it as soon as one of `ends` comes."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, *ends), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for end in (task, *ends):
+            end.cancel()
+        await asyncio.gather(task, *ends, return_exceptions=True)

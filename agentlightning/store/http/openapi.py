@@ -1,0 +1,122 @@
+"""The OpenAPI 3.1 document of the store's HTTP interface, made from the operation table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from agentlightning.field_help import field_docstrings
+from agentlightning.store.base import LightningStore, LightningStoreStatistics
+from agentlightning.store.http.openapi_parts import (
+    IDEMPOTENCY_KEY,
+    components,
+    json_content,
+    other_paths,
+    parameter,
+    responses,
+)
+from agentlightning.store.http.operations import _NEVER_NULL, OPERATIONS, PREFIX, Operation
+from agentlightning.utils.version import VERSION
+
+_REFERENCE = "#/components/schemas/{model}"
+_Part = Literal["body", "query", "answer"]
+_Schemas = dict[tuple[str, _Part], dict[str, Any]]
+_PAGING: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}, "default": -1, "description": "-1 is all"},
+    "offset": {"type": "integer", "minimum": 0, "default": 0},
+}
+
+
+@lru_cache(maxsize=1)
+def openapi_document() -> dict[str, Any]:
+    """Return the document as JSON data."""
+    schemas, models = _all_schemas(OPERATIONS.values())
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS.values():
+        ways = ((operation.row.method, operation.row.path), *operation.row.also)
+        for number, (method, path) in enumerate(ways):
+            entry = _entry(operation, method, path, schemas, suffix="" if number == 0 else f"_{number + 1}")
+            paths.setdefault(PREFIX + path, {})[method.lower()] = entry
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "LightningStore Server", "version": VERSION},
+        "security": [{"token": []}],
+        "paths": {**paths, **other_paths()},
+        "components": components(models),
+    }
+
+
+def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, dict[str, Any]]:
+    """Return the schema of each part, and the models they refer to; one that is read and written otherwise has two."""
+    parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
+    for operation in operations:
+        parts.append(((operation.name, "body"), "validation", operation.body_type))
+        parts.append(((operation.name, "query"), "validation", operation.query_type))
+        parts.append(((operation.name, "answer"), "serialization", operation.answer))
+    made, shared = TypeAdapter.json_schemas(parts, ref_template=_REFERENCE)
+    models: dict[str, Any] = shared.get("$defs", {})
+    for name, text in field_docstrings(LightningStoreStatistics).items():
+        # pydantic reads no docstrings of a TypedDict
+        models["LightningStoreStatistics"]["properties"][name]["description"] = text
+    schemas = {key: _tightened(key[0], _inlined(schema, models)) for (key, _), schema in made.items()}
+    return schemas, {name: model for name, model in models.items() if not name.endswith("_arguments")}
+
+
+def _inlined(schema: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of arguments itself in place of a reference to it: it has one user and no name of its own."""
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    found = models[name] if name.endswith("_arguments") else schema
+    return {key: value for key, value in found.items() if key != "title"}
+
+
+def _tightened(operation: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of arguments with what is checked beside the types: pages, and fields that are never null."""
+    fields: dict[str, Any] = dict(schema.get("properties", {}))
+    if OPERATIONS[operation].is_page:
+        fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
+    for name in _NEVER_NULL.get(operation, ()):
+        if name in fields:
+            fields[name] = _without_null(fields[name])
+    return {**schema, "properties": fields} if fields else schema
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    left = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
+    return left[0] if len(left) == 1 else {**schema, "anyOf": left}
+
+
+def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suffix: str) -> dict[str, Any]:
+    answer = schemas[operation.name, "answer"]
+    if operation.row.wrap:
+        answer = {"type": "object", "properties": {operation.row.wrap: answer}, "required": [operation.row.wrap]}
+    entry: dict[str, Any] = {
+        "operationId": operation.name + suffix,
+        "summary": (inspect.getdoc(getattr(LightningStore, operation.name)) or "").split("\n")[0],
+        "parameters": [parameter(name, "path", {"type": "string"}, True) for name in operation.in_path],
+        "responses": responses(operation.row.status, "Done", json_content(answer)),
+    }
+    if operation.row.retry == "token":
+        entry["parameters"].append(IDEMPOTENCY_KEY)
+    query = schemas[operation.name, "query"]
+    required: list[str] = query.get("required", [])
+    for name in operation.in_body if method == "GET" else operation.in_query:
+        entry["parameters"].append(parameter(name, "query", query["properties"][name], name in required))
+    if method != "GET":
+        body = schemas[operation.name, "body"]
+        entry["requestBody"] = {
+            "content": json_content(body),
+            "required": bool(operation.row.body) or bool(body.get("required")),
+        }
+    return entry
+
+
+__all__ = ["openapi_document"]
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(openapi_document(), indent=2))

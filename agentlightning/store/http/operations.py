@@ -1,0 +1,291 @@
+"""The operation table: for each operation its HTTP method, path, and where each argument travels.
+
+From a row and the signature in `base.py` follow, at import: how the server reads the arguments, how it writes the
+answer, what the client sends and how it reads the reply. To add an operation: a method in `base.py`, a script in
+`rules/` with its method in `engine/store.py`, a row here. `tests/store/http/test_operations.py` fails when one is
+missing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, Required, cast, get_args, get_origin, get_type_hints
+from urllib.parse import quote
+
+from pydantic import TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store import base
+from agentlightning.store.base import UNSET, LightningStore, Unset
+from agentlightning.types import PaginatedResult
+
+PREFIX = "/v1/agl"
+API_AGL_PREFIX = "/agl"
+"""Public name of the prefix below /v1."""
+
+Retry = Literal["safe", "token"]
+"""`safe`: repeating the request changes nothing more. `token`: the request carries one and is answered again."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table as it is written down."""
+
+    operation: str
+    method: Literal["GET", "POST"]
+    path: str
+    """Below the prefix; `{name}` is an argument in the path, literal segments win over it."""
+    body: str | None = None
+    """The one argument that is the whole body; None sends an object of all arguments that are not in the path."""
+    wrap: str | None = None
+    """Key under which the answer is wrapped in an object."""
+    status: int = 200
+    retry: Retry = "safe"
+    also: tuple[tuple[Literal["GET", "POST", "PUT"], str], ...] = ()
+    """Further ways to call it, with the same arguments."""
+    slow: bool = False
+    """Its work grows with the data: a try is not given up early, for the next one would begin anew."""
+
+
+ROWS: tuple[Row, ...] = (
+    Row("statistics", "GET", "/statistics", slow=True),
+    Row("start_rollout", "POST", "/rollouts", status=201, retry="token"),
+    Row("enqueue_many_rollouts", "POST", "/queues/rollouts/enqueue", status=201, retry="token"),
+    Row("dequeue_many_rollouts", "POST", "/queues/rollouts/dequeue", retry="token"),
+    Row("start_attempt", "POST", "/rollouts/{rollout_id}/attempts", status=201, retry="token"),
+    Row("add_span", "POST", "/spans", body="span", status=201),
+    Row("add_many_spans", "POST", "/spans/batch", status=201),
+    Row("get_next_span_sequence_id", "POST", "/spans/next", wrap="sequence_id"),
+    Row("get_many_span_sequence_ids", "POST", "/spans/next/batch", wrap="sequence_ids"),
+    Row("query_rollouts", "POST", "/rollouts/search", also=(("GET", "/rollouts"),), slow=True),
+    Row(
+        "query_attempts",
+        "POST",
+        "/rollouts/{rollout_id}/attempts/search",
+        also=(("GET", "/rollouts/{rollout_id}/attempts"),),
+        slow=True,
+    ),
+    Row("query_spans", "POST", "/spans/search", also=(("GET", "/spans"),), slow=True),
+    Row("query_workers", "POST", "/workers/search", also=(("GET", "/workers"),), slow=True),
+    Row("query_resources", "GET", "/resources", slow=True),
+    Row("get_rollout_by_id", "GET", "/rollouts/{rollout_id}"),
+    Row("get_latest_attempt", "GET", "/rollouts/{rollout_id}/attempts/latest"),
+    Row("get_worker_by_id", "GET", "/workers/{worker_id}"),
+    Row("get_latest_resources", "GET", "/resources/latest"),
+    Row("get_resources_by_id", "GET", "/resources/{resources_id}"),
+    Row("add_resources", "POST", "/resources", body="resources", status=201, retry="token"),
+    Row(
+        "update_resources",
+        "POST",
+        "/resources/{resources_id}",
+        body="resources",
+        retry="token",
+        also=(("PUT", "/resources/{resources_id}"),),
+    ),
+    Row("update_rollout", "POST", "/rollouts/{rollout_id}", retry="token"),
+    Row("update_attempt", "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", retry="token"),
+    Row(
+        "update_worker",
+        "POST",
+        "/workers/{worker_id}/heartbeat",
+        retry="token",
+        also=(("POST", "/workers/{worker_id}"),),
+    ),
+    Row("delete_rollouts", "POST", "/rollouts/delete", wrap="deleted", retry="token", slow=True),
+    Row("query_events", "POST", "/events/search"),
+    Row("wait_for_rollouts", "POST", "/waits/rollouts"),
+    Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
+)
+
+ELSEWHERE: dict[tuple[Literal["GET", "POST"], str], str] = {
+    (
+        "POST",
+        "/rollouts/{rollout_id}/start",
+    ): f"a worker claims the next rollout by POST {PREFIX}/queues/rollouts/dequeue",
+    ("POST", "/rollouts/{rollout_id}/attempt"): f"begin an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts",
+    ("POST", "/rollouts/{rollout_id}/attempt/{attempt_id}/finish"): (
+        f"end an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts/{{attempt_id}} with a status, "
+        f"or by POST {PREFIX}/rollouts/{{rollout_id}}/finish"
+    ),
+    ("POST", "/workers"): (
+        "a worker appears with its first claim or heartbeat, "
+        f"POST {PREFIX}/workers/{{worker_id}}/heartbeat; list workers by GET {PREFIX}/workers"
+    ),
+}
+"""Paths that programs try, and what does it here; they are answered with 404 and this text."""
+
+LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollouts"))
+"""Operations that may wait at the server; the client asks in chunks of at most `POLL_SECONDS`."""
+POLL_SECONDS = 20.0
+
+
+class Operation:
+    """A row joined with the signature of its method: decoders and encoders for both ends."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.name = row.operation
+        function = getattr(LightningStore, row.operation)
+        self.signature = inspect.signature(function)
+        hints = _hints(function)
+        self.parameters = [name for name in self.signature.parameters if name != "self"]
+        self.in_path = [part[1:-1] for part in row.path.split("/") if part.startswith("{")]
+        self.in_body = [name for name in self.parameters if name not in self.in_path]
+        if row.body is not None:
+            self.in_query = [name for name in self.in_body if name != row.body]
+            self.body_type = TypeAdapter[Any](hints[row.body])
+        else:
+            self.in_query = []
+            self.body_type = TypeAdapter[Any](self._object_type(hints))
+        self.query_type = TypeAdapter[Any](self._object_type(hints))
+        self.answer = TypeAdapter[Any](hints["return"])
+        self.is_page = get_origin(hints["return"]) is PaginatedResult or _is_page(hints["return"])
+        self.returns_null = type(None) in get_args(hints["return"])
+
+    def _object_type(self, hints: Mapping[str, Any]) -> Any:
+        fields: dict[str, Any] = {}
+        for name in self.in_body:
+            required = self.signature.parameters[name].default is inspect.Parameter.empty
+            kind = _without_unset(hints[name])
+            fields[name] = Required[kind] if required else NotRequired[kind]
+        made = TypedDict(f"{self.name}_arguments", fields)  # type: ignore[misc]  # pyright: ignore -- made from the signature
+        return with_config({"extra": "ignore"})(cast("Any", made))
+
+    # --- the server's side -----------------------------------------------------------------------------------------
+
+    def read_body(self, body: bytes) -> dict[str, Any]:
+        """Return the keyword arguments that a JSON body holds.
+
+        Raises:
+            pydantic.ValidationError: wrong shape.
+        """
+        if self.row.body is not None:
+            return {self.row.body: self.body_type.validate_json(body)}
+        arguments: dict[str, Any] = self.body_type.validate_json(body or b"{}")
+        return self._checked(arguments)
+
+    def read_query(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+        """Return the keyword arguments that a query string holds; repeated keys make a list."""
+        raw: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in self.parameters and key not in self.in_path:
+                raw.setdefault(key, []).append(value)
+        lists = {name for name in raw if _takes_list(self.signature.parameters[name].annotation)}
+        flat = {name: values if name in lists else values[-1] for name, values in raw.items()}
+        if self.row.body is not None:
+            return {name: flat[name] for name in self.in_query if name in flat}
+        return self._checked(self.query_type.validate_python(flat))
+
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self.is_page:
+            limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
+            if limit == 0 or limit < -1:
+                raise BadRequestError("Limit must be greater than 0 or -1 for no limit")
+            if offset < 0:
+                raise BadRequestError("Offset must be greater than or equal to 0")
+        for name, value in arguments.items():
+            if value is None and name in _NEVER_NULL.get(self.name, ()):
+                raise BadRequestError(f"{name} is invalid; it cannot be a null value.")
+        return arguments
+
+    def write_answer(self, value: Any) -> bytes:
+        """Return the JSON of an answer."""
+        if isinstance(value, PaginatedResult):
+            page = cast("PaginatedResult[Any]", value)
+            return _page_json(page)
+        encoded = self.answer.dump_json(value, serialize_as_any=True)
+        return b'{"%s":%s}' % (self.row.wrap.encode(), encoded) if self.row.wrap else encoded
+
+    # --- the client's side -----------------------------------------------------------------------------------------
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call that were given and say something, by name.
+
+        Raises:
+            TypeError: the call does not fit the signature.
+        """
+        bound = self.signature.bind(None, *args, **kwargs).arguments
+        bound.pop("self")
+        parameters = self.signature.parameters
+        return {
+            name: value for name, value in bound.items() if value is not UNSET and value is not parameters[name].default
+        }
+
+    def path_of(self, arguments: dict[str, Any]) -> str:
+        """Take the arguments out that travel in the path, and return the path with them, escaped."""
+        path = self.row.path
+        for name in self.in_path:
+            path = path.replace("{" + name + "}", _segment(str(arguments.pop(name))))
+        return path
+
+    def read_answer(self, body: bytes) -> Any:
+        """Return the value that an answer's JSON holds."""
+        if self.row.wrap:
+            wrapped: dict[str, Any] = _ANY.validate_json(body)
+            return self.answer.validate_python(wrapped[self.row.wrap])
+        return self.answer.validate_json(body)
+
+
+def _segment(text: str) -> str:
+    """Return a text as one segment of a path; one that is a word of the table is escaped, so that it is not taken for
+    it (`utils/http/path_table.py`)."""
+    return f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
+
+
+_WORDS = {segment for row in ROWS for segment in row.path.split("/") if segment and not segment.startswith("{")}
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the types of a method; before Python 3.11 a default of None makes `Any` an optional one, undone here."""
+    found = get_type_hints(function, dict(vars(base)), include_extras=True)
+    return {name: Any if get_args(hint)[:1] == (Any,) else hint for name, hint in found.items()}
+
+
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+_NEVER_NULL: dict[str, tuple[str, ...]] = {
+    "update_rollout": ("status", "config"),
+    "update_attempt": ("status", "last_heartbeat_time"),
+    "update_worker": ("heartbeat_stats",),
+}
+
+
+def _is_page(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, PaginatedResult)
+
+
+def _page_json(page: PaginatedResult[Any]) -> bytes:
+    items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
+    return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d}' % (items, page.limit, page.offset, page.total)
+
+
+def _without_unset(hint: Any) -> Any:
+    """Return the type with `Unset` taken out; a null that `_NEVER_NULL` refuses must reach that check."""
+    parts = get_args(hint)
+    if Unset not in parts:
+        return hint
+    left = tuple(part for part in parts if part is not Unset)
+    return typing.Union[(*left, None)]
+
+
+def _takes_list(annotation: Any) -> bool:
+    return "Sequence[" in str(annotation) or "list[" in str(annotation)
+
+
+OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROWS}
+"""The table, by operation."""
+
+__all__ = [
+    "API_AGL_PREFIX",
+    "ELSEWHERE",
+    "LONG_POLLS",
+    "OPERATIONS",
+    "POLL_SECONDS",
+    "PREFIX",
+    "ROWS",
+    "Operation",
+    "Row",
+]

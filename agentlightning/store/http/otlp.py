@@ -1,0 +1,107 @@
+"""OTLP end points over any store: traces become spans of attempts, metrics and logs are accepted and not stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentlightning.errors import NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Span
+from agentlightning.utils.otlp import Rejections, steps_of
+from agentlightning.utils.otlp.http import answer_export, handle_otlp_export
+
+TRACES_PATH, METRICS_PATH, LOGS_PATH = "/v1/traces", "/v1/metrics", "/v1/logs"
+_INLINE_BYTES = 1024 * 1024
+"""The spans of a larger request are made in a thread, so that the loop answers others meanwhile."""
+
+
+def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
+    """Return the end points of the three signals. `store` is asked for once per request.
+
+    `POST /v1/traces` stores spans; one that cannot be stored is rejected by itself and told of in the partial success.
+    Repeating a request stores nothing twice. `POST /v1/metrics` and `/v1/logs` answer an empty success to what they can
+    parse and store nothing: senders that export all three signals need no setting of their own for this server.
+    """
+
+    async def traces(request: Request) -> Response:
+        async def take(message: ExportTraceServiceRequest, rejections: Rejections) -> ExportTraceServiceResponse:
+            await store_spans(store(), message, rejections)
+            return _traces_response(rejections)
+
+        return await answer_export(request, ExportTraceServiceRequest, take, "traces")
+
+    async def metrics(request: Request) -> Response:
+        kinds = ExportMetricsServiceRequest, ExportMetricsServiceResponse
+        return await handle_otlp_export(request, *kinds, None, "metrics")
+
+    async def logs(request: Request) -> Response:
+        kinds = ExportLogsServiceRequest, ExportLogsServiceResponse
+        return await handle_otlp_export(request, *kinds, None, "logs")
+
+    return [
+        Route(TRACES_PATH, traces, methods=["POST"]),
+        Route(METRICS_PATH, metrics, methods=["POST"]),
+        Route(LOGS_PATH, logs, methods=["POST"]),
+    ]
+
+
+def _traces_response(rejections: Rejections) -> ExportTraceServiceResponse:
+    if not rejections.spans:
+        return ExportTraceServiceResponse()
+    partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
+    return ExportTraceServiceResponse(partial_success=partial)
+
+
+async def store_spans(store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections) -> None:
+    """Store the spans of a request in steps; those that the store refuses go to `rejections`, the others are stored.
+
+    Raises:
+        BusyError, StoreUnreachableError: what is not stored yet may be sent again.
+    """
+    steps = steps_of(message, rejections)
+    in_thread = message.ByteSize() > _INLINE_BYTES  # one span may hold all of it
+    while True:
+        step = await asyncio.to_thread(next, steps, None) if in_thread else next(steps, None)
+        if step is None:
+            return
+        if step:
+            await _store(store, step, rejections)
+        await asyncio.sleep(0)
+
+
+async def _store(store: LightningStore, spans: Sequence[Span], rejections: Rejections) -> None:
+    """Store all, or else each attempt's by themselves, or else each span, or else reject it."""
+    try:
+        await store.add_many_spans(spans)
+    except ValueError as error:
+        attempts = _by_attempt(spans)
+        if len(attempts) > 1:
+            for part in attempts:
+                await _store(store, part, rejections)
+        elif len(spans) == 1 or isinstance(error, NotFoundError):
+            rejections.add(str(error), len(spans))
+        else:
+            for span in spans:
+                await _store(store, [span], rejections)
+
+
+def _by_attempt(spans: Sequence[Span]) -> list[list[Span]]:
+    found: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        found.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    return list(found.values())

@@ -1,0 +1,61 @@
+"""What lists leave out: API keys of resources, and values of spans under names that look secret.
+
+Whoever needs the key of a model asks for its resources by id or for the latest; lists are what pages are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from agentlightning.types import LLM, Event, Link, PaginatedResult, ResourcesUpdate, Span
+from agentlightning.utils.secret_names import without_secrets
+
+
+def hide_secrets(operation: str, answer: Any) -> Any:
+    """Return the answer of an operation as it may leave the server; the same object if there is nothing to hide."""
+    hide = _HIDDEN_IN.get(operation)
+    if hide is None or not isinstance(answer, PaginatedResult):
+        return answer
+    page = cast("PaginatedResult[Any]", answer)
+    return page.model_copy(update={"items": [hide(item) for item in page.items]})
+
+
+def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
+    resources: dict[str, Any] = {}
+    for name, resource in update.resources.items():
+        if isinstance(resource, LLM):
+            sampling = without_secrets(resource.sampling_parameters) or resource.sampling_parameters
+            resource = resource.model_copy(update={"api_key": None, "sampling_parameters": sampling})
+        resources[name] = resource
+    return update.model_copy(update={"resources": resources})
+
+
+def _span(span: Span) -> Span:
+    changes: dict[str, Any] = {}
+    for name in ("attributes", "scope", "__pydantic_extra__"):
+        _note(changes, name, getattr(span, name))
+    _note_each(changes, "events", span.events)
+    _note_each(changes, "links", span.links)
+    if (attributes := without_secrets(span.resource.attributes)) is not None:
+        changes["resource"] = span.resource.model_copy(update={"attributes": attributes})
+    extra = changes.pop("__pydantic_extra__", {})
+    return span.model_copy(update={**changes, **extra}) if changes or extra else span
+
+
+def _note(changes: dict[str, Any], name: str, values: Mapping[str, Any] | None) -> None:
+    hidden = without_secrets(values) if values else None
+    if hidden is not None:
+        changes[name] = hidden
+
+
+def _note_each(changes: dict[str, Any], name: str, parts: Sequence[Event | Link]) -> None:
+    hidden = [without_secrets(part.attributes) if part.attributes else None for part in parts]
+    if any(attributes is not None for attributes in hidden):
+        changes[name] = [
+            part if attributes is None else part.model_copy(update={"attributes": attributes})
+            for part, attributes in zip(parts, hidden, strict=True)
+        ]
+
+
+_HIDDEN_IN: dict[str, Callable[[Any], Any]] = {"query_resources": _resources, "query_spans": _span}

@@ -1,0 +1,166 @@
+"""LightningStoreServer: any store, served over HTTP. The app that it serves is in `app.py`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.http.app import StoreApp
+from agentlightning.store.http.client import LightningStoreClient
+from agentlightning.store.http.metrics import HttpMetrics
+from agentlightning.store.threading import LightningStoreThreaded
+from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.utils.http.allowed_hosts import AllowedHosts
+from agentlightning.utils.http.auth import ASGIApp, check_bind, server_token
+from agentlightning.utils.http.cors import listed_origins
+from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
+from agentlightning.utils.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 4747
+
+
+@forward_operations
+class LightningStoreServer(LightningStore):
+    """Serves `store` over HTTP, and is a store itself.
+
+    In the process that made it, calls go straight to the store, from any thread. In a process that inherited it (fork)
+    or received it (pickle) they go over HTTP to the address. `bind` takes the port before anything else starts; `start`
+    and `stop` belong to the process that made it. Beyond loopback it refuses to start without `AGL_TOKEN`.
+
+    `allowed_hosts` (else `AGL_ALLOWED_HOSTS`) adds names under which it answers, `*` all of them; bound to loopback it
+    answers to `localhost`, `127.0.0.1`, `[::1]` and its own address only. `tracker` counts and times the requests.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        host: str | None = None,
+        port: int | None = None,
+        cors_allow_origins: str | Sequence[str] | None = None,
+        launch_mode: LaunchMode = "thread",
+        launcher_args: PythonServerLauncherArgs | None = None,
+        *,
+        tracker: MetricsBackend | None = None,
+        token: str | None = None,
+        allowed_hosts: str | Sequence[str] | None = None,
+    ) -> None:
+        if launcher_args is not None and (host is not None or port is not None or launch_mode != "thread"):
+            raise BadRequestError("host, port, and launch_mode cannot be set when launcher_args is provided.")
+        if not store.capabilities.get("async_safe"):
+            raise BadRequestError(
+                f"The store is not async-safe: {type(store).__name__}.capabilities says so, "
+                "and a server calls it concurrently. Make it async-safe and declare it."
+            )
+        self.store: LightningStore | None = store
+        self._inner: LightningStore | None = _for_threads(store)
+        self._token = token or server_token()
+        self.launcher_args = launcher_args or PythonServerLauncherArgs(
+            host=host,
+            port=DEFAULT_PORT if port is None else port,
+            launch_mode=launch_mode,
+            healthcheck_url="/health",
+        )
+        bind_host = self.launcher_args.host or "127.0.0.1"
+        check_bind(bind_host, self._token)
+        hosts = AllowedHosts.of(bind_host, self.launcher_args.told_host, allowed_hosts)
+        self.app = StoreApp(self._served, token=self._token, hosts=hosts, origins=listed_origins(cors_allow_origins))
+        app: ASGIApp = self.app if tracker is None else HttpMetrics(self.app, tracker, self.app.paths())
+        version = ("x-agl-version", VERSION)
+        self.server_launcher = PythonServerLauncher(app, self.launcher_args, headers=[version])
+        self._owner_pid = os.getpid()
+        self._client: LightningStoreClient | None = None
+        self._client_pid = 0
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        """URL to tell others."""
+        return self.server_launcher.access_endpoint
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return f"{self.endpoint}/v1/traces"
+
+    def bind(self) -> None:
+        """Take the port; connections queue until `start`.
+
+        Raises:
+            RuntimeError: the port is taken.
+        """
+        self.server_launcher.bind()
+
+    async def start(self) -> None:
+        """Serve; returns when requests are answered."""
+        self._check_owner("start")
+        await self.server_launcher.start()
+        logger.info("store server listens on %s", self.server_launcher.endpoint)
+
+    async def stop(self) -> None:
+        """Stop serving and free the port; the store stays open. Long polls and streams of events end at once."""
+        self._check_owner("stop")
+        await self.server_launcher.stop()
+        if self._inner is not self.store and self._inner is not None:
+            await self._inner.close()
+
+    async def run_forever(self) -> None:
+        """Serve until cancelled."""
+        self._check_owner("run_forever")
+        await self.server_launcher.run_forever()
+
+    def _check_owner(self, what: str) -> None:
+        if self.store is None or os.getpid() != self._owner_pid:
+            raise RuntimeError(f"{what}() belongs to the process that made the server (pid {self._owner_pid})")
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LightningStoreClient, (self.endpoint,)
+
+    # --- being a store ---------------------------------------------------------------------------------------------
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        persistent = bool(self.store is not None and self.store.capabilities.get("persistent"))
+        return {
+            "async_safe": True,
+            "thread_safe": True,
+            "zero_copy": True,
+            "otlp_traces": True,
+            "distributed": True,
+            "persistent": persistent,
+        }
+
+    @override
+    async def close(self) -> None:
+        if self._client is not None and self._client_pid == os.getpid():
+            await self._client.close()
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await getattr(self._target(), operation)(*args, **kwargs)
+
+    def _target(self) -> LightningStore:
+        pid = os.getpid()
+        if self._inner is not None and pid == self._owner_pid:
+            return self._inner
+        if self._client is None or self._client_pid != pid:
+            self._client, self._client_pid = LightningStoreClient(self.endpoint, token=self._token), pid
+        return self._client
+
+    def _served(self) -> LightningStore:
+        assert self._inner is not None
+        return self._inner
+
+
+def _for_threads(store: LightningStore) -> LightningStore:
+    return complete(store) if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)

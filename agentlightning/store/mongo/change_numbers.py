@@ -1,0 +1,183 @@
+"""The numbers that order a partition: changes, rows and queue places, allocated from one counter document.
+
+A number is allocated before what carries it is written, so for a moment a reader does not find it. `Horizon`
+knows how far every change is there to be seen. For the changes of this process that is exact. Those of others are known
+only by the counter having moved: such a number is waited for until a document shows it, or for `FOREIGN_SECONDS` after
+this process first saw the counter beyond it. The other half of the bargain is `FRESH_SECONDS`: a flush writes a change
+within that time of allocating its number, or allocates a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymongo import ReturnDocument
+from pymongo.collection import Collection as MongoCollection
+from pymongo.errors import ConnectionFailure
+from pymongo.write_concern import WriteConcern
+
+from agentlightning.errors import StoreWriteError
+from agentlightning.store.rules.durable import check_not_newer
+
+FOREIGN_SECONDS = 1.0
+FRESH_SECONDS = 0.5
+
+
+class Horizon:
+    """Which changes are there to be seen; pure, times (monotonic seconds) come in. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        """The largest number known to be allocated."""
+        self._own: dict[int, int] = {}
+        """First and last number of each flush of this process that is under way."""
+        self._foreign: list[tuple[int, int, float]] = []
+        """First and last number that others allocated, and when that was noticed."""
+
+    def observe(self, top: int, now: float) -> None:
+        """The counter stands at `top`: what lies above the last look was allocated by others."""
+        if top > self.top:
+            self._foreign.append((self.top + 1, top, now))
+            self.top = top
+
+    def allocated(self, first: int, last: int, now: float) -> None:
+        """A flush of this process allocated the numbers from `first` to `last`."""
+        self.observe(first - 1, now)
+        if last >= first:
+            self._own[first] = last
+            self.top = max(self.top, last)
+
+    def finished(self, first: int, now: float, *, sure: bool) -> None:
+        """That flush is over; `sure` says that nothing of it can still reach the server."""
+        last = self._own.pop(first, None)
+        if last is not None and not sure:
+            self._foreign.append((first, last, now))
+
+    def unsure(self, now: float) -> bool:
+        """True while others may still be writing what the counter has counted."""
+        self._foreign = [span for span in self._foreign if now - span[2] < FOREIGN_SECONDS]
+        return bool(self._foreign)
+
+    def visible(self, now: float, after: int, seen: Collection[int]) -> int:
+        """Return the largest number up to which no change beyond `after` is still to come.
+
+        `seen` are numbers beyond `after` that documents show.
+        """
+        self.unsure(now)
+        stop = min([self.top, *(first - 1 for first in self._own)])
+        for first, last, _ in self._foreign:
+            missing = (n for n in range(max(first, after + 1), min(last, stop) + 1) if n not in seen)
+            stop = next(missing, stop + 1) - 1
+        return stop
+
+
+@dataclass
+class Block:
+    """Numbers that one flush has to itself."""
+
+    changes: int
+    """The first of the change numbers."""
+    numbers: int
+    """The first of the others."""
+    time: float = field(default_factory=time.monotonic)
+
+    @property
+    def fresh(self) -> bool:
+        """True while a change may be written under these numbers."""
+        return time.monotonic() - self.time < FRESH_SECONDS
+
+
+class ChangeNumbers:
+    """The counter document of one partition, as one process uses it. Thread-safe.
+
+    The counter is incremented with write concern 1. That loses nothing: server and replica set keep writes in order, so
+    a document that is durable under a number has the increments before it made durable, too.
+    """
+
+    def __init__(self, counters: MongoCollection[dict[str, Any]], counter_id: str) -> None:
+        self._counters = counters.with_options(write_concern=WriteConcern(1))
+        self._id = counter_id
+        self._lock = threading.Lock()
+        self._horizon = Horizon()
+
+    @contextmanager
+    def for_flush(self) -> Generator[FlushNumbers]:
+        """Return what allocates the numbers of one flush; they are in use until the context ends."""
+        flush_numbers = FlushNumbers(self)
+        try:
+            yield flush_numbers
+        except ConnectionFailure:  # what was sent last may still be carried out
+            self._finished(flush_numbers.blocks, sure=False)
+            raise
+        except BaseException:
+            self._finished(flush_numbers.blocks, sure=True)
+            raise
+        self._finished(flush_numbers.blocks, sure=True)
+
+    def allocate(self, changes: int, numbers: int) -> Block:
+        """Allocate so many numbers of each sort."""
+        with self._lock:  # one at a time, so that a gap in what this process allocates is certainly of others
+            counted: dict[str, Any] | None = self._counters.find_one_and_update(
+                {"_id": self._id},
+                {"$inc": {"change": changes, "number": numbers}},
+                upsert=True,
+                return_document=ReturnDocument.AFTER,
+            )
+            if counted is None:
+                raise StoreWriteError(
+                    "The MongoDB server gave no number for a change; nothing was stored, try it again"
+                )
+            check_not_newer(f"in the MongoDB database {self._counters.database.name!r}", counted.get("schema", 0))
+            block = Block(counted["change"] - changes + 1, counted["number"] - numbers + 1)
+            self._horizon.allocated(block.changes, counted["change"], block.time)
+            return block
+
+    def _finished(self, blocks: list[Block], *, sure: bool) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for block in blocks:
+                self._horizon.finished(block.changes, now, sure=sure)
+
+    def look(self) -> int:
+        """Read the counter; returns the largest change number allocated by anybody."""
+        with self._lock:
+            counted = self._counters.find_one({"_id": self._id}, {"change": 1})
+            self._horizon.observe(counted["change"] if counted else 0, time.monotonic())
+            return self._horizon.top
+
+    def unsure(self) -> bool:
+        """True while others may still be writing what the counter has counted."""
+        with self._lock:
+            return self._horizon.unsure(time.monotonic())
+
+    def visible(self, after: int, seen: Collection[int]) -> int:
+        """Return the largest number up to which no change beyond `after` is still to come (see `Horizon`)."""
+        with self._lock:
+            return self._horizon.visible(time.monotonic(), after, seen)
+
+    def others_wrote(self) -> bool:
+        """True if others may have changed something since the last call, visible or about to be."""
+        with self._lock:
+            before = self._horizon.unsure(time.monotonic())
+        self.look()
+        return before or self.unsure()
+
+
+class FlushNumbers:
+    """Allocates the numbers of one flush."""
+
+    def __init__(self, numbers: ChangeNumbers) -> None:
+        self._numbers = numbers
+        self.blocks: list[Block] = []
+
+    def allocate(self, changes: int, numbers: int = 0) -> Block:
+        """Allocate so many numbers of each sort."""
+        block = self._numbers.allocate(changes, numbers)
+        if changes:
+            self.blocks.append(block)
+        return block

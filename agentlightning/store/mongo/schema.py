@@ -1,0 +1,91 @@
+"""The schema version of a MongoDB database, and how one of an earlier version is brought up to date.
+
+Without a transaction an upgrade is made of steps that may be done twice, and at a time at which they are done already.
+One process at a time does them, under a lease in the document `schema`: the new version is written there first, with
+the old one beside it, so that programs that know only the old one open nothing from then on; then into the counter of
+each partition, from which every flush allocates, so that open ones write nothing from then on; then the steps
+are done, and the old version is taken away. Who opens the database after a process died in the middle goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.errors import DuplicateKeyError
+
+from agentlightning.errors import BusyError
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+
+Document = dict[str, Any]
+LEASE_SECONDS = 60.0
+"""For so long others wait for the process that upgrades."""
+_LOOK_SECONDS = 0.05
+_SETTLE_SECONDS = 1.0
+"""A flush with numbers from before the counters were marked has written, or allocated others, after this time."""
+
+STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [(3, lambda database: None)]
+"""What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
+
+
+def prepare(database: Database[Document], counters: Collection[Document], counter_id: str) -> None:
+    """Bring a database up to date and note its version in the counter of a partition; any number of processes may do
+    so at once.
+
+    Raises:
+        ConflictError: a newer version wrote the database.
+        BusyError: another process has been upgrading it for long.
+    """
+    with contextlib.suppress(DuplicateKeyError):
+        counters.insert_one({"_id": "schema", "version": SCHEMA_VERSION})
+    check_version(counters)
+    with contextlib.suppress(DuplicateKeyError):
+        counters.insert_one({"_id": counter_id, "change": 0, "number": 0})
+    mark = {"_id": counter_id, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
+    counters.update_one(mark, {"$set": {"schema": SCHEMA_VERSION}})
+    end = time.monotonic() + 2 * LEASE_SECONDS
+    while True:
+        known = check_version(counters)
+        if "from" not in known and known["version"] == SCHEMA_VERSION:
+            return
+        if known.get("lease", 0.0) <= time.time():
+            _upgrade(database, counters, known)
+        elif time.monotonic() > end:
+            raise BusyError(
+                f"The MongoDB database {database.name!r} is being upgraded to schema version {known['version']} by "
+                "another process; try again later"
+            )
+        else:
+            time.sleep(_LOOK_SECONDS)
+
+
+def check_version(counters: Collection[Document]) -> Document:
+    """Return the document that holds the version.
+
+    Raises:
+        ConflictError: it is a newer one.
+    """
+    known = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
+    check_not_newer(f"in the MongoDB database {counters.database.name!r}", known["version"])
+    return known
+
+
+def _upgrade(database: Database[Document], counters: Collection[Document], known: Document) -> None:
+    """Take the lease, unless somebody else is faster, and do what is left to do."""
+    begun, owner = known.get("from", known["version"]), uuid.uuid4().hex
+    lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + LEASE_SECONDS, "owner": owner}
+    if not counters.update_one(known, {"$set": lease}).matched_count:
+        return
+    older = {"_id": {"$ne": "schema"}, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
+    counters.update_many(older, {"$set": {"schema": SCHEMA_VERSION}})
+    time.sleep(_SETTLE_SECONDS)
+    for number, step in STEPS:
+        if number > begun:
+            step(database)
+    done = {"from": "", "lease": "", "owner": ""}
+    counters.update_one({"_id": "schema", "owner": owner}, {"$unset": done})

@@ -1,0 +1,70 @@
+"""Reads all that a partition in PostgreSQL holds, in one snapshot; see `database_check.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import psycopg
+
+from agentlightning.errors import ConflictError
+from agentlightning.store.postgres.link import Place
+from agentlightning.store.postgres.schema import check_version
+from agentlightning.store.rules.durable import Entry, Stored
+
+
+@contextlib.contextmanager
+def read_all(uri: str, partition: str) -> Generator[Stored]:
+    """Give what the partition holds.
+
+    Raises:
+        ConflictError: there is no store, or one of a newer program.
+        StoreUnreachableError: the server does not answer.
+    """
+    place = Place(uri)
+    try:
+        db = place.connect()
+    except psycopg.OperationalError as error:
+        raise place.unreachable(error, "Is the server running there?") from error
+    with db, db.transaction():
+        db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        version = check_version(db, repr(place))
+        if version == 0:
+            raise ConflictError(f"There is no store in {place!r}")
+        rollouts, spans = (_count(db, table, partition) for table in ("agl_rollouts", "agl_spans"))
+        yield Stored(
+            version,
+            rollouts,
+            spans,
+            ((rollout_id, body) for rollout_id, body in _each(db, "rollout_id, body", "agl_rollouts", partition)),
+            _spans(db, partition),
+            _rows(db, partition),
+        )
+
+
+def _count(db: psycopg.Connection[tuple[Any, ...]], table: str, partition: str) -> int:
+    row = db.execute(f"SELECT count(*) FROM {table} WHERE partition = %s".encode(), (partition,)).fetchone()
+    return row[0] if row else 0
+
+
+def _each(
+    db: psycopg.Connection[tuple[Any, ...]], columns: str, table: str, partition: str
+) -> Iterator[tuple[Any, ...]]:
+    with db.cursor(name=f"check_{table}") as cursor:
+        cursor.execute(f"SELECT {columns} FROM {table} WHERE partition = %s ORDER BY number".encode(), (partition,))
+        yield from cursor
+
+
+def _spans(db: psycopg.Connection[tuple[Any, ...]], partition: str) -> Iterator[Entry]:
+    columns = "rollout_id, attempt_id, span_id, body"
+    for rollout_id, attempt_id, span_id, body in _each(db, columns, "agl_spans", partition):
+        at = f"rollout_id = '{rollout_id}' AND attempt_id = '{attempt_id}' AND span_id = '{span_id}'"
+        removal = f"DELETE FROM agl_spans WHERE partition = '{partition}' AND {at}"
+        yield f"{span_id} of rollout {rollout_id}", removal, body
+
+
+def _rows(db: psycopg.Connection[tuple[Any, ...]], partition: str) -> Iterator[Entry]:
+    for kind, key, body in _each(db, "kind, key, body", "agl_rows", partition):
+        at = f"partition = '{partition}' AND kind = '{kind}' AND key = '{key}'"
+        yield f"{kind} {key}", f"DELETE FROM agl_rows WHERE {at}", body

@@ -1,0 +1,179 @@
+"""Where a claim is decided: which queued rollouts a worker is given, each with a new attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from agentlightning.store.base import RUNNING
+from agentlightning.store.rules.idempotency import (
+    TOKEN_SECONDS,
+    Call,
+    claim_call,
+    recall,
+    remember,
+)
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import (
+    Age,
+    ClaimRow,
+    Ids,
+    Record,
+    Tx,
+    by_wall_clock,
+)
+from agentlightning.store.rules.updates import existing, note_change, set_status
+from agentlightning.store.rules.values import evolve, new_attempt
+from agentlightning.store.rules.workers import mark_idle, sync_worker
+from agentlightning.types import (
+    Attempt,
+    Rollout,
+)
+
+Claim = tuple[Rollout, Attempt]
+_LOADED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim is given."""
+
+    claims: list[Claim]
+    answered: bool
+    """There is nothing to wait for: something was given, or this is a copy of a claim that was given nothing."""
+    due: float | None = None
+    """If nothing was given: when the first delayed rollout may be claimed."""
+
+
+def claim(
+    tx: Tx,
+    now: float,
+    ids: Ids,
+    token: str | None,
+    run_id: str | None,
+    worker_id: str | None,
+    limit: int,
+    *,
+    looks_again: bool = False,
+) -> Claimed:
+    """Take the oldest queued rollouts of the run, each with a new attempt.
+
+    A copy is given what the first one was given, though that be nothing: who asks for work with a new token gets new
+    work. `looks_again`: this is the first one still, which found nothing so far and waits.
+    """
+    row, asked = None, ""
+    if token is not None:
+        call = claim_call(token, run_id, worker_id, limit)
+        row, asked = cast("ClaimRow | None", tx.get("claim", token)), call.asked
+        if row is not None:
+            if row.asked:
+                call.check(row.asked, "dequeue_many_rollouts")
+            if row.claims or not looks_again:
+                return Claimed(
+                    [claimed for pair in row.claims if (claimed := _open_claim(tx, *pair)) is not None], True
+                )
+    taken: list[Claim] = []
+    while len(taken) < limit:
+        record = tx.claim(run_id, now)
+        if record is None:
+            break
+        taken.append(begin_attempt(tx, record, now, "at-" + ids(len(taken)), worker_id, claimed=True))
+    if not taken and worker_id:
+        mark_idle(tx, worker_id, now, run_id)
+    if token is not None and (taken or row is None):
+        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in taken]
+        tx.put("claim", token, ClaimRow(pairs, now, asked=asked))
+    return Claimed(taken, bool(taken), None if taken else tx.next_available(run_id))
+
+
+def start_attempt(
+    tx: Tx, now: float, rollout_id: str, attempt_id: str, worker_id: str | None, call: Call | None = None
+) -> Claim:
+    """Begin a further attempt, whatever the rollout's status."""
+    record = existing(tx, rollout_id)
+    recall(tx, record, call, "start_attempt", now)
+    known = record.find_attempt(attempt_id)
+    if known is not None:
+        return record.rollout, known
+    remember(tx, record, call, now)
+    return begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
+
+
+def begin_attempt(
+    tx: Tx, record: Record, now: float, attempt_id: str, worker_id: str | None, *, claimed: bool
+) -> Claim:
+    before = record.rollout.status if record.attempts or claimed else None
+    attempt = new_attempt(
+        rollout_id=record.rollout.rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=len(record.attempts) + 1,
+        start_time=now,
+        worker_id=worker_id,
+    )
+    record.attempts.append(attempt)
+    set_status(record, "preparing", now)
+    note_change(tx, record, before, now)
+    sync_worker(tx, attempt, now, record.rollout.run_id, claimed=claimed)
+    return record.rollout, attempt
+
+
+def _open_claim(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
+    """Return what was claimed before; None if that claim is over: it ended, lapsed, or was cancelled or deleted."""
+    record = tx.load(rollout_id)
+    attempt = None if record is None else record.latest
+    if record is None or attempt is None or attempt.attempt_id != attempt_id or record.rollout.status not in RUNNING:
+        return None
+    return (record.rollout, attempt) if attempt.status in ("preparing", "running") else None
+
+
+def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Age | None = None) -> bool:
+    """Forget tokens of claims that nobody repeats any more, among the first `most`; True if there may be more.
+
+    One whose claim is still in hand is kept: who has not been told of it yet may ask after any outage.
+    """
+    age = age or by_wall_clock(now)
+    rows = tx.scan("claim", most)
+    for token, row in rows:
+        row = cast("ClaimRow", row)
+        if age(row.time) > TOKEN_SECONDS:
+            if any(_open_claim(tx, *pair) for pair in row.claims):
+                tx.put("claim", token, replace(row, time=now, renewed=True))
+            else:
+                tx.drop("claim", token)
+        elif not row.renewed:
+            return False  # those behind it are younger
+    return len(rows) == most
+
+
+def queued_ahead(tx: Tx, now: float) -> list[str]:
+    """Return what was queued at a time that is still to come, before the clock was set back, in the order of the queue.
+    For reading scripts."""
+    found: list[tuple[float, str]] = []
+    for status in ("queuing", "requeuing"):
+        offset = 0
+        while True:
+            plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE, offset=offset)
+            page = tx.find(plan)[0]
+            found += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
+            offset += len(page)
+            if len(page) < _LOADED_AT_ONCE or (status == "queuing" and page[-1].rollout.start_time <= now):
+                break
+    found.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
+    return [rollout_id for _, rollout_id in found]
+
+
+def queue_now(tx: Tx, now: float, rollout_ids: Sequence[str]) -> None:
+    """Give what was queued at a time that is still to come a place in the queue at this moment, in this order.
+
+    A pause before a retry begins anew. A `not_before` that a user gave is a promise by the wall clock, and stays.
+    """
+    for place, rollout_id in enumerate(rollout_ids):
+        record = tx.load(rollout_id)
+        if record is None or record.queued_at is None or record.queued_at <= now:
+            continue
+        pause = (record.rollout.not_before or 0.0) - record.queued_at
+        if record.rollout.status == "requeuing" and pause > 0:
+            record.rollout = evolve(record.rollout, not_before=now + pause)
+        record.queued_at = now - 1e-6 * (len(rollout_ids) - place)
+        note_change(tx, record, None, now)

@@ -1,0 +1,146 @@
+"""Which rollouts are deleted, by id or by a retention policy, and how.
+
+Only what has ended is deleted by a policy, a page at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from agentlightning.errors import (
+    ConflictError,
+    DamagedRecordError,
+)
+from agentlightning.store.base import FINISHED
+from agentlightning.store.rules.idempotency import (
+    TOKEN_SECONDS,
+    Call,
+    recall_row,
+    remember_row,
+)
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import (
+    Record,
+    TokenRow,
+    Tx,
+)
+from agentlightning.types import (
+    RetentionPolicy,
+)
+
+PAGE = 256
+"""Rollouts removed in one step, so that no other caller waits long."""
+
+
+def delete(
+    tx: Tx, now: float, rollout_ids: Sequence[str], active: Literal["refuse", "skip", "force"], call: Call | None = None
+) -> int | ConflictError:
+    """Remove rollouts with their spans; unknown ones are passed over. Returns how many were removed.
+
+    `active` says what becomes of one that has not ended: an error (returned, so that it is remembered), nothing, or its
+    removal.
+    """
+    before = recall_row(tx, call, "delete_rollouts")
+    if before is not None:  # what is there still was left when the first copy was cut off
+        active = "force"
+    records: list[Record] = []
+    removed = 0
+    for rollout_id in dict.fromkeys(rollout_ids):
+        try:
+            record = tx.load(rollout_id)
+        except DamagedRecordError:
+            if active != "force":
+                raise
+            removed += tx.delete(rollout_id)
+        else:
+            records += [] if record is None else [record]
+    running = [record for record in records if record.rollout.status not in FINISHED]
+    if running and active == "refuse":
+        rollout = running[0].rollout
+        error = ConflictError(
+            f"Rollout {rollout.rollout_id} is {rollout.status} and has not ended, so it is not deleted (nothing was). "
+            "Cancel it with update_rollout(status='cancelled') first, or pass force=True."
+        )
+        remember_row(tx, call, now, error)
+        return error
+    for record in records:
+        if active == "skip" and record.rollout.status not in FINISHED:
+            continue
+        rollout_id = record.rollout.rollout_id
+        tx.delete(rollout_id)
+        if record.made_by and now - record.rollout.start_time <= TOKEN_SECONDS:
+            tx.put("token", record.made_by.split()[0], TokenRow(record.rollout.start_time))
+        tx.notes.finished.append(rollout_id)
+        tx.notes.changed = True
+        removed += 1
+    if before is not None:
+        return int(before.answer)
+    remember_row(tx, call, now, str(removed))
+    return removed
+
+
+def begin_deletion(tx: Tx, now: float, call: Call) -> TokenRow | None:
+    """Return what the first copy of a deletion in several steps left: when it came, its answer if it had one."""
+    row = recall_row(tx, call, "delete_rollouts")
+    if row is None:
+        remember_row(tx, call, now, "")
+    return row
+
+
+def end_deletion(tx: Tx, call: Call, removed: int) -> None:
+    """Note how a deletion that takes several steps is answered."""
+    row = recall_row(tx, call, "delete_rollouts")
+    if row is not None:
+        remember_row(tx, call, row.time, str(removed))
+
+
+def set_aside(tx: Tx, rollout_ids: Sequence[str]) -> None:
+    """Take those of the rollouts whose records cannot be read out of the queue and out of every list."""
+    for rollout_id in rollout_ids:
+        try:
+            tx.load(rollout_id)
+        except DamagedRecordError:
+            tx.set_aside(rollout_id)
+
+
+def surplus(
+    tx: Tx, now: float, run_id: str | None, policy: RetentionPolicy, ended_before: float | None = None
+) -> list[str]:
+    """Return up to `PAGE` ended rollouts of a run that go beyond the policy, those that ended first coming first."""
+    found: dict[str, None] = {}
+    if policy.max_age is not None:
+        oldest = now - policy.max_age
+        before = oldest if ended_before is None else min(oldest, ended_before)
+        found.update(dict.fromkeys(_oldest(tx, run_id, PAGE, before)))
+    if policy.keep_last is not None:
+        ended = tx.find(Plan(status_in=sorted(FINISHED), run_id=(run_id,), limit=0))[1]
+        found.update(dict.fromkeys(_oldest(tx, run_id, min(PAGE, max(0, ended - policy.keep_last)), ended_before)))
+    if policy.max_bytes is not None:
+        found.update(dict.fromkeys(_beyond_bytes(tx, run_id, policy.max_bytes, ended_before)))
+    return list(found)[:PAGE]
+
+
+def _oldest(tx: Tx, run_id: str | None, limit: int, ended_before: float | None) -> list[str]:
+    if limit <= 0:
+        return []
+    plan = Plan(
+        status_in=sorted(FINISHED), run_id=(run_id,), ended_before=ended_before, sort_by="end_time", limit=limit
+    )
+    return [record.rollout.rollout_id for record in tx.find(plan)[0]]
+
+
+def _beyond_bytes(tx: Tx, run_id: str | None, max_bytes: int, ended_before: float | None) -> list[str]:
+    """Return the oldest ended rollouts without which the run is within its bytes."""
+    over = tx.counts((run_id,)).span_bytes - max_bytes
+    if over <= 0:
+        return []
+    chosen: list[str] = []
+    plan = Plan(status_in=sorted(FINISHED), run_id=(run_id,), ended_before=ended_before, sort_by="end_time", limit=PAGE)
+    for record in tx.find(plan)[0]:
+        if over <= 0:
+            break
+        if record.span_bytes:
+            chosen.append(record.rollout.rollout_id)
+            over -= record.span_bytes
+    return chosen

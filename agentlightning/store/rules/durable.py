@@ -1,0 +1,167 @@
+"""What the durable backends share: the version of what they keep, and what becomes of a record that cannot be read.
+
+A program upgrades what an older one wrote, when it opens it, and refuses what a newer one wrote: it would drop fields
+that it does not know. It looks again with every write, so that one that was running before an upgrade writes nothing
+after it (programs of version 2 and earlier look when they open a store only).
+
+To change what is kept: count `SCHEMA_VERSION` up and give each backend its step to that number (`sqlite/schema.py`,
+`postgres/schema.py`, `mongo/schema.py`), which may be none; then write the present databases down for the tests, with
+the program as it was before (`tests/fixtures/stores/make.py`).
+
+1  the first one
+2  priorities, ends, sizes and changes of rollouts in columns of their own (SQLite; the others began with them)
+3  versions are looked at with every write
+
+A record that cannot be read (bad JSON, a missing field, an unknown status) is a fault of the store, not of the caller:
+`DamagedRecordError` names the row, and the log has it once. A rollout is set aside: its row gets the status `damaged`
+and leaves the queue, so that claims and lists go on without it. A worker's row says only what attempts say, and is
+made anew by the worker's next call. The other rows and the spans stay as they are, and whoever asks for exactly them
+gets the error. `agl store check` lists all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentlightning.errors import (
+    ConflictError,
+    DamagedRecordError,
+)
+from agentlightning.store.rules.query import Plan, page_of
+from agentlightning.store.rules.tx import (
+    ROW_TYPES,
+    Kind,
+    Record,
+    Row,
+)
+from agentlightning.utils.version import VERSION
+
+logger = logging.getLogger(__name__)
+SCHEMA_VERSION = 3
+DAMAGED: Final = "damaged"
+"""Status of the row of a rollout that was set aside; no rollout has it."""
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+_MOST_LOGGED = 10_000
+_logged: set[tuple[str, str]] = set()
+Entry = tuple[str, str, bytes | str]
+"""Its name, how to remove it, its JSON."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is read once, in order."""
+
+    version: int
+    rollout_count: int
+    span_count: int
+    rollouts: Iterable[tuple[str, bytes | str]]
+    """Id and JSON."""
+    spans: Iterable[Entry]
+    rows: Iterable[Entry]
+    """Named by kind and key, with a space between."""
+
+
+def check_not_newer(place: str, version: int) -> None:
+    """Check that this program knows what is kept in `place` (a text for people).
+
+    Raises:
+        ConflictError: a newer program wrote it; names both versions.
+    """
+    if version > SCHEMA_VERSION:
+        raise ConflictError(
+            f"The store {place} has schema version {version}, this program (agentlightning {VERSION}) knows up to "
+            f"{SCHEMA_VERSION}; nothing was changed. Open it with the newer agentlightning that wrote it, restore a "
+            "backup from before its upgrade, or begin a new store."
+        )
+
+
+def read_record(body: bytes | str, rollout_id: str) -> Record:
+    """Return what the row of a rollout holds.
+
+    Raises:
+        DamagedRecordError: it cannot be read.
+    """
+    try:
+        return _RECORD.validate_json(body)
+    except ValidationError as error:
+        raise damaged("rollout", rollout_id, error) from None
+
+
+def readable_records(rows: Iterable[tuple[bytes | str, str]], set_aside: Callable[[str], None]) -> list[Record]:
+    """Return the records that can be read out of (body, rollout id); the ids of the others go to `set_aside`."""
+    records: list[Record] = []
+    for body, rollout_id in rows:
+        try:
+            records.append(read_record(body, rollout_id))
+        except DamagedRecordError:
+            set_aside(rollout_id)
+    return records
+
+
+def page_of_records(records: Iterable[Record], plan: Plan) -> tuple[list[Record], int]:
+    """Return the page of a plan that sorts by a field without a column, and the number of records before the cut."""
+    by_id = {record.rollout.rollout_id: record for record in records}
+    rollouts = [record.rollout for record in by_id.values()]
+    page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
+    return [by_id[rollout.rollout_id] for rollout in page], total
+
+
+def read_row(kind: Kind, key: str, body: bytes | str) -> Row:
+    """Return what another row holds.
+
+    Raises:
+        DamagedRecordError: it cannot be read.
+    """
+    try:
+        return ROW_TYPES[kind].validate_json(body)
+    except ValidationError as error:
+        raise damaged(kind, key, error) from None
+
+
+def read_row_or_none(kind: Kind, key: str, body: bytes | str) -> Row | None:
+    """Return what another row holds; None for a worker's that cannot be read.
+
+    Raises:
+        DamagedRecordError: a row of another kind cannot be read.
+    """
+    try:
+        return read_row(kind, key, body)
+    except DamagedRecordError:
+        if kind == "worker":
+            return None
+        raise
+
+
+def readable_rows(kind: Kind, rows: Iterable[tuple[str, bytes | str]]) -> list[tuple[str, Row]]:
+    """Return keys and rows of those rows of a kind that can be read."""
+    readable: list[tuple[str, Row]] = []
+    for key, body in rows:
+        with contextlib.suppress(DamagedRecordError):
+            readable.append((key, read_row(kind, key, body)))
+    return readable
+
+
+def damaged(what: str, key: str, error: ValidationError | KeyError) -> DamagedRecordError:
+    """Return the error for a row of the store that cannot be read, and log it the first time."""
+    reason = f"no field {error}" if isinstance(error, KeyError) else _reason(error)
+    damage = DamagedRecordError(
+        f"The store's record of {what.replace('_', ' ')} {key!r} cannot be read: {reason}. This is damage in the "
+        "store, not in the request. The rest of the store goes on without it; 'agl store check' lists what is damaged "
+        "and says how to remove it."
+    )
+    if (what, key) not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add((what, key))
+        logger.error("%s", damage)
+    return damage
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in cast("tuple[object, ...]", first["loc"]))
+    return f"{f'{place}: ' if place else ''}{first['msg'][:200]}"

@@ -1,0 +1,163 @@
+"""How a rollout comes into the store: enqueued, or started with its first attempt.
+
+A call with a token makes each rollout once: the ids are made from the token, so a repeated call finds what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from agentlightning.errors import (
+    GoneError,
+)
+from agentlightning.store.rules.claims import Claim, begin_attempt
+from agentlightning.store.rules.idempotency import (
+    TOKEN_SECONDS,
+    Call,
+    digest,
+    reused,
+)
+from agentlightning.store.rules.resources import latest_resources, resources_by_id
+from agentlightning.store.rules.tx import (
+    Ids,
+    Record,
+    Tx,
+)
+from agentlightning.store.rules.updates import note_change
+from agentlightning.store.rules.values import DEFAULT_CONFIG, new_rollout
+from agentlightning.types import (
+    Attempt,
+    EnqueueRolloutRequest,
+    Rollout,
+)
+
+_FURTHER_DRAW = 1 << 32
+"""Past every index that a call uses."""
+
+
+def enqueue(
+    tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutRequest], call: Call | None = None
+) -> list[Rollout]:
+    """Create rollouts and queue them, in order."""
+    made: list[Rollout] = []
+    pins: dict[str | None, tuple[str, int] | None] = {}
+    for index, request in enumerate(requests):
+        made_by = _maker(call, request, len(requests))
+        rollout_id, known = _own_id(
+            tx,
+            ids,
+            index,
+            lambda known, made_by=made_by, request=request: (
+                _is_made_by(made_by, known) or _seems_made_by(request, known, now)
+            ),
+        )
+        if known is None:
+            _check_not_deleted(tx, call, rollout_id)
+            rollout = _new_rollout(tx, now, rollout_id, request, pins)
+            note_change(tx, Record(rollout, queued_at=now, made_by=made_by), None, now)
+            made.append(rollout)
+        else:
+            _check_same_request(made_by, request, known, "enqueue_many_rollouts")
+            made.append(known.rollout)
+    return made
+
+
+def start_rollout(
+    tx: Tx,
+    now: float,
+    ids: Ids,
+    attempt_id: str,
+    request: EnqueueRolloutRequest,
+    worker_id: str | None,
+    call: Call | None = None,
+) -> Claim:
+    """Create a rollout with its first attempt in hand; it is never queued."""
+    made_by = _maker(call, request, worker_id)
+    rollout_id, known = _own_id(tx, ids, 0, lambda known: known.find_attempt(attempt_id) is not None)
+    if known is not None:
+        _check_same_request(made_by, request, known, "start_rollout")
+        return known.rollout, cast("Attempt", known.find_attempt(attempt_id))
+    _check_not_deleted(tx, call, rollout_id)
+    record = Record(_new_rollout(tx, now, rollout_id, request, {}), made_by=made_by)
+    return begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
+
+
+def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> tuple[str, Record | None]:
+    """Return the id for the index-th rollout of a call, and the rollout if an earlier copy of the call made it.
+
+    The 12 digits of an id are few enough for two calls to draw the same; the later one then draws again.
+    """
+    while True:
+        rollout_id = "ro-" + ids(index)
+        known = tx.load(rollout_id)
+        if known is None or is_own(known):
+            return rollout_id, known
+        index += _FURTHER_DRAW
+
+
+def _maker(call: Call | None, request: EnqueueRolloutRequest, further: object) -> str:
+    """Return what a rollout says of the call that made it: its key, and a digest of all that was asked for."""
+    return "" if call is None else f"{call.key} {digest([request, further])}"
+
+
+def _is_made_by(made_by: str, known: Record) -> bool:
+    return made_by != "" and known.made_by.split()[:1] == made_by.split()[:1]
+
+
+def _seems_made_by(request: EnqueueRolloutRequest, known: Record, now: float) -> bool:
+    """True if a rollout that does not say by which call it was made, found under an id of this request, is its own and
+    not another that drew the same id."""
+    young = known.rollout.start_time > now - TOKEN_SECONDS
+    return not known.made_by and (young or known.rollout.input == request.input)
+
+
+def _check_same_request(made_by: str, request: EnqueueRolloutRequest, known: Record, operation: str) -> None:
+    if made_by and known.made_by and made_by != known.made_by:
+        names = ("input", "mode", "run_id", "priority", "metadata")
+        given = {name: getattr(request, name) for name in names}
+        given["metadata"] = given["metadata"] or {}
+        raise reused(operation, [name for name in names if given[name] != getattr(known.rollout, name)])
+
+
+def _check_not_deleted(tx: Tx, call: Call | None, rollout_id: str) -> None:
+    """Refuse to make a rollout that an earlier copy of the call made, and that was deleted since."""
+    if call is not None and tx.get("token", call.key) is not None:
+        raise GoneError(
+            f"This call was answered before, and rollout {rollout_id}, which it made, was deleted since. "
+            "It is not made again; to have another one, make a new call with a new token."
+        )
+
+
+def _new_rollout(
+    tx: Tx,
+    now: float,
+    rollout_id: str,
+    request: EnqueueRolloutRequest,
+    pins: dict[str | None, tuple[str, int] | None],
+) -> Rollout:
+    resources_id, version = request.resources_id, None
+    if resources_id is None:
+        if request.run_id not in pins:
+            latest = latest_resources(tx, request.run_id)
+            pins[request.run_id] = None if latest is None else (latest.resources_id, latest.version)
+        pin = pins[request.run_id]
+        if pin is not None:
+            resources_id, version = pin
+    else:
+        named = resources_by_id(tx, resources_id, None)
+        version = None if named is None else named.version
+    return new_rollout(
+        rollout_id=rollout_id,
+        input=request.input,
+        start_time=now,
+        mode=request.mode,
+        resources_id=resources_id,
+        resources_version=version,
+        status="queuing",
+        config=request.config or DEFAULT_CONFIG,
+        metadata={} if request.metadata is None else request.metadata,
+        run_id=request.run_id,
+        priority=request.priority,
+        not_before=request.not_before,
+    )

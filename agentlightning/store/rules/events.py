@@ -1,0 +1,81 @@
+"""What callers read that watch or wait: changes since a cursor, and which rollouts have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentlightning.store.base import FINISHED
+from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.tx import (
+    Record,
+    Tx,
+)
+from agentlightning.types import (
+    Rollout,
+    RolloutEvent,
+)
+
+_LOADED_AT_ONCE = 1000
+_FINISHED = sorted(FINISHED)
+
+
+def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> tuple[list[RolloutEvent], str]:
+    """Return what changed after a cursor and the cursor to go on from; None is this moment."""
+    if after is None:
+        return [], tx.last_change()
+    records, cursor = tx.changes(after, limit)
+    return [_event(record) for record in records if run_id is None or record.rollout.run_id == run_id[0]], cursor
+
+
+def _event(record: Record) -> RolloutEvent:
+    rollout, attempt = record.rollout, record.latest
+    return RolloutEvent(
+        rollout_id=rollout.rollout_id,
+        run_id=rollout.run_id,
+        status=rollout.status,
+        mode=rollout.mode,
+        attempt_id=attempt.attempt_id if attempt else None,
+        attempt_status=attempt.status if attempt else None,
+        outcome=attempt.outcome if attempt else None,
+        worker_id=attempt.worker_id if attempt else None,
+        spans=record.span_count,
+        start_time=rollout.start_time,
+        end_time=rollout.end_time,
+    )
+
+
+def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """Return the rollouts with these ids, in their order; unknown ones are left out. For reading scripts."""
+    if len(rollout_ids) == 1:
+        record = tx.load(rollout_ids[0])
+        return [] if record is None else [record.rollout]
+    found: dict[str, Rollout] = {}
+    for start in range(0, len(rollout_ids), _LOADED_AT_ONCE):
+        records, _ = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE]))
+        found.update((record.rollout.rollout_id, record.rollout) for record in records)
+    return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+
+
+def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
+    """Return those of the rollouts that have ended, in their order, and the ids of those that have not.
+
+    Unknown ones are in neither. For reading scripts. What has not ended is only counted.
+    """
+    if len(rollout_ids) == 1:
+        known = load_rollouts(tx, rollout_ids)
+        return [r for r in known if r.status in FINISHED], [r.rollout_id for r in known if r.status not in FINISHED]
+    wanted = list(dict.fromkeys(rollout_ids))
+    ended: dict[str, Rollout] = {}
+    count = 0
+    for start in range(0, len(wanted), _LOADED_AT_ONCE):
+        some = wanted[start : start + _LOADED_AT_ONCE]
+        records, _ = tx.find(Plan(ids=some, status_in=_FINISHED))
+        ended.update((record.rollout.rollout_id, record.rollout) for record in records)
+        count += tx.find(Plan(ids=some, limit=0))[1]
+    if count < len(wanted):  # which of them are unknown is worth a look at each only now
+        there = {rollout.rollout_id for rollout in load_rollouts(tx, wanted)}
+        wanted = [rollout_id for rollout_id in wanted if rollout_id in there]
+    return (
+        [ended[rollout_id] for rollout_id in rollout_ids if rollout_id in ended],
+        [rollout_id for rollout_id in wanted if rollout_id not in ended],
+    )

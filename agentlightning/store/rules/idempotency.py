@@ -1,0 +1,220 @@
+"""What is remembered of a call that carries a token, so that a copy of it, however late, changes nothing.
+
+A copy is answered again or refused, never done again. The record of a rollout names the calls that made and changed it
+(`made_by` and `calls` of `Record`) as long as there is room; other calls, and those that made what was deleted since,
+are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: each operation that is called with it is a call
+of its own. All of this lives for `TOKEN_SECONDS`. Copies that come while the first one runs wait for it
+(`engine/repeats.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from pydantic_core import to_jsonable_python
+
+from agentlightning.errors import (
+    WIRE_ERRORS,
+    AgentLightningError,
+    ConflictError,
+    NotFoundError,
+    TokenReusedError,
+)
+from agentlightning.store.rules.tx import (
+    Age,
+    Done,
+    Record,
+    TokenRow,
+    Tx,
+    WorkerRow,
+    by_wall_clock,
+)
+
+R = TypeVar("R")
+TOKEN_SECONDS = 600.0
+"""For so long after a call a copy of it is known: longer than any client repeats one."""
+REMEMBERED = (ConflictError, NotFoundError)
+"""Refusals that rest on the state of the store. A copy that comes when the state has changed is refused like the first;
+any other refusal is the same at any time, or is one that the client is to try again."""
+_REFUSED = "!"
+_IN_RECORD = 32
+"""Calls that a record remembers by itself. Beyond that the older half of them moves into rows."""
+_FORGOTTEN_AT_ONCE = 1000
+_BEAT = 16
+_BEATS = 60
+"""Heartbeats that a worker's row remembers: at one every ten seconds as long as any other call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that carries a token."""
+
+    key: str
+    """Made of operation and token."""
+    asked: str
+    """A digest of each argument."""
+    token: str
+
+    @classmethod
+    def of(cls, operation: str, token: str, arguments: Mapping[str, Any]) -> Call:
+        """Return the call of an operation with these arguments; None is the same as an argument left out."""
+        asked = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
+        return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(asked), token)
+
+    def check(self, before: str, operation: str) -> None:
+        """Refuse a token that came with other arguments before.
+
+        Raises:
+            TokenReusedError: names the arguments that differ.
+        """
+        if before != self.asked:
+            ours, theirs = (dict(part.split("=") for part in asked.split()) for asked in (self.asked, before))
+            raise reused(operation, sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name)))
+
+    def done(self, now: float, answer: str) -> Done:
+        """Return what is remembered of the call."""
+        return Done(self.key, self.asked, now, answer)
+
+
+def reused(operation: str, differing: list[str]) -> TokenReusedError:
+    """Return the error of a token that was used for a call with other arguments."""
+    names = f" ({', '.join(differing)})" if differing else ""
+    return TokenReusedError(
+        f"The token (Idempotency-Key) of this {operation} was used before, for a call with other arguments{names}. "
+        "Nothing was done. A token belongs to one call: repeat that call unchanged, or make this one with a new token."
+    )
+
+
+def refusal_text(error: AgentLightningError) -> str:
+    """Return the text under which a refusal is remembered."""
+    return f"{_REFUSED}{type(error).__name__}: {error}"
+
+
+def raise_if_refused(answer: str) -> None:
+    """Raise the refusal that an answer holds, if it is one."""
+    if answer.startswith(_REFUSED):
+        name, _, text = answer.removeprefix(_REFUSED).partition(": ")
+        raise WIRE_ERRORS[name](text)
+
+
+def digest(value: Any) -> str:
+    """Return 8 hexadecimal characters that tell a value from another."""
+    return _hash(json.dumps(value, sort_keys=True, default=to_jsonable_python).encode(), 8)
+
+
+def _hash(content: bytes, length: int) -> str:
+    return hashlib.sha256(content).hexdigest()[:length]
+
+
+def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int) -> Call:
+    """Return the call that a claim is, whatever the time that it waits."""
+    return Call.of("dequeue_many_rollouts", token, {"run_id": run_id, "worker_id": worker_id, "limit": limit})
+
+
+# --- calls that change one rollout -----------------------------------------------------------------------------------
+
+
+def recall(tx: Tx, record: Record, call: Call | None, operation: str, now: float) -> Done | None:
+    """Return what is known of a call if this is a copy of it.
+
+    Raises:
+        TokenReusedError: the first one had other arguments.
+        AgentLightningError: the first one was refused; so is this one.
+    """
+    done = None if call is None else _find(tx, record, call, now)
+    if call is None or done is None:
+        return None
+    call.check(done.asked, operation)
+    raise_if_refused(done.answer)
+    return done
+
+
+def _find(tx: Tx, record: Record, call: Call, now: float) -> Done | None:
+    if call.token in record.tokens:
+        return call.done(now, "")
+    for done in reversed(record.calls):
+        if done.key == call.key:
+            return done
+    if record.calls_moved and now - record.calls_moved <= TOKEN_SECONDS:
+        row = cast("TokenRow | None", tx.get("token", call.key))
+        return None if row is None else Done(call.key, row.asked, row.time, row.answer)
+    return None
+
+
+def remember(tx: Tx, record: Record, call: Call | None, now: float, answer: str = "") -> None:
+    """Note in a record that a call was answered; the caller saves it."""
+    if call is None:
+        return
+    calls = [done for done in record.calls if now - done.time <= TOKEN_SECONDS]
+    if len(calls) >= _IN_RECORD:
+        for done in calls[: _IN_RECORD // 2]:
+            tx.put("token", done.key, TokenRow(done.time, done.asked, done.answer))
+        calls, record.calls_moved = calls[_IN_RECORD // 2 :], now
+    record.calls = (*calls, call.done(now, answer))
+
+
+def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R | Exception:
+    """Run a change of a rollout. A refusal that rests on the rollout's state is remembered and returned, not raised:
+    a script that raises leaves no trace."""
+    try:
+        return change(tx)
+    except REMEMBERED as error:
+        record = tx.load(rollout_id)
+        if call is None or record is None or _find(tx, record, call, now) is not None:
+            raise
+        remember(tx, record, call, now, refusal_text(error))
+        tx.save(record)
+        return error
+
+
+# --- other calls -----------------------------------------------------------------------------------------------------
+
+
+def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:
+    """The same as `recall` for a call that changes no single rollout."""
+    row = None if call is None else cast("TokenRow | None", tx.get("token", call.key))
+    if call is not None and row is not None:
+        call.check(row.asked, operation)
+        raise_if_refused(row.answer)
+    return row
+
+
+def remember_row(tx: Tx, call: Call | None, now: float, answer: str | AgentLightningError) -> None:
+    """Note what a call was answered with, or how it was refused."""
+    if call is not None:
+        text = answer if isinstance(answer, str) else refusal_text(answer)
+        tx.put("token", call.key, TokenRow(now, call.asked, text))
+
+
+def is_known_beat(row: WorkerRow, call: Call | None) -> bool:
+    """True if a heartbeat is a copy of one of the last; notes it otherwise.
+
+    Raises:
+        TokenReusedError: that one had other arguments.
+    """
+    if call is None:
+        return False
+    key, asked = call.key[: _BEAT // 2], digest(call.asked)
+    for start in range(0, len(row.beats), _BEAT):
+        beat = row.beats[start : start + _BEAT]
+        if beat.startswith(key):
+            if not beat.endswith(asked):
+                raise reused("update_worker", [])
+            return True
+    row.beats = (row.beats + key + asked)[-_BEATS * _BEAT :]
+    return False
+
+
+def forget_call_tokens(tx: Tx, now: float, age: Age | None = None) -> bool:
+    """Forget the tokens of other calls that nobody repeats any more, a page of them; True if there may be more."""
+    age = age or by_wall_clock(now)
+    rows = tx.scan("token", _FORGOTTEN_AT_ONCE)
+    for key, row in rows:
+        if age(cast("TokenRow", row).time) <= TOKEN_SECONDS:
+            return False
+        tx.drop("token", key)
+    return len(rows) == _FORGOTTEN_AT_ONCE

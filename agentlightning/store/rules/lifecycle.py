@@ -1,0 +1,180 @@
+"""The rules of statuses, pure: no clock, no input or output, no storage.
+
+Attempts (rows: from, columns: to; `.` allowed, `=` no change, `x` ConflictError):
+
+                 preparing running failed succeeded unresponsive timeout
+    preparing        =        .       .       .          .          .
+    running          .        =       .       .          .          .
+    unresponsive     .        .       .       .          =          .
+    timeout          x        x       .       .          x          =
+    failed           x        x       =       x          x          x
+    succeeded        x        x       x       =          x          x
+
+Rollouts: from a non-terminal status to any; from a terminal one (failed, succeeded, cancelled) only to itself (no
+change), or to queuing and requeuing, which clears `end_time`. `start_attempt` is the other way out. An attempt's change
+never moves a terminal rollout, and only the latest attempt moves a rollout at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, get_args
+
+from agentlightning.errors import BadRequestError, ConflictError
+from agentlightning.store.base import FINISHED, QUEUING
+from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutConfig, RolloutStatus, WorkerStatus
+
+ATTEMPT_STATUSES: Final[tuple[AttemptStatus, ...]] = get_args(AttemptStatus)
+ROLLOUT_STATUSES: Final[tuple[RolloutStatus, ...]] = get_args(RolloutStatus)
+ENDED: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded", "timeout", "unresponsive"))
+_STICKY: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded"))
+_RETRIABLE: Final[frozenset[AttemptStatus]] = frozenset(("failed", "timeout", "unresponsive"))
+
+LEASE_EXPIRED: Final = "lease_expired"
+"""Outcome reason of an attempt whose worker fell silent, or no longer names it."""
+SPANS_LOST: Final = "spans_lost"
+"""Outcome reason of an attempt that was finished while the store was away for too long to take its spans."""
+STORE_UNREACHABLE: Final = "store_unreachable"
+"""Outcome reason of an attempt that could not go on without the store, which was away for too long."""
+RUNNER_DIED: Final = "runner_died"
+"""Outcome reason of an attempt whose process died, reported by the process that saw its end."""
+STOPPED: Final = "stopped"
+"""Outcome reason of an attempt that was broken off because its run ended."""
+_LOST: Final = frozenset((LEASE_EXPIRED, RUNNER_DIED, SPANS_LOST, STORE_UNREACHABLE))
+"""Reasons that say nothing of the attempt: it is made again, beside `max_attempts`."""
+
+
+def check_attempt_status(status: object) -> None:
+    """Check that an attempt can have a status.
+
+    Raises:
+        BadRequestError: there is no such status.
+    """
+    if status not in ATTEMPT_STATUSES:
+        raise BadRequestError(f"Invalid attempt status: {status!r}; expected one of {', '.join(ATTEMPT_STATUSES)}")
+
+
+def check_rollout_status(status: object) -> None:
+    """Check that a rollout can have a status.
+
+    Raises:
+        BadRequestError: there is no such status.
+    """
+    if status not in ROLLOUT_STATUSES:
+        raise BadRequestError(f"Invalid rollout status: {status!r}; expected one of {', '.join(ROLLOUT_STATUSES)}")
+
+
+def check_attempt_change(attempt: Attempt, to: AttemptStatus) -> bool:
+    """Return True if the change does something, False if it is none.
+
+    Raises:
+        BadRequestError: no such status.
+        ConflictError: the change is not in the table.
+    """
+    check_attempt_status(to)
+    if attempt.status == to:
+        return False
+    if attempt.status in _STICKY or (attempt.status == "timeout" and to not in _STICKY):
+        raise ConflictError(
+            f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} is {attempt.status}; "
+            f"it cannot become {to}. Begin a new one with start_attempt."
+        )
+    return True
+
+
+def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStatus) -> bool:
+    """Return True if the change does something, False if it is none.
+
+    Raises:
+        BadRequestError: no such status.
+        ConflictError: the rollout is at an end and `to` does not queue it again.
+    """
+    check_rollout_status(to)
+    if status == to:
+        return False
+    if status in FINISHED and to not in QUEUING:
+        raise ConflictError(
+            f"Rollout {rollout_id} is {status}; it cannot become {to}. "
+            "Queue it again with status 'queuing', or begin an attempt with start_attempt."
+        )
+    return True
+
+
+def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> RolloutStatus:
+    """Return the status of a rollout whose latest attempt is this one.
+
+    `infrastructure_retries` is how many of its attempts were retries after a lost worker; they do not count against
+    `max_attempts`.
+    """
+    status = attempt.status
+    if status in ("preparing", "running", "succeeded"):
+        return status
+    if status not in _RETRIABLE:
+        raise BadRequestError(f"Invalid attempt status: {status}")
+    if is_infrastructure_retry(attempt, config, infrastructure_retries):
+        return "requeuing"
+    counted = attempt.sequence_id - infrastructure_retries
+    return "requeuing" if status in config.retry_condition and counted < config.max_attempts else "failed"
+
+
+def is_infrastructure_retry(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> bool:
+    """True if the rollout is queued again because the attempt was lost, and not because of how it ended."""
+    return attempt.outcome_reason in _LOST and infrastructure_retries < config.infrastructure_retries
+
+
+def retry_pause(attempts: int, config: RolloutConfig) -> float:
+    """Return the seconds to wait before the retry that follows so many attempts: delay times backoff^(attempts - 1)."""
+    if config.retry_delay_seconds <= 0:
+        return 0.0
+    growth = config.retry_backoff ** min(attempts - 1, 64)
+    return min(config.retry_delay_seconds * growth, config.retry_delay_max_seconds)
+
+
+def health(
+    attempt: Attempt, config: RolloutConfig, now: float, age: Callable[[float], float] | None = None
+) -> AttemptStatus | None:
+    """Return `timeout` or `unresponsive` if the attempt is past a limit of its rollout, else None.
+
+    `age` says how long ago a moment was; by default the difference to `now`.
+    """
+    age = age or (lambda since: now - since)
+    if config.timeout_seconds is not None and age(attempt.start_time) > config.timeout_seconds:
+        return "timeout"
+    if config.unresponsive_seconds is not None:
+        last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
+        if age(last) > config.unresponsive_seconds:
+            return "unresponsive"
+    return None
+
+
+def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
+    """Return the first moment at which `health` may say something; None if never."""
+    limits: list[float] = []
+    if config.timeout_seconds is not None:
+        limits.append(attempt.start_time + config.timeout_seconds)
+    if config.unresponsive_seconds is not None:
+        last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
+        limits.append(last + config.unresponsive_seconds)
+    return min(limits) if limits else None
+
+
+def is_over(attempt: Attempt, rollout_status: RolloutStatus) -> bool:
+    """True if an attempt has ended for good: nothing that arrives from now on was made for its result. One that was
+    only given up (timeout, unresponsive) may still be ended by its worker, while its rollout has not ended."""
+    return attempt.status in _STICKY or (attempt.status == "timeout" and rollout_status in FINISHED)
+
+
+def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
+    """Return outcome and reason of an attempt that ended without saying them itself."""
+    if status in ("timeout", "unresponsive"):
+        return "infrastructure_fault", status
+    if status == "failed":
+        return "infrastructure_fault", "exception"
+    return None, None
+
+
+def worker_after(status: AttemptStatus) -> WorkerStatus:
+    """Return what an attempt's status says of the worker that has no other claim."""
+    if status in _STICKY:
+        return "idle"
+    return "unknown" if status in ("timeout", "unresponsive") else "busy"

@@ -1,0 +1,98 @@
+"""Resources: published in versions, read by id or as the latest of a run, forgotten with the run."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from agentlightning.store.rules.idempotency import (
+    Call,
+    recall_row,
+    remember_row,
+)
+from agentlightning.store.rules.tx import (
+    ResourcesRow,
+    TextRow,
+    Tx,
+)
+from agentlightning.types import (
+    NamedResources,
+    ResourcesUpdate,
+)
+
+
+def publish(
+    tx: Tx, now: float, resources_id: str, token: str | None, resources: NamedResources, run_id: str | None
+) -> ResourcesUpdate:
+    """Add the next version of a set of resources, which becomes the latest of its run."""
+    newest = cast("ResourcesRow | None", tx.get("resources", resources_id))
+    call = None
+    if token is not None:
+        arguments = {"resources_id": resources_id, "resources": resources, "run_id": run_id}
+        call = Call.of("update_resources", token, arguments)
+        before = recall_row(tx, call, "update_resources")
+        published = _published(tx, resources_id, newest if before is None else before.answer, token)
+        if published is not None:
+            return published
+    update = ResourcesUpdate(
+        resources_id=resources_id,
+        create_time=newest.update.create_time if newest else now,
+        update_time=now,
+        version=newest.update.version + 1 if newest else 1,
+        resources=resources,
+        run_id=run_id if run_id is not None or newest is None else newest.update.run_id,
+    )
+    row = ResourcesRow(update, token)
+    remember_row(tx, call, now, str(update.version))
+    tx.put("resources", resources_id, row)
+    tx.put("resources_version", f"{resources_id}\n{update.version}", row)
+    tx.put("latest_resources", _run_key(update.run_id), TextRow(resources_id))
+    return update
+
+
+def _published(tx: Tx, resources_id: str, where: ResourcesRow | str | None, token: str) -> ResourcesUpdate | None:
+    """Return the version that a call with this token published: the one that its row names, which is not there if the
+    first copy was cut off, or without a row the newest one."""
+    row = where
+    if isinstance(row, str):
+        row = cast("ResourcesRow | None", tx.get("resources_version", f"{resources_id}\n{row}"))
+    return row.update if row is not None and row.token == token else None
+
+
+def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> ResourcesUpdate | None:
+    """Return one version of a set of resources, the newest by default."""
+    if version is None:
+        row = tx.get("resources", resources_id)
+    else:
+        row = tx.get("resources_version", f"{resources_id}\n{version}")
+    return cast("ResourcesRow", row).update if row is not None else None
+
+
+def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
+    """Return what was published last for the run, else what was published last for no run."""
+    pointer = tx.get("latest_resources", _run_key(run_id))
+    if pointer is None and run_id is not None:
+        pointer = tx.get("latest_resources", _run_key(None))
+    return resources_by_id(tx, cast("TextRow", pointer).value, None) if pointer is not None else None
+
+
+def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
+    """Forget the resources of runs that have no rollouts left, unless they were published lately."""
+    empty: dict[str, bool] = {}
+    for resources_id, row in tx.scan("resources"):
+        update = cast("ResourcesRow", row).update
+        run_id = update.run_id
+        if run_id is None or now - update.update_time <= keep_seconds:
+            continue
+        if run_id not in empty:
+            empty[run_id] = tx.counts((run_id,)).rollouts == 0
+        if empty[run_id]:
+            tx.drop("resources", resources_id)
+            for version in range(1, update.version + 1):
+                tx.drop("resources_version", f"{resources_id}\n{version}")
+            pointer = tx.get("latest_resources", _run_key(run_id))
+            if pointer is not None and cast("TextRow", pointer).value == resources_id:
+                tx.drop("latest_resources", _run_key(run_id))
+
+
+def _run_key(run_id: str | None) -> str:
+    return "" if run_id is None else f"run {run_id}"

@@ -1,0 +1,186 @@
+"""Spans: stored and numbered, and read in pages.
+
+A span is stored as the JSON that `Span` writes, whose third field is its number. Only the spans that are returned are
+decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentlightning.errors import (
+    GoneError,
+)
+from agentlightning.semconv import STALE
+from agentlightning.store.base import FINISHED
+from agentlightning.store.rules import lifecycle
+from agentlightning.store.rules.durable import damaged
+from agentlightning.store.rules.tx import (
+    Record,
+    Tx,
+)
+from agentlightning.store.rules.updates import attempt_of, existing, note_change, set_status
+from agentlightning.store.rules.values import evolve
+from agentlightning.store.rules.workers import sync_worker
+from agentlightning.types import (
+    Span,
+)
+
+_decode = Span.__pydantic_validator__.validate_json
+_NUMBER = re.compile(r'"sequence_id":(-?\d+)')
+_NUMBER_BYTES = re.compile(_NUMBER.pattern.encode())
+
+
+def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
+    """Store spans; each answer is the span as stored, or None if it was there already."""
+    records: dict[str, Record] = {}
+    issued: dict[str, int] = {}
+    ready: list[Span] = []
+    for span in spans:
+        record = records.get(span.rollout_id)
+        if record is None:
+            record = records[span.rollout_id] = existing(tx, span.rollout_id)
+            issued[span.rollout_id] = record.spans_issued
+        ready.append(_numbered(record, span))
+    sizes = tx.add_spans(ready)
+    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+        record = records[span.rollout_id]
+        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+            record.spans_issued -= 1  # the number of a span that was there already is given to the next one
+    seen: dict[str, set[str]] = {rollout_id: set() for rollout_id in records}
+    stored: list[Span | None] = []
+    for span, size in zip(ready, sizes, strict=True):
+        if size:
+            record = records[span.rollout_id]
+            record.span_count += 1
+            record.span_bytes += size
+            seen[span.rollout_id].add(span.attempt_id)
+        stored.append(span if size else None)
+    for rollout_id, record in records.items():
+        if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
+            _record_heartbeats(tx, record, seen[rollout_id], now)
+    return stored
+
+
+def _numbered(record: Record, span: Span) -> Span:
+    """Return the span with its number, marked stale if its attempt is over or no longer the latest."""
+    attempt = attempt_of(record, span.attempt_id)
+    if span.sequence_id < 0:
+        record.spans_issued += 1
+        span = evolve(span, sequence_id=record.spans_issued)
+    elif span.sequence_id > record.spans_issued:
+        record.spans_issued = span.sequence_id
+    if attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status):
+        span = evolve(span, attributes={**span.attributes, STALE: True})
+    return span
+
+
+def _record_heartbeats(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> None:
+    """A span is a heartbeat of its attempt: it starts a preparing one, and revives an unresponsive latest one."""
+    before = record.rollout.status
+    for attempt_id in attempt_ids:
+        attempt = attempt_of(record, attempt_id)
+        latest = attempt is record.latest
+        alive = attempt.status in ("preparing", "running") or (attempt.status == "unresponsive" and latest)
+        changes: dict[str, Any] = {"last_heartbeat_time": now}
+        if alive:
+            changes["status"] = "running"
+        if attempt.status == "unresponsive" and latest:
+            changes.update(end_time=None, outcome=None, outcome_reason=None)
+        changed = evolve(attempt, **changes)
+        record.put_attempt(changed)
+        if alive and latest:
+            if before != "running" and before not in FINISHED:
+                set_status(record, "running", now)
+            if attempt.status == "unresponsive":
+                sync_worker(tx, changed, now, record.rollout.run_id)
+    note_change(tx, record, before, now)
+
+
+def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
+    """Give out one number per pair; attempts of a rollout share the counter."""
+    records: dict[str, Record] = {}
+    numbers: list[int] = []
+    for rollout_id, _attempt_id in pairs:
+        record = records.get(rollout_id) or records.setdefault(rollout_id, existing(tx, rollout_id))
+        record.spans_issued += 1
+        numbers.append(record.spans_issued)
+    for record in records.values():
+        tx.save(record)
+    return numbers
+
+
+def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[bytes | str]:
+    """Return the encoded spans of a rollout or of one attempt; none for an unknown one.
+
+    Raises:
+        GoneError: some of them were evicted.
+    """
+    record = tx.load(rollout_id)
+    if record is None:
+        return []
+    if attempt_id == "latest":
+        if record.latest is None:
+            return []
+        attempt_id = record.latest.attempt_id
+    attempt = record.find_attempt(attempt_id) if attempt_id is not None else None
+    if record.attempts_dropped and (attempt is None or attempt.sequence_id <= record.attempts_dropped):
+        raise GoneError(
+            f"Spans for rollout {rollout_id} have been evicted (those of its first {record.attempts_dropped} attempts) "
+            "to keep the store within its bound. Read spans before that, give the store more room "
+            "(max_span_bytes), or use a durable one (sqlite:///FILE)."
+        )
+    return tx.span_bodies(rollout_id, attempt_id, span_id)
+
+
+def decode_all(bodies: Sequence[bytes | str], rollout_id: str) -> list[Span]:
+    """Return every span, in the order given.
+
+    Raises:
+        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be another.
+    """
+    try:
+        return [_decode(body) for body in bodies]
+    except ValidationError as error:
+        raise damaged("span", _name(next(filter(_is_damaged, bodies)), rollout_id), error) from None
+
+
+def numbered_page(
+    bodies: Sequence[bytes | str], descending: bool, limit: int, offset: int, rollout_id: str
+) -> list[Span]:
+    """Return one page in the order of the numbers of the spans; ties keep their order. `limit` -1 is all.
+
+    Raises:
+        DamagedRecordError: a span of the page, or the number of any, cannot be read.
+    """
+    try:
+        ordered = sorted(bodies, key=_number_of, reverse=descending)
+    except LookupError:
+        decode_all(bodies, rollout_id)
+        raise
+    return decode_all(ordered[offset : None if limit == -1 else offset + limit], rollout_id)
+
+
+def _number_of(body: bytes | str) -> int:
+    found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
+    if found is None:
+        raise LookupError(body[:200])
+    return int(found[1])
+
+
+def _is_damaged(body: bytes | str) -> bool:
+    try:
+        _decode(body)
+    except ValidationError:
+        return True
+    return False
+
+
+def _name(body: bytes | str, rollout_id: str) -> str:
+    """Return what a span that cannot be read is called: its id, if that much can be read."""
+    found = re.search(r'"span_id":"(\w{1,64})"', body if isinstance(body, str) else body.decode("utf-8", "replace"))
+    return f"{found[1] if found else '?'} of rollout {rollout_id}"

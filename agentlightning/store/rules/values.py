@@ -1,0 +1,200 @@
+"""Values on their way into and out of a store: JSON conversion of what users give, copies of what users get."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
+
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutConfig, Worker
+
+M = TypeVar("M", bound=BaseModel)
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_PLAIN = frozenset((int, bool, type(None)))
+_DEEPEST = 180
+"""Levels of nesting; the parsers of client and server give up at 200."""
+
+
+def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
+    """Return `value` as fresh JSON data: pydantic models, dataclasses and numpy values are converted.
+
+    Raises:
+        TypeError: something inside is no JSON value, or nested too deep; the text names the place, for example
+            `input.items[3]`.
+    """
+    kind = cast("type[Any]", type(value))
+    if kind is str:
+        return value if value.isascii() else _unicode(value, path)
+    if kind is float:
+        return value if math.isfinite(value) else None  # JSON has no other numbers
+    if kind in _SCALARS:
+        return value
+    if depth > _DEEPEST:
+        raise TypeError(f"{path.split('.')[0].split('[')[0]} is nested more than {_DEEPEST} deep; send a flatter value")
+    if kind is dict:
+        return {
+            (key if type(key) is str and key.isascii() else _key(key, path)): (
+                item if type(item) in _PLAIN else to_json(item, f"{path}.{key}", depth + 1)
+            )
+            for key, item in cast("dict[Any, Any]", value).items()
+        }
+    if kind is list or kind is tuple:
+        return [to_json(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[Any]", value))]
+    return _convert(value, path, depth)
+
+
+def _key(key: Any, path: str) -> str:
+    if isinstance(key, str):
+        return _unicode(str(key), path)
+    raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
+
+
+def _convert(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, BaseModel):
+        try:
+            return value.model_dump(mode="json")
+        except PydanticSerializationError:  # say where: look at the fields one by one
+            return to_json(dict(value), path, depth)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: to_json(getattr(value, field.name), f"{path}.{field.name}", depth + 1) for field in fields}
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy scalars and arrays, without importing numpy
+        return to_json(cast("Any", value).tolist(), path, depth)
+    if isinstance(value, Mapping):
+        return to_json(dict(cast("Mapping[Any, Any]", value)), path, depth)
+    if isinstance(value, (str, bool, int, float)):  # subclasses, enums of str among them
+        return to_json(_plain(value), path, depth)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return to_json(list(cast("Sequence[Any]", value)), path, depth)
+    raise TypeError(
+        f"{path} is a {type(value).__name__}, which is no JSON value; expected dict, list, str, number, bool or None "
+        "(pydantic models, dataclasses and numpy values are converted)"
+    )
+
+
+def _unicode(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(
+            f"{path} holds half of a surrogate pair (at {error.start}), which is no Unicode text and no JSON; "
+            "mend it, for example with text.encode('utf-8', 'replace').decode()"
+        ) from None
+    return text
+
+
+def _plain(value: str | float) -> Any:
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            raw = getattr(value, "value", value)
+            return kind(raw)
+    raise AssertionError(value)
+
+
+def copy_json(value: Any) -> Any:
+    """Return a deep copy of JSON data."""
+    if type(value) is dict:
+        named = cast("dict[str, Any]", value)
+        return {key: item if type(item) in _SCALARS else copy_json(item) for key, item in named.items()}
+    if type(value) is list:
+        return [copy_json(item) for item in cast("list[Any]", value)]
+    return value
+
+
+# --- models without validation ---------------------------------------------------------------------------------------
+#
+# A value inside the store was validated when it came in and is replaced, never changed in place. So versions of it may
+# share what did not change, the set of fields that were given included, and the next one need not be validated: every
+# operation makes several, and validating costs five times as much.
+
+_set_fields = cast("Any", BaseModel).__dict__["__dict__"].__set__
+_set_names = cast("Any", BaseModel).__dict__["__pydantic_fields_set__"].__set__
+_set_extra = cast("Any", BaseModel).__dict__["__pydantic_extra__"].__set__
+_set_private = cast("Any", BaseModel).__dict__["__pydantic_private__"].__set__
+
+
+def _build(cls: type[M], fields: dict[str, Any], names: set[str], extra: dict[str, Any] | None = None) -> M:
+    new = cls.__new__(cls)
+    _set_fields(new, fields)
+    _set_names(new, names)
+    _set_extra(new, extra)
+    _set_private(new, None)
+    return new
+
+
+def evolve(model: M, **changes: Any) -> M:
+    """Return the next version of a value: a shallow copy with some fields changed, not validated."""
+    return _build(
+        model.__class__, {**model.__dict__, **changes}, model.__pydantic_fields_set__, model.__pydantic_extra__
+    )
+
+
+def new_rollout(**fields: Any) -> Rollout:
+    """Return a rollout out of values that are known to be right; missing fields have their defaults."""
+    return _build(Rollout, {**_ROLLOUT_DEFAULTS, **fields}, _NAMES[Rollout])
+
+
+def new_attempt(**fields: Any) -> Attempt:
+    """Return an attempt out of values that are known to be right; missing fields have their defaults."""
+    return _build(Attempt, {**_ATTEMPT_DEFAULTS, **fields}, _NAMES[Attempt])
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields in their order, with their defaults; required ones are None."""
+    return {name: None if field.is_required() else field.default for name, field in model.model_fields.items()}
+
+
+DEFAULT_CONFIG = RolloutConfig()
+"""What a rollout without limits of its own has; shared, as every value inside the store."""
+_ROLLOUT_DEFAULTS = _defaults(Rollout) | {"config": DEFAULT_CONFIG}
+_ATTEMPT_DEFAULTS = _defaults(Attempt)
+_NAMES: dict[type[BaseModel], set[str]] = {
+    cls: set(cls.model_fields) for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker)
+}
+"""All fields of a class: what a value counts as given once the store has handed it out. Assigning one adds nothing."""
+
+
+# --- copies for callers ----------------------------------------------------------------------------------------------
+
+
+def _public(model: M, **own: Any) -> M:
+    """Return a copy whose fields may be assigned, and which alone holds `own`."""
+    cls = model.__class__
+    return _build(cls, {**model.__dict__, **own}, _NAMES[cls], model.__pydantic_extra__)
+
+
+def _private_fields(rollout: Rollout) -> dict[str, Any]:
+    fields = dict(rollout.__dict__)
+    fields["input"] = copy_json(fields["input"])
+    fields["metadata"] = copy_json(fields["metadata"])
+    config: RolloutConfig = fields["config"]
+    fields["config"] = _public(config, retry_condition=list(config.retry_condition))
+    return fields
+
+
+def public_rollout(rollout: Rollout) -> Rollout:
+    """Return a copy that shares nothing with the store."""
+    return _build(Rollout, _private_fields(rollout), _NAMES[Rollout])
+
+
+def public_attempt(attempt: Attempt) -> Attempt:
+    """Return a copy that shares nothing with the store."""
+    error = None if attempt.error is None else copy(attempt.error)
+    return _public(attempt, metadata=copy_json(attempt.metadata), error=error)
+
+
+def public_worker(worker: Worker) -> Worker:
+    """Return a copy that shares nothing with the store."""
+    return _public(worker, heartbeat_stats=copy_json(worker.heartbeat_stats))
+
+
+def public_attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
+    """Return rollout and attempt as one value that shares nothing with the store."""
+    fields = _private_fields(rollout)
+    fields["attempt"] = public_attempt(attempt)
+    return _build(AttemptedRollout, fields, _NAMES[AttemptedRollout])

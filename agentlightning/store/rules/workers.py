@@ -1,0 +1,150 @@
+"""Workers: their heartbeats, what they hold, and the leases of their claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from agentlightning.store.base import Unset
+from agentlightning.store.rules import lifecycle
+from agentlightning.store.rules.idempotency import (
+    Call,
+    is_known_beat,
+)
+from agentlightning.store.rules.tx import (
+    Age,
+    Tx,
+    WorkerRow,
+    by_wall_clock,
+)
+from agentlightning.store.rules.values import evolve
+from agentlightning.types import (
+    Attempt,
+    Worker,
+)
+
+_WORKER_KEPT_SECONDS = 86_400.0
+_HELD_AT_ONCE = 1000
+
+
+def heartbeat(
+    tx: Tx,
+    now: float,
+    worker_id: str,
+    stats: dict[str, Any] | Unset,
+    run_id: str | None,
+    attempts: frozenset[str] | None = None,
+    call: Call | None = None,
+) -> Worker:
+    """Record a sign of life of a worker, and which of its claims it does not name; None names all."""
+    row = _worker_row(tx, worker_id, run_id)
+    if is_known_beat(row, call):
+        return row.worker
+    changes: dict[str, Any] = {"last_heartbeat_time": now}
+    if not isinstance(stats, Unset):
+        changes["heartbeat_stats"] = stats
+    row.unnamed = [] if attempts is None else _unnamed(tx, now, worker_id, row, attempts)
+    return _put_worker(tx, row, **changes)
+
+
+def _unnamed(
+    tx: Tx, now: float, worker_id: str, row: WorkerRow, attempts: frozenset[str]
+) -> list[tuple[str, str, float]]:
+    """Return what a worker holds and a heartbeat of it does not name; no later than the one before has named it."""
+    before = row.worker.last_heartbeat_time
+    since = {attempt_id: time for _, attempt_id, time in row.unnamed}
+    return [
+        (rollout_id, attempt_id, since.get(attempt_id, now if before is None else before))
+        for rollout_id, attempt_id in tx.held(worker_id, len(attempts) + _HELD_AT_ONCE)
+        if attempt_id not in attempts
+    ]
+
+
+def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> list[tuple[str, str]]:
+    """Return the claims whose lease may be over: what workers hold that have sent heartbeats and have been silent for
+    longer, and what the others have not named for longer."""
+    age = age or by_wall_clock(now)
+    lost: list[tuple[str, str]] = []
+    if not tx.any_held():  # the rows of idle workers need not be read
+        return lost
+    for worker_id, row in tx.scan("worker"):
+        row = cast("WorkerRow", row)
+        if _is_lost(row.worker, age, lease_seconds):
+            lost.extend(tx.held(worker_id, _HELD_AT_ONCE))
+        else:
+            lost.extend((rollout, attempt) for rollout, attempt, since in row.unnamed if age(since) > lease_seconds)
+    return lost
+
+
+def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float) -> bool:
+    """True if the lease of a claim is over: it counts from the claim, and from when its worker last named it."""
+    if age(attempt.start_time) <= lease_seconds:
+        return False
+    if _is_lost(row.worker, age, lease_seconds):
+        return True
+    return any(known == attempt.attempt_id and age(since) > lease_seconds for _, known, since in row.unnamed)
+
+
+def _is_lost(worker: Worker, age: Age, lease_seconds: float) -> bool:
+    """True if the worker has sent heartbeats and has been silent for longer than its lease."""
+    if worker.last_heartbeat_time is None:
+        return False
+    return min(age(worker.last_heartbeat_time), age(worker.last_dequeue_time or 0.0)) > lease_seconds
+
+
+def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> None:
+    """Call silent workers unknown, and forget those silent for a day."""
+    age = age or by_wall_clock(now)
+    for worker_id, row in tx.scan("worker"):
+        worker = cast("WorkerRow", row).worker
+        silent = min(map(age, _times(worker)))
+        if silent > _WORKER_KEPT_SECONDS and not tx.held(worker_id, 1):
+            tx.drop("worker", worker_id)
+        elif silent > lease_seconds and worker.last_heartbeat_time is not None and worker.status == "idle":
+            _put_worker(tx, cast("WorkerRow", row), status="unknown")
+
+
+def _times(worker: Worker) -> list[float]:
+    times = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time)
+    return [time for time in times if time is not None] or [0.0]
+
+
+def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
+    """An empty claim: the worker asks for work, so it is idle unless it has other work in hand."""
+    row = _worker_row(tx, worker_id, run_id)
+    changes: dict[str, Any] = {"last_dequeue_time": now}
+    if row.worker.status != "idle" and not tx.held(worker_id, 1):
+        changes.update(status="idle", last_idle_time=now, current_rollout_id=None, current_attempt_id=None)
+    _put_worker(tx, row, **changes)
+
+
+def sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, claimed: bool = False) -> None:
+    """Bring the worker's row in line with one of its attempts (saved before); its other claims are kept."""
+    if not attempt.worker_id:
+        return
+    row = _worker_row(tx, attempt.worker_id, run_id)
+    status = lifecycle.worker_after(attempt.status)
+    changes: dict[str, Any] = {"last_dequeue_time": now} if claimed else {}
+    if status == "busy":
+        changes.update(status="busy", last_busy_time=now)
+        changes.update(current_rollout_id=attempt.rollout_id, current_attempt_id=attempt.attempt_id)
+    else:
+        changes["last_idle_time"] = now
+        if row.worker.current_attempt_id in (attempt.attempt_id, None):
+            held = tx.held(attempt.worker_id, 1)
+            rollout_id, attempt_id = held[0] if held else (None, None)
+            changes.update(status="busy" if held else status)
+            changes.update(current_rollout_id=rollout_id, current_attempt_id=attempt_id)
+    _put_worker(tx, row, **changes)
+
+
+def _worker_row(tx: Tx, worker_id: str, run_id: str | None) -> WorkerRow:
+    """Return a row of one's own, to be changed by `_put_worker`."""
+    row = cast("WorkerRow | None", tx.get("worker", worker_id))
+    return replace(row) if row is not None else WorkerRow(Worker(worker_id=worker_id, run_id=run_id))
+
+
+def _put_worker(tx: Tx, row: WorkerRow, **changes: Any) -> Worker:
+    row = replace(row, worker=evolve(row.worker, **changes))
+    tx.put("worker", row.worker.worker_id, row)
+    return row.worker

@@ -1,0 +1,124 @@
+"""Detects that the files of an open SQLite store were deleted or replaced.
+
+A deleted file can still be written by who has it open, and what is written goes with the process. So the store looks
+before it acknowledges: database, write-ahead log and shared memory must be the files that they were (device and inode),
+and neither shorter than they were nor gone. A look is three calls of `stat`. What the look cannot see: bytes that
+somebody writes into the files in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+
+from agentlightning.errors import StoreWriteError
+
+_SMALLEST = 512
+"""Bytes of a page, at least."""
+_PARTS = {"": "the database", "-wal": "its write-ahead log", "-shm": "the shared memory of its log"}
+
+
+class Presence:
+    """The files of a store as one process opened them, with a transaction behind it, so that all three are there.
+
+    `database` is the database's file as this process's parent knows it, if it does: a process that comes later must
+    not take another file for it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+        self._real = os.path.realpath(path)
+        """Where SQLite keeps the other two; a link is followed."""
+        self.log = f"{self._real}-wal"
+        self.database = _identity(self._path)
+        self._others: dict[str, tuple[int, int]] = {}
+        self._size = self._log_size = 0
+        self._damage = ""
+        """What was found wrong with the contents; nothing that happens later mends it."""
+
+    def check_database(self) -> None:
+        """Check that the name still leads to the database that was opened.
+
+        Raises:
+            StoreWriteError: it does not; nothing of the call was stored.
+        """
+        self._check("", self.database, _stat(self._path))
+
+    def begin(self, db: sqlite3.Connection) -> None:
+        """Check all files before a transaction, and take those that are not known yet for the right ones.
+
+        Raises:
+            StoreWriteError: one of them is not there, another one, or cut short.
+        """
+        self.check()
+        if self._damage:
+            raise self._lost(self._damage)
+        database, log = _stat(self._path), _stat(self.log)
+        size, log_size = (0 if each is None else each.st_size for each in (database, log))
+        if size < self._size or log_size < self._log_size:
+            self._damage = self._damage_of(db, size)
+            if self._damage:
+                raise self._lost(self._damage)
+        self._size, self._log_size = size, log_size
+
+    def check(self) -> None:
+        """Check all files, after a transaction and before it is acknowledged.
+
+        Raises:
+            StoreWriteError: one of them is not there, or another one. What the transaction wrote is lost with it.
+        """
+        self.check_database()
+        for suffix in ("-wal", "-shm"):
+            found = _stat(self._real + suffix)
+            if found is not None:
+                self._others.setdefault(suffix, (found.st_dev, found.st_ino))
+            if suffix in self._others:
+                self._check(suffix, self._others[suffix], found)
+
+    def _check(self, suffix: str, expected: tuple[int, int] | None, found: os.stat_result | None) -> None:
+        if expected is None or (found is not None and (found.st_dev, found.st_ino) == expected):
+            return
+        what = "was deleted or moved away" if found is None else "was replaced by another file"
+        raise self._lost(f"{_PARTS[suffix]} {what}")
+
+    def _damage_of(self, db: sqlite3.Connection, size: int) -> str:
+        """A file has become shorter: VACUUM and checkpoints of other programs do that and leave it whole, which gives
+        an empty text."""
+        if size < _SMALLEST:  # SQLite would take it for a new one and delete the log
+            return "the database was emptied"
+        try:
+            pages, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1:]
+            page = db.execute("PRAGMA page_size").fetchone()[0]
+            log = _stat(self.log)
+            if pages > 0 and (log is None or log.st_size < 32 + pages * (24 + page)):
+                return "its write-ahead log was cut short"
+            fresh = sqlite3.connect(Path(self._path).as_uri() + "?mode=rw", uri=True)  # trusts no page in memory
+            with contextlib.closing(fresh):
+                problem: str = fresh.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            problem = str(error)
+        return "" if problem == "ok" else f"the database was cut short or damaged ({' '.join(problem.split())})"
+
+    def _lost(self, what: str) -> StoreWriteError:
+        return StoreWriteError(
+            f"The SQLite store {self._path!r} is no longer what this process has open: {what}. Nothing more is "
+            "written: it would be lost when this process ends; this call may be repeated with its token. Copy what can "
+            "still be read ('agl rollouts export --store ADDRESS' reads from a server that runs), end every process "
+            "that has the store open, put the file back (or a backup of it), and start again."
+        )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    found = _stat(path)
+    return None if found is None else (found.st_dev, found.st_ino)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return os.stat(path)
+    return None
+
+
+__all__ = ["Presence"]

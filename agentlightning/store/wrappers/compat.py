@@ -1,0 +1,318 @@
+"""CompletedStore: the whole contract over a user's store that has a part of it.
+
+A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, perhaps no batches.
+Server, threads, runs and runners call the whole contract, so `complete` stands between them and such a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapabilities, Unset
+from agentlightning.store.rules.query import check_page, page_of
+from agentlightning.store.wrappers.forward import FORWARDED, forward_operations
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptError,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Span,
+    Worker,
+)
+from agentlightning.utils.backoff import backoff_delays
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
+"""Seconds between two questions to a store that cannot wait for work itself."""
+
+_OUTCOME_KEY = "agentlightning.outcome"
+"""Key of an attempt's metadata under which outcome, reason and error are kept if the store has no fields for them."""
+_PAGE = ("sort_by", "sort_order", "limit", "offset")
+_LISTED: dict[str, type[BaseModel]] = {
+    "query_rollouts": Rollout,
+    "query_attempts": Attempt,
+    "query_spans": Span,
+    "query_resources": ResourcesUpdate,
+    "query_workers": Worker,
+}
+_SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
+
+
+def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
+    """Return a store that knows the whole contract as it is, any other behind a `CompletedStore`."""
+    known = all(_accepted(store, name) >= set(_SIGNATURES[name].parameters) for name in FORWARDED)
+    return store if known else CompletedStore(store, one_at_a_time=one_at_a_time)
+
+
+def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
+    """Return the names of the arguments that a store's operation takes; none if it does not have the operation."""
+    method = getattr(type(store), operation, None)
+    if method is None or method is getattr(LightningStore, operation):
+        return frozenset()
+    parameters = inspect.signature(method).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return frozenset((*parameters, *_SIGNATURES[operation].parameters))
+    return frozenset(parameters)
+
+
+@forward_operations
+class CompletedStore(LightningStore):
+    """The whole contract over a store that knows a part of it.
+
+    Claims wait by asking again after growing pauses; batches are made of single calls; spans are numbered, lists sorted
+    and cut here; the outcome of an attempt is kept in its metadata. Runs are not kept apart (said once in the log).
+    What cannot be made up for is an error: `NotImplementedError` for an operation, `BadRequestError` for an argument.
+    With `one_at_a_time` the calls into the store never overlap, but for those that wait.
+    """
+
+    def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
+        self.store = store
+        self._accepts = {name: _accepted(store, name) for name in FORWARDED}
+        self._turn = asyncio.Lock() if one_at_a_time else None
+        self._warned_of_runs = False
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self.store.capabilities
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    @override
+    async def close(self) -> None:
+        await self.store.close()
+
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operation in _LISTED:
+            return _with_outcomes(await self._list(operation, args, kwargs))
+        return _with_outcomes(await self._call_store(operation, *args, **kwargs))
+
+    async def _list(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PaginatedResult[Any]:
+        """Sort and cut a list here if the store does not itself."""
+        paging = {name: kwargs[name] for name in _PAGE if name in kwargs}
+        defaults = _SIGNATURES[operation].parameters
+        unknown = [name for name in paging if name not in self._accepts[operation]]
+        if all(paging[name] == defaults[name].default for name in unknown):
+            return await self._call_store(operation, *args, **kwargs)
+        sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
+        check_page(_LISTED[operation], sort_by, limit, offset)
+        rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
+        everything = await self._call_store(operation, *args, **rest)
+        items, total = page_of(everything, sort_by, order == "desc", limit, offset)
+        return PaginatedResult[Any](items=items, limit=limit, offset=offset, total=total)
+
+    async def _call_store(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the store's own operation with those of the arguments that differ from their defaults."""
+        if not self._has(operation) and operation != "statistics":
+            raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
+        bound = _SIGNATURES[operation].bind(None, *args, **kwargs)
+        for name in list(bound.arguments):
+            if _is_default(bound.arguments[name], bound.signature.parameters[name].default):
+                del bound.arguments[name]
+        by_name = {name: value for name, value in bound.kwargs.items() if self._takes(operation, name)}
+        method: Callable[..., Awaitable[Any]] = getattr(self.store, operation)
+        waits = operation == "wait_for_rollouts" or "timeout" in by_name
+        async with contextlib.nullcontext() if self._turn is None or waits else self._turn:
+            return await method(*bound.args[1:], **by_name)
+
+    def _has(self, operation: str) -> bool:
+        return bool(self._accepts[operation])
+
+    def _takes(self, operation: str, name: str) -> bool:
+        """True if an argument can be handed on, False if it may be left out.
+
+        Raises:
+            BadRequestError: leaving it out would change what is done.
+        """
+        if name in self._accepts[operation]:
+            return True
+        if (operation, name) == ("update_worker", "attempts"):
+            return False  # such a store renews all claims of the worker, as the contract says for who names none
+        if name != "run_id":
+            raise BadRequestError(f"{type(self.store).__name__}.{operation} takes no {name!r}; leave it out")
+        if not self._warned_of_runs:
+            self._warned_of_runs = True
+            logger.warning("%s does not keep runs apart: give each run a store of its own", type(self.store).__name__)
+        return False
+
+    # --- work ------------------------------------------------------------------------------------------------------
+
+    @override
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        for name in ("priority", "not_before"):
+            if name not in self._accepts["enqueue_rollout"] and any(getattr(request, name) for request in rollouts):
+                raise BadRequestError(f"{type(self.store).__name__} takes no {name!r}; leave it out of the requests")
+        if self._has("enqueue_many_rollouts"):
+            return await self._call_store("enqueue_many_rollouts", rollouts)
+        return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
+
+    @override
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        claims = await self._wait_for_claims(1, worker_id, run_id, timeout, "dequeue_rollout", "dequeue_many_rollouts")
+        return claims[0] if claims else None
+
+    @override
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+    ) -> list[AttemptedRollout]:
+        if limit <= 0:
+            return []
+        ways = "dequeue_many_rollouts", "dequeue_rollout"
+        return await self._wait_for_claims(limit, worker_id, run_id, timeout, *ways)
+
+    async def _wait_for_claims(
+        self, limit: int, worker_id: str | None, run_id: str | None, timeout: float, way: str, other_way: str
+    ) -> list[AttemptedRollout]:
+        """Claim by one of two operations, asked again after pauses if it cannot wait by itself."""
+        way = way if self._has(way) else other_way
+        if "timeout" in self._accepts[way]:
+            return await self._claim(way, limit, worker_id, run_id, timeout)
+        end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
+        while True:
+            claims = await self._unless_cancelled(self._claim(way, limit, worker_id, run_id))
+            left = end - time.monotonic()
+            if claims or not left > 0:
+                return claims
+            await asyncio.sleep(min(left, next(delays)))
+
+    async def _claim(
+        self, way: str, limit: int, worker_id: str | None, run_id: str | None, timeout: float = 0.0
+    ) -> list[AttemptedRollout]:
+        if way == "dequeue_many_rollouts":
+            return await self._call_store(way, limit=limit, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        claims: list[AttemptedRollout] = []
+        while len(claims) < limit:
+            claim = await self._call_store(way, worker_id, timeout=0.0 if claims else timeout, run_id=run_id)
+            if claim is None:
+                break
+            claims.append(claim)
+        return claims
+
+    async def _unless_cancelled(self, claiming: Awaitable[list[AttemptedRollout]]) -> list[AttemptedRollout]:
+        """Await a claim. When nobody wants it any more it is let finish, and goes back to the queue."""
+        asked = asyncio.ensure_future(claiming)
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            for claim in await asked:
+                await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
+            raise
+
+    # --- evidence --------------------------------------------------------------------------------------------------
+
+    @override
+    async def add_span(self, span: Span) -> Span | None:
+        [numbered] = await self._numbered([span])
+        return await self._call_store("add_span", numbered)
+
+    @override
+    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+        numbered = await self._numbered(spans)
+        if self._has("add_many_spans"):
+            return await self._call_store("add_many_spans", numbered)
+        stored = [await self._call_store("add_span", span) for span in numbered]
+        return [span for span in stored if span is not None]
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        number = -1 if sequence_id is None else sequence_id
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
+    @override
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+        if self._has("get_many_span_sequence_ids"):
+            return await self._call_store("get_many_span_sequence_ids", rollout_attempt_ids)
+        return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
+
+    async def _numbered(self, spans: Sequence[Span]) -> list[Span]:
+        """Return the spans, those that ask for a number with one."""
+        asking = [(span.rollout_id, span.attempt_id) for span in spans if span.sequence_id < 0]
+        numbers = iter(await self.get_many_span_sequence_ids(asking) if asking else ())
+        return [s.model_copy(update={"sequence_id": next(numbers)}) if s.sequence_id < 0 else s for s in spans]
+
+    # --- outcomes --------------------------------------------------------------------------------------------------
+
+    @override
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset | None = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        *,
+        outcome: Outcome | Unset = UNSET,
+        outcome_reason: str | Unset | None = UNSET,
+        error: AttemptError | Unset | None = UNSET,
+    ) -> Attempt:
+        ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
+        given = {name: value for name, value in ending.items() if value is not UNSET}
+        if given and not self._accepts["update_attempt"] >= ending.keys():
+            metadata = await self._with_outcome(rollout_id, attempt_id, metadata, given)
+            given = {}
+        changed = await self._call_store(
+            "update_attempt",
+            rollout_id,
+            attempt_id,
+            status=status,
+            worker_id=worker_id,
+            last_heartbeat_time=last_heartbeat_time,
+            metadata=metadata,
+            **given,
+        )
+        return _with_outcomes(changed)
+
+    async def _with_outcome(
+        self, rollout_id: str, attempt_id: str, metadata: dict[str, Any] | Unset | None, given: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return an attempt's metadata with the given fields of its outcome added."""
+        if isinstance(metadata, Unset):
+            attempts: list[Attempt] = list(await self._call_store("query_attempts", rollout_id))
+            wanted = [a for a in attempts if attempt_id in (a.attempt_id, "latest")]
+            metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
+        known: dict[str, Any] = dict(metadata or {})
+        error = given.get("error")
+        plain = {**given, "error": error.model_dump()} if isinstance(error, AttemptError) else given
+        return {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **plain}}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is UNSET or value is default or (type(value) is type(default) and value == default)
+
+
+def _with_outcomes(answer: Any) -> Any:
+    """Return what a store returned, with outcomes read from the metadata of its attempts."""
+    if isinstance(answer, Attempt):
+        kept = (answer.metadata or {}).get(_OUTCOME_KEY)
+        return Attempt.model_validate({**answer.model_dump(), **kept}) if kept else answer
+    if isinstance(answer, AttemptedRollout):
+        attempt = _with_outcomes(answer.attempt)
+        return answer if attempt is answer.attempt else answer.model_copy(update={"attempt": attempt})
+    if isinstance(answer, PaginatedResult):
+        page = cast("PaginatedResult[Any]", answer)
+        return page.model_copy(update={"items": [_with_outcomes(item) for item in page.items]})
+    return answer

@@ -1,0 +1,165 @@
+"""Metrics of one store: how often each operation is called, how long it takes, how it ends, and what it returns.
+
+Claims, ends of rollouts and attempts, model calls and their tokens all pass through the store, whichever process causes
+them, so one page shows a whole run and a runner needs no metrics of its own. Model calls are counted by the gateway's
+spans as they are stored. A store without a tracker pays nothing: the operations of an instance are replaced only when
+it has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, cast
+
+from agentlightning.semconv import LightningCallAttributes
+from agentlightning.store.base import LightningStore
+from agentlightning.store.wrappers.forward import FORWARDED
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+from agentlightning.utils.metrics import MetricsBackend
+
+OPERATIONS, OPERATION_SECONDS = "agl.store.total", "agl.store.latency"
+OPERATION_LABELS = ("method", "store_pubmeth", "status")
+"""The operation, the operation that the caller called (another one where one calls the other), `OK` or the class of the
+exception."""
+SECONDS_BUCKETS = (
+    *(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4),
+    *(0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
+    *(0.1, 0.2, 0.3, 0.5, 0.7, 1, 2, 3, 5, 7),
+    *(10, 12, 15, 20, 25, 30, 40, 50, 60, 90, 120, 180, 240, 300),
+)
+
+ENDS, END_SECONDS = "agl.rollouts.total", "agl.rollouts.duration"
+END_LABELS = ("status", "mode")
+CLAIM_SECONDS = "agl.rollouts.claim_delay"
+"""From the moment at which a rollout might have been claimed to its first claim."""
+CLAIM_LABELS = ("mode",)
+ATTEMPT_ENDS = "agl.attempts.total"
+ATTEMPT_LABELS = ("status", "outcome", "reason")
+"""`reason` refines the outcome: `exception`, `timeout`, `lease_expired`, `budget`, ..."""
+CALLS, CALL_SECONDS, TOKENS = "agl.calls.total", "agl.calls.duration", "agl.tokens.total"
+CALL_LABELS, TOKEN_LABELS = ("state",), ("kind",)
+
+_CALL_SPAN = "raw_gen_ai_request"
+_KEYS = LightningCallAttributes
+_TOKEN_KEYS = {
+    "prompt": (_KEYS.PROMPT_TOKENS.value, _KEYS.PROMPT_TOKEN_IDS.value),
+    "completion": (_KEYS.COMPLETION_TOKENS.value, _KEYS.COMPLETION_TOKEN_IDS.value),
+}
+_MOST_WORDS = 32
+"""Different states and reasons that get a series of their own: programs may write their own words there."""
+OTHER, UNKNOWN = "other", "unknown"
+
+
+_called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", default=None)
+"""The operation that a caller of the store is in."""
+
+
+def observe_operations(store: LightningStore, tracker: MetricsBackend) -> StoreMeter:
+    """Have every operation of this store counted and timed; return the counter of ends.
+
+    The time of an operation includes what it waits for (a long poll, a queue of writers).
+    """
+    tracker.register_counter(OPERATIONS, OPERATION_LABELS)
+    tracker.register_histogram(OPERATION_SECONDS, OPERATION_LABELS, SECONDS_BUCKETS)
+    meter = StoreMeter(tracker)
+    for name in FORWARDED:
+        setattr(store, name, _counted(name, getattr(store, name), tracker, meter))
+    return meter
+
+
+def _counted(
+    name: str, operation: Callable[..., Awaitable[Any]], tracker: MetricsBackend, meter: StoreMeter
+) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(operation)
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        outer = _called.get()
+        entered = _called.set(name) if outer is None else None
+        status, start = "OK", time.perf_counter()
+        try:
+            answer = await operation(*args, **kwargs)
+            if outer is None:
+                meter.answered(name, answer)
+            return answer
+        except BaseException as error:
+            status = type(error).__name__
+            raise
+        finally:
+            labels = {"method": name, "store_pubmeth": outer or name, "status": status}
+            tracker.count(OPERATIONS, 1.0, labels)
+            tracker.observe(OPERATION_SECONDS, time.perf_counter() - start, labels)
+            if entered is not None:
+                _called.reset(entered)
+
+    return counted
+
+
+class StoreMeter:
+    """Counts for one store. Its methods may be called from any thread and do not wait."""
+
+    def __init__(self, tracker: MetricsBackend) -> None:
+        self._tracker = tracker
+        self._words: set[str] = set()
+        for name, labels in ((ENDS, END_LABELS), (ATTEMPT_ENDS, ATTEMPT_LABELS), (CALLS, CALL_LABELS)):
+            tracker.register_counter(name, labels)
+        tracker.register_counter(TOKENS, TOKEN_LABELS)
+        for name, labels in ((END_SECONDS, END_LABELS), (CLAIM_SECONDS, CLAIM_LABELS), (CALL_SECONDS, CALL_LABELS)):
+            tracker.register_histogram(name, labels, SECONDS_BUCKETS)
+        self._read: dict[str, Callable[[Any], None]] = {
+            "dequeue_rollout": self._claimed,
+            "dequeue_many_rollouts": self._claimed,
+            "add_span": self._stored,
+            "add_otel_span": self._stored,
+            "add_many_spans": self._stored,
+        }
+
+    def rollout_ended(self, rollout: Rollout) -> None:
+        """Count a rollout that came to its end."""
+        labels = {"status": rollout.status, "mode": rollout.mode or UNKNOWN}
+        self._tracker.count(ENDS, 1.0, labels)
+        if rollout.end_time is not None:
+            self._tracker.observe(END_SECONDS, max(0.0, rollout.end_time - rollout.start_time), labels)
+
+    def attempt_ended(self, attempt: Attempt) -> None:
+        """Count an attempt that came to its end."""
+        reason = self._bounded(attempt.outcome_reason) if attempt.outcome_reason else ""
+        labels = {"status": attempt.status, "outcome": attempt.outcome or UNKNOWN, "reason": reason}
+        self._tracker.count(ATTEMPT_ENDS, 1.0, labels)
+
+    def answered(self, operation: str, answer: Any) -> None:
+        """Count what a caller of the store was given: claims, or the spans that were new."""
+        read = self._read.get(operation)
+        if read is not None and answer:
+            read(answer)
+
+    def _claimed(self, answer: AttemptedRollout | list[AttemptedRollout]) -> None:
+        for rollout in answer if isinstance(answer, list) else [answer]:
+            if rollout.attempt.sequence_id == 1:
+                since = max(rollout.start_time, rollout.not_before or 0.0)
+                delay = max(0.0, rollout.attempt.start_time - since)
+                self._tracker.observe(CLAIM_SECONDS, delay, {"mode": rollout.mode or UNKNOWN})
+
+    def _stored(self, answer: Span | list[Span]) -> None:
+        for span in answer if isinstance(answer, list) else [answer]:
+            if span.name == _CALL_SPAN and _KEYS.STATE.value in span.attributes:
+                self._called(span)
+
+    def _called(self, span: Span) -> None:
+        labels = {"state": self._bounded(str(span.attributes[_KEYS.STATE.value]))}
+        self._tracker.count(CALLS, 1.0, labels)
+        seconds = span.attributes.get(_KEYS.LATENCY_SECONDS.value)
+        if isinstance(seconds, (int, float)):
+            self._tracker.observe(CALL_SECONDS, float(seconds), labels)
+        for kind, (count_key, ids_key) in _TOKEN_KEYS.items():
+            ids = span.attributes.get(ids_key)
+            count = len(cast("list[int]", ids)) if isinstance(ids, list) else span.attributes.get(count_key)
+            if isinstance(count, (int, float)) and count > 0:
+                self._tracker.count(TOKENS, float(count), {"kind": kind})
+
+    def _bounded(self, word: str) -> str:
+        if word not in self._words and len(self._words) >= _MOST_WORDS:
+            return OTHER
+        self._words.add(word)
+        return word

@@ -1,0 +1,1 @@
+"""Spans on their way to an OTLP collector."""

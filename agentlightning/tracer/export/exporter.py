@@ -1,0 +1,358 @@
+"""Mirror: a copy of the spans that go to the store goes to a collector too, beside the agent's path.
+
+Spans are put on a bounded queue and forgotten by whoever puts them there; a thread sends them in batches. A collector
+that is slow, away or full costs memory up to the bound, and then copies; it costs no rollout anything. Losses are
+counted, and said once. What speaks OTLP is imported when there is a collector, not before.
+
+One mirror serves a process. Tracers open it (`open_mirror`) and close it again; the last one to close waits, within a
+bound, until the queue is empty. A forked child has an empty mirror of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from agentlightning.errors import BadRequestError
+from agentlightning.tracer.export.settings import collector_of
+from agentlightning.types import Span
+from agentlightning.utils.backoff import backoff_delays
+
+if TYPE_CHECKING:
+    from agentlightning.tracer.export.transport import Answer, Sender
+
+logger = logging.getLogger(__name__)
+
+MOST_SPANS = 20_000
+"""Spans that wait for a collector, all of a process together."""
+MOST_BYTES = 64 * 1024 * 1024
+"""About the size of them in memory."""
+BATCH_SPANS = 512
+BATCH_BYTES = 3 * 1024 * 1024
+"""Below the 4 MiB that a gRPC server takes by default."""
+CLOSE_SECONDS = 3.0
+"""How long the end of a worker waits for the queue."""
+_LINGER_SECONDS = 0.5
+"""How long a batch waits to be filled."""
+_TRY_SECONDS = 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class MirrorCounts:
+    """What became of the spans so far."""
+
+    offered: int
+    sent: int
+    lost: int
+    """Dropped here, or not kept by the collector."""
+
+
+class Mirror:
+    """A queue and the thread that sends it. Any thread may offer spans; the thread starts with the first ones."""
+
+    def __init__(self, sender: Sender, name: str, most_spans: int = MOST_SPANS, most_bytes: int = MOST_BYTES) -> None:
+        from agentlightning.utils.otlp.encode import encode_spans
+
+        self._encode: Callable[[Iterable[Span]], bytes] = encode_spans
+        self._sender = sender
+        self._name = name
+        self._most_spans = most_spans
+        self._most_bytes = most_bytes
+        self._queue: deque[tuple[Span, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed_at: float | None = None
+        """Monotonic deadline of the last tries; None while open."""
+        self._in_flight = 0
+        self._offered = self._sent = self._lost = 0
+        self._warned = False
+
+    @property
+    def counts(self) -> MirrorCounts:
+        with self._changed:
+            return MirrorCounts(self._offered, self._sent, self._lost)
+
+    def offer(self, spans: Sequence[Span]) -> None:
+        """Take copies of spans along; those that find no room are lost. Returns at once."""
+        sized = [(span, weight_of(span)) for span in spans]
+        with self._changed:
+            self._offered += len(sized)
+            before = len(self._queue)
+            for span, size in sized:
+                if len(self._queue) < self._most_spans and self._bytes + size <= self._most_bytes and self._is_open():
+                    self._queue.append((span, size))
+                    self._bytes += size
+            refused = len(sized) - (len(self._queue) - before)
+            self._start()
+            self._changed.notify_all()
+        if refused:
+            self._lose(refused, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what waits, for at most `seconds`, and end the thread; what is left is lost. May be called twice."""
+        with self._changed:
+            if self._is_open():
+                self._closed_at = time.monotonic() + seconds
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+        with self._changed:
+            left = len(self._queue) + self._in_flight
+            self._queue.clear()
+            self._in_flight = 0
+        if left:
+            self._lose(left, f"the collector did not take them within {seconds:g} s at the end")
+        counts = self.counts
+        logger.info("Mirrored %d of %d spans to %s", counts.sent, counts.offered, self._name)
+
+    def _start(self) -> None:
+        if self._thread is not None or not self._queue:
+            return
+        thread = threading.Thread(target=self._run, name="agentlightning-mirror", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter is ending; `close` counts what is on the queue
+            logger.debug("Nothing is mirrored any more: %s", error)
+        else:
+            self._thread = thread
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while batch := self._next_batch():
+                self._hand_over(batch)
+        finally:
+            self._sender.close()
+
+    def _next_batch(self) -> list[Span]:
+        """Wait for spans and return the next ones in order; none when the mirror was closed and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or not self._is_open())
+            self._changed.wait_for(self._is_ready, _LINGER_SECONDS)
+            batch: list[Span] = []
+            size = 0
+            while self._queue and len(batch) < BATCH_SPANS and (not batch or size + self._queue[0][1] <= BATCH_BYTES):
+                span, bytes_ = self._queue.popleft()
+                batch.append(span)
+                size += bytes_
+            self._bytes -= size
+            self._in_flight = len(batch)
+            return batch
+
+    def _is_ready(self) -> bool:
+        return len(self._queue) >= BATCH_SPANS or self._bytes >= BATCH_BYTES or not self._is_open()
+
+    def _hand_over(self, batch: list[Span]) -> None:
+        """Send a batch until it is taken, refused, or the mirror is closed and the time is up."""
+        body, count = self._encoded(batch)
+        if not count:
+            return
+        delays = backoff_delays(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            last = not self._is_open()
+            answer = self._sender.send(body, self._seconds_left())
+            if answer.verdict != "again":
+                break
+            logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
+            if not self._may_try_again(answer, next(delays), last):
+                break
+        self._settle(count, answer)
+
+    def _encoded(self, batch: list[Span]) -> tuple[bytes, int]:
+        """Return the request for a batch and how many spans are in it; those that OTLP cannot hold are lost."""
+        try:
+            return self._encode(batch), len(batch)
+        except BadRequestError:
+            good = [span for span in batch if self._can_be_encoded(span)]
+            with self._changed:
+                self._in_flight = len(good)
+            return self._encode(good), len(good)
+
+    def _can_be_encoded(self, span: Span) -> bool:
+        try:
+            self._encode([span])
+        except BadRequestError as error:
+            self._lose(1, str(error))
+            return False
+        return True
+
+    def _may_try_again(self, answer: Answer, delay: float, last: bool) -> bool:
+        """Wait as the collector asks, else with growing pauses; False if the mirror is closed and has no time left."""
+        asked = answer.retry_after
+        until = time.monotonic() + (delay if asked is None else asked)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_open(), until - time.monotonic())
+            if self._closed_at is None:
+                return True
+            if asked is None:
+                return not last  # one more try, at once; a collector that is away is not waited for
+            if until >= self._closed_at:
+                return False
+            self._changed.wait_for(lambda: False, until - time.monotonic())
+            return True
+
+    def _settle(self, count: int, answer: Answer) -> None:
+        with self._changed:
+            if not self._in_flight:  # `close` has given them up
+                return
+            self._in_flight = 0
+        kept = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
+        with self._changed:
+            self._sent += kept
+        if kept < count:
+            self._lose(count - kept, answer.why or "the collector kept only a part of them")
+
+    def _is_open(self) -> bool:
+        return self._closed_at is None
+
+    def _seconds_left(self) -> float:
+        return _TRY_SECONDS if self._closed_at is None else max(0.05, self._closed_at - time.monotonic())
+
+    def _lose(self, count: int, why: str) -> None:
+        with self._changed:
+            self._lost += count
+            first, self._warned = not self._warned, True
+        if first:
+            logger.warning(
+                "%d spans were not mirrored to %s (%s). No rollout is affected; later losses are only counted",
+                count,
+                self._name,
+                why,
+            )
+
+
+def weight_of(span: Span) -> int:
+    """Return about how many bytes a span takes: its texts and lists, and a constant for the rest."""
+    size = 500 + len(span.name)
+    for key, value in span.attributes.items():
+        size += len(key) + _weight(value)
+    for event in span.events:
+        size += 100 + sum(len(key) + _weight(value) for key, value in event.attributes.items())
+    return size + 200 * len(span.links)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, (list, tuple)):
+        items = cast(Sequence[object], value)
+        return sum(map(_weight, items)) if items and isinstance(items[0], str) else 8 * len(items)
+    return 8
+
+
+# --- the mirror of this process ------------------------------------------------------------------------------------
+
+
+class _Process:
+    """The mirror of this process, and how many tracers have it open."""
+
+    def __init__(self, wanted: bool = False) -> None:
+        self.lock = threading.Lock()
+        self.mirror: Mirror | None = None
+        self.users = 0
+        self.wanted = wanted
+        """A tracer has asked for it, here or in the process that this one was forked from."""
+
+
+_process = _Process()
+
+
+def open_mirror() -> bool:
+    """Start to mirror what is delivered, if the environment names a collector; returns whether it does.
+
+    Each call that returned true is to be followed by one of `close_mirror`.
+
+    Raises:
+        ValueError, MissingExtraError: the variables cannot be followed; see `collector_of`.
+    """
+    process = _process
+    with process.lock:
+        if process.mirror is None and not _make_mirror(process):
+            return False
+        process.users += 1
+        process.wanted = True
+        return True
+
+
+def close_mirror(seconds: float = CLOSE_SECONDS) -> None:
+    """Give up one use; the last one sends what waits, for at most `seconds`."""
+    process = _process
+    with process.lock:
+        process.users = max(0, process.users - 1)
+        if process.users:
+            return
+        mirror, process.mirror = process.mirror, None
+    if mirror is not None:
+        mirror.close(seconds)
+
+
+def is_mirroring() -> bool:
+    """True if spans that are given to `mirror_spans` go anywhere."""
+    return _process.wanted
+
+
+def mirror_spans(spans: Sequence[Span]) -> None:
+    """Offer spans to the mirror of this process, if a tracer has opened it. Never waits, never raises."""
+    process = _process
+    if not spans or not process.wanted:
+        return
+    mirror = process.mirror or _make_mirror_late(process)
+    if mirror is not None:
+        mirror.offer(spans)
+
+
+def mirror_counts() -> MirrorCounts:
+    """Return what became of the spans that this process has mirrored since the mirror was opened."""
+    mirror = _process.mirror
+    return mirror.counts if mirror is not None else MirrorCounts(0, 0, 0)
+
+
+def _make_mirror(process: _Process) -> bool:
+    collector = collector_of()
+    if collector is None:
+        return False
+    from agentlightning.tracer.export.transport import sender_to
+
+    process.mirror = Mirror(sender_to(collector), collector.shown)
+    logger.info("Spans are mirrored to %s (%s)", collector.shown, collector.protocol)
+    return True
+
+
+def _make_mirror_late(process: _Process) -> Mirror | None:
+    """Make the mirror of a forked child, or of a tracer that is used after its end."""
+    with process.lock:
+        try:
+            if process.mirror is None:
+                _make_mirror(process)
+        except (ValueError, ImportError) as error:  # the variables were changed meanwhile
+            process.wanted = False
+            logger.error("Spans are not mirrored: %s", error)
+        return process.mirror
+
+
+def _close_at_exit() -> None:
+    mirror, _process.mirror = _process.mirror, None
+    if mirror is not None:
+        mirror.close()
+
+
+def _begin_in_child() -> None:
+    """Locks, queue and thread belong to the parent; what waits there is the parent's to send."""
+    global _process
+    _process = _Process(_process.wanted)
+
+
+atexit.register(_close_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

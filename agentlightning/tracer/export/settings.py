@@ -1,0 +1,132 @@
+"""Which collector gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
+
+    http://host:4318              OTLP over HTTP, to http://host:4318/v1/traces
+    https://host/base             OTLP over HTTP, to https://host/base/v1/traces
+    https://host/base/v1/traces   OTLP over HTTP, as written
+    http://host:4317              OTLP over gRPC; https for TLS
+
+`OTEL_EXPORTER_OTLP_PROTOCOL` (`grpc` or `http/protobuf`) goes before the port; `OTEL_EXPORTER_OTLP_HEADERS` are sent
+along (`api-key=secret,tenant=a`). The form for traces only, `OTEL_EXPORTER_OTLP_TRACES_...`, goes before both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from agentlightning.errors import MissingExtraError
+
+ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
+TRACES_PATH = "/v1/traces"
+GRPC_PORT = 4317
+Protocol = Literal["grpc", "http/protobuf"]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """An address that takes spans."""
+
+    url: str
+    """Whole, with its path, for HTTP; `host:port` for gRPC."""
+    protocol: Protocol = "http/protobuf"
+    secure: bool = False
+    """TLS; for HTTP the address says so itself."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Sent with every request; may hold secrets."""
+
+    @property
+    def shown(self) -> str:
+        """The address without what may be secret."""
+        return self.url.partition("?")[0]
+
+
+def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | None:
+    """Return the collector that the environment names; None if it names none.
+
+    Raises:
+        ValueError: the address is none, holds credentials, or the protocol or the headers cannot be understood.
+        MissingExtraError: the address is one for gRPC, which is not installed.
+    """
+    given = environment.get(ENDPOINT, "").strip()
+    if not given:
+        return None
+    address = _address(given)
+    protocol = _protocol(environment, address)
+    headers = _headers(environment)
+    if protocol == "http/protobuf":
+        path = address.path.rstrip("/")
+        whole = address.path if path.endswith(TRACES_PATH) else path + TRACES_PATH
+        return Collector(urlunsplit(address._replace(path=whole, fragment="")), protocol, False, headers)
+    if address.path.strip("/"):
+        raise ValueError(
+            f"{ENDPOINT} asks for gRPC, which has no path {address.path!r}: write {address.scheme}://{address.netloc}, "
+            f"or for HTTP {address.scheme}://{address.hostname}:4318{TRACES_PATH}"
+        )
+    if importlib.util.find_spec("grpc") is None:
+        raise MissingExtraError(
+            f"{ENDPOINT}={_origin(address)} is an address for gRPC (by its port {GRPC_PORT}, or by the variable "
+            f"OTEL_EXPORTER_OTLP_PROTOCOL). "
+            f"{address.scheme}://{address.hostname}:4318 is the usual one for HTTP and needs nothing more; gRPC",
+            "otlp-grpc",
+            "grpcio",
+        )
+    port = address.port or GRPC_PORT
+    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    return Collector(f"{host}:{port}", "grpc", address.scheme == "https", headers)
+
+
+def _address(given: str) -> SplitResult:
+    try:
+        address = urlsplit(given)
+        port = address.port
+    except ValueError as error:
+        raise ValueError(f"{ENDPOINT} is no address: {error}") from error
+    if address.username or address.password:
+        raise ValueError(f"{ENDPOINT} must not hold a user or password; put them into OTEL_EXPORTER_OTLP_HEADERS")
+    if address.scheme not in ("http", "https") or not address.hostname or port == 0:
+        raise ValueError(
+            f"{ENDPOINT} must be http://host:4318, https://host/base, or for gRPC http://host:{GRPC_PORT}; "
+            f"got {given!r}"
+        )
+    return address
+
+
+def _origin(address: SplitResult) -> str:
+    return f"{address.scheme}://{address.netloc}"
+
+
+def _protocol(environment: Mapping[str, str], address: SplitResult) -> Protocol:
+    name, given = _setting(environment, "PROTOCOL")
+    if given in ("grpc", "http/protobuf"):
+        return given
+    if given:
+        raise ValueError(f"{name} must be grpc or http/protobuf for {ENDPOINT}; got {given!r}")
+    over_http = address.path.rstrip("/").endswith(TRACES_PATH)
+    return "grpc" if address.port == GRPC_PORT and not over_http else "http/protobuf"
+
+
+def _headers(environment: Mapping[str, str]) -> dict[str, str]:
+    name, given = _setting(environment, "HEADERS")
+    headers: dict[str, str] = {}
+    for number, pair in enumerate(part for part in given.split(",") if part.strip()):
+        key, equals, value = pair.partition("=")
+        header, content = unquote(key.strip()), unquote(value.strip())
+        if not equals or not header or not _is_plain(header + content) or " " in header or ":" in header:
+            raise ValueError(f"{name}: entry {number + 1} is no key=value (the value is not shown: it may be secret)")
+        headers[header.lower()] = content
+    return headers
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _setting(environment: Mapping[str, str], what: str) -> tuple[str, str]:
+    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces goes first."""
+    names = (f"OTEL_EXPORTER_OTLP_TRACES_{what}", f"OTEL_EXPORTER_OTLP_{what}")
+    name = next((name for name in names if environment.get(name, "").strip()), names[1])
+    return name, environment.get(name, "").strip()

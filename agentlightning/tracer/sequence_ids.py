@@ -1,0 +1,127 @@
+"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward lies between the model
+calls before and after it (see `tracer/scope.py` for the one meaning of `sequence_id`)."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import threading
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.store_thread import StoreThread
+
+logger = logging.getLogger(__name__)
+
+THREAD_WAIT_SECONDS = 1.0
+"""How long a thread waits for the number of a reward."""
+LOOP_WAIT_SECONDS = 0.25
+"""The same on the event loop, where waiting holds up the other agents."""
+
+PendingId = asyncio.Future[int] | concurrent.futures.Future[int]
+
+
+class SequenceIds:
+    """Requests sequence ids for the scopes of one tracer; any thread may ask. `close` ends its thread, if any."""
+
+    def __init__(self) -> None:
+        self._store_thread: StoreThread | None = None
+        self._store: LightningStore | None = None
+        self._waits = True
+        self._lock = threading.Lock()
+
+    def request(
+        self, store: LightningStore, rollout_id: str, attempt_id: str, owner: asyncio.AbstractEventLoop
+    ) -> PendingId:
+        """Ask the store for a number, wait for it within the bounds above, and return the answer or its promise.
+
+        `owner` is the loop of the scope. A store of this process is asked there; one that lives elsewhere is asked
+        over a connection of its own (about 1.5 ms on one machine). After a wait in vain it waits no more.
+        """
+        here = _runs_here(owner)
+        if store.capabilities.get("zero_copy", False):
+            future = self._thread_of(store).call(lambda own: own.get_next_span_sequence_id(rollout_id, attempt_id))
+        else:
+            nothing = contextvars.Context()
+            asked = store.get_next_span_sequence_id(rollout_id, attempt_id)
+            if here:
+                return nothing.run(_begin_now, asked)
+            future = nothing.run(asyncio.run_coroutine_threadsafe, asked, owner)
+        self._wait(future, LOOP_WAIT_SECONDS if here else THREAD_WAIT_SECONDS)
+        return future
+
+    def close(self) -> None:
+        """End the thread; may be used again."""
+        with self._lock:
+            thread, self._store_thread, self._store = self._store_thread, None, None
+        if thread is not None:
+            thread.close()
+
+    def _thread_of(self, store: LightningStore) -> StoreThread:
+        with self._lock:
+            thread, known = self._store_thread, self._store is store
+            if thread is not None and known:
+                return thread
+            new = self._store_thread = StoreThread(store, "agentlightning-sequence-ids")
+            self._store = store
+        if thread is not None:
+            thread.close()
+        return new
+
+    def _wait(self, future: concurrent.futures.Future[int], seconds: float) -> None:
+        if not self._waits:
+            return
+        concurrent.futures.wait([future], seconds)
+        if not future.done():
+            self._waits = False
+            logger.warning("The store gave no number for a reward within %g s; later rewards do not wait", seconds)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _begin_now(asked: Coroutine[Any, Any, int]) -> asyncio.Future[int]:
+    """Run a coroutine up to its first wait within this call, and the rest, if there is one, as a task."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[int] = loop.create_future()
+    try:
+        waits_for = asked.send(None)
+    except StopIteration as done:
+        answer.set_result(done.value)
+    except Exception as error:  # handed to whoever asks for the answer
+        answer.set_exception(error)
+    else:
+        return loop.create_task(_rest_of(asked, waits_for))
+    return answer
+
+
+async def _rest_of(begun: Coroutine[Any, Any, int], waits_for: Any) -> int:
+    return await _Rest(begun, waits_for)
+
+
+class _Rest:
+    """A coroutine that has been run up to its first wait, as something to await."""
+
+    def __init__(self, begun: Coroutine[Any, Any, int], waits_for: Any) -> None:
+        self._begun = begun
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        while True:
+            try:
+                sent = yield self._waits_for
+            except BaseException as error:  # cancellation too goes to the coroutine
+                step, value = self._begun.throw, error
+            else:
+                step, value = self._begun.send, sent
+            try:
+                self._waits_for = step(value)
+            except StopIteration as done:
+                return done.value

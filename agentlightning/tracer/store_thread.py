@@ -1,0 +1,48 @@
+"""A store on an event loop in a thread of its own: for callers that must not wait for, or must not be held up by, the
+loop on which the agents run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import pickle
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.concurrency.background import BackgroundLoop
+
+T = TypeVar("T")
+
+
+class StoreThread:
+    """Runs coroutines over a store in a thread; the thread starts with the first call and ends with `close`.
+
+    A store that all processes share (`zero_copy`) is pickled into a handle with connections of its own, which are
+    closed with the thread; any other one is used as it is, and must be thread-safe.
+    """
+
+    def __init__(self, store: LightningStore, name: str) -> None:
+        self._store = store
+        self._copied = bool(store.capabilities.get("zero_copy", False))
+        self._background = BackgroundLoop(name)
+        self._own: LightningStore | None = None
+
+    def call(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Start `work(store)` in the thread, in an empty context, so that it is traced nowhere."""
+        return contextvars.Context().run(self._background.submit, self._run(work))
+
+    def close(self, timeout: float = 3.0) -> None:
+        """Cancel what still runs, close the connections, end the thread; waits up to `timeout` seconds for each.
+
+        May be called twice. Blocks; on an event loop call it with `asyncio.to_thread`.
+        """
+        own, self._own = self._own, None
+        if own is not None:
+            concurrent.futures.wait([self._background.submit(own.close())], timeout)
+        self._background.stop(timeout)
+
+    async def _run(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]]) -> T:
+        if self._copied and self._own is None:
+            self._own = pickle.loads(pickle.dumps(self._store))
+        return await work(self._own or self._store)

@@ -1,0 +1,176 @@
+"""A run that is started again: which of its earlier rollouts answer which of its requests.
+
+A rollout answers a request with the same input, mode, metadata and resources; equal ones in the order in which they
+were made. So an algorithm that asks for the same things in the same order finds what has ended as it ended, goes on
+with what is open, and only what it had not come to is done now. `LightningStoreOfRun` is the store as the algorithm of
+a run sees it: there these answers are given, and there `rollout_config` of the Trainer enters every rollout.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.errors import ConflictError
+from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.rules.values import to_json
+from agentlightning.store.wrappers.run_scope import LightningStoreScoped
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ResourcesUpdate, Rollout, RolloutConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Past:
+    """The rollouts of a run that were there before it was started again. `store` is the run's own view."""
+
+    def __init__(self, store: LightningStore, rollouts: Sequence[Rollout]) -> None:
+        self._store = store
+        self._rollouts = rollouts
+        self._waiting: dict[str, deque[tuple[Rollout, str]]] | None = None
+        self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
+
+    async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
+        """Return for each request the rollout that answers it, as it stands; None where there is none."""
+        if self._waiting is None:
+            self._waiting = await self._by_content()
+        offered = {name: await self._resources_now(name) for name in {request.resources_id for request in requests}}
+        return [await self._answer(request, *offered[request.resources_id]) for request in requests]
+
+    async def _answer(self, request: EnqueueRolloutRequest, contents: str, endpoints: str) -> Rollout | None:
+        assert self._waiting is not None
+        alike = self._waiting.get(_key(request.input, request.mode, request.metadata, contents))
+        if not alike:
+            return None
+        rollout, its_endpoints = alike.popleft()
+        if rollout.status in FINISHED:
+            return rollout
+        if its_endpoints != endpoints:  # its model answered at an address that is gone
+            await cancel(self._store, rollout)
+            return None
+        return await self._store.get_rollout_by_id(rollout.rollout_id)
+
+    async def _resources_now(self, resources_id: str | None) -> tuple[str, str]:
+        """Describe what a request would be given now; None is the latest of the run."""
+        if resources_id is None:
+            return _described(await self._store.get_latest_resources())
+        return _described(await self._store.get_resources_by_id(resources_id))
+
+    async def _by_content(self) -> dict[str, deque[tuple[Rollout, str]]]:
+        found: dict[str, deque[tuple[Rollout, str]]] = defaultdict(deque)
+        for rollout in self._rollouts:
+            contents, endpoints = await self._resources_at(rollout.resources_id, rollout.resources_version)
+            found[_key(rollout.input, rollout.mode, rollout.metadata, contents)].append((rollout, endpoints))
+        return found
+
+    async def _resources_at(self, resources_id: str | None, version: int | None) -> tuple[str, str]:
+        known = self._published.get((resources_id, version))
+        if known is None:
+            update = None if resources_id is None else await self._store.get_resources_by_id(resources_id, version)
+            known = self._published[resources_id, version] = _described(update)
+        return known
+
+
+async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable: bool) -> Past | None:
+    """Return what the run that `store` is the view of has done before; None if it begins.
+
+    Rollouts that this program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is
+    not `resumable` has left open is cancelled, so that no runner plays it.
+    """
+    there = await store.query_rollouts(sort_by="start_time", limit=-1)
+    before = [r for r in there if not _was_stopped(r) and r.rollout_id not in seen]
+    if not before:
+        return None
+    still_open = [rollout for rollout in before if rollout.status not in FINISHED]
+    if not resumable:
+        for rollout in still_open:
+            await cancel(store, rollout)
+        logger.info("Run %s begins anew; %d open rollouts of its last start are cancelled", name, len(still_open))
+        return None
+    logger.info("Run %s goes on: %d rollouts ended, %d open", name, len(before) - len(still_open), len(still_open))
+    return Past(store, before)
+
+
+def _was_stopped(rollout: Rollout) -> bool:
+    """True for a rollout that ended only because its run did: cancelled, or its runner was stopped while it played."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    stopped = attempt is not None and (attempt.outcome, attempt.outcome_reason) == ("cancelled", "stopped")
+    return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)
+
+
+async def cancel(store: LightningStore, rollout: Rollout) -> None:
+    """Cancel a rollout; one that ended in this moment stays as it ended."""
+    try:
+        await store.update_rollout(rollout.rollout_id, status="cancelled")
+    except ConflictError:
+        logger.debug("rollout %s ended by itself", rollout.rollout_id)
+
+
+def _key(task: Any, mode: str | None, metadata: dict[str, Any] | None, resources: str) -> str:
+    said = [to_json(task), mode, to_json(metadata or {}, "metadata"), resources]
+    return json.dumps(said, sort_keys=True)
+
+
+def _described(update: ResourcesUpdate | None) -> tuple[str, str]:
+    """Return what resources say, without keys, and the addresses in them: those may change from start to start."""
+    contents: dict[str, Any] = {}
+    endpoints: dict[str, Any] = {}
+    for name, resource in ({} if update is None else update.resources).items():
+        contents[name] = resource.model_dump(mode="json", exclude={"api_key", "endpoint"})
+        endpoints[name] = resource.model_dump(mode="json", include={"endpoint"})
+    return json.dumps(contents, sort_keys=True), json.dumps(endpoints, sort_keys=True)
+
+
+_SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in ("enqueue_rollout", "start_rollout")}
+
+
+def merged(config: RolloutConfig | None, own: RolloutConfig | None) -> RolloutConfig | None:
+    """Return `config` with the fields that `own` sets in its place."""
+    if config is None or own is None:
+        return own or config
+    return config.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+
+class LightningStoreOfRun(LightningStoreScoped):
+    """Fills in the run, and the fields of `config` that a request leaves out. With `past`, a request that the run has
+    made before is answered with the rollout of that time. The ids of what was enqueued go into `seen`."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        run_id: str | None,
+        config: RolloutConfig | None,
+        past: Past | None = None,
+        seen: set[str] | None = None,
+    ) -> None:
+        super().__init__(store, run_id)
+        self.config = config
+        self.past = past
+        self.seen = seen
+
+    @override
+    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operation == "enqueue_many_rollouts":
+            return await self._enqueue(args[0] if args else kwargs["rollouts"])
+        if operation in _SIGNATURES:
+            said = _SIGNATURES[operation].bind(None, *args, **kwargs).arguments
+            del said["self"]
+            if operation == "enqueue_rollout":
+                return (await self._enqueue([EnqueueRolloutRequest(**said)]))[0]
+            args, kwargs = (), {**said, "config": merged(self.config, said.get("config"))}
+        return await super()._call(operation, args, kwargs)
+
+    async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
+        requests = [r.model_copy(update={"config": merged(self.config, r.config)}) for r in requests]
+        known = await self.past.answers(requests) if self.past is not None else [None] * len(requests)
+        fresh = [request for request, rollout in zip(requests, known, strict=True) if rollout is None]
+        made = iter(await super()._call("enqueue_many_rollouts", (fresh,), {}) if fresh else ())
+        rollouts = [next(made) if rollout is None else rollout for rollout in known]
+        if self.seen is not None:
+            self.seen.update(rollout.rollout_id for rollout in rollouts)
+        return rollouts

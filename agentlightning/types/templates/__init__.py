@@ -1,0 +1,1 @@
+"""Prompt templates: f-strings and jinja, both without access to Python objects."""

@@ -1,0 +1,134 @@
+"""Ctrl+C as something to wait for, even when a synchronous call blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+REACTION_SECONDS = 1.0
+"""How long a loop may ignore Ctrl+C before the call that blocks it is broken off."""
+
+
+class Interrupts:
+    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for haste.
+
+    On another thread, and where the user has SIGINT ignored, it delivers nothing; `always=True` delivers there too.
+    With `terminable=True` SIGTERM counts as well, unless the user has a handler of their own for it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
+        self._loop = loop
+        self._always = always
+        self._terminable = terminable
+        self.terminated = False
+        """True once SIGTERM came."""
+        self.drains = False
+        """Let the first SIGTERM only be `draining`: whoever waits for that ends without haste."""
+        self._draining = asyncio.Event()
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._watchdog: _Watchdog | None = None
+        self._previous: Any = None
+        self._previous_term: Any = None
+
+    async def asked(self) -> None:
+        """Wait for the first Ctrl+C."""
+        await self._asked.wait()
+
+    def is_asked(self) -> bool:
+        """True once Ctrl+C was pressed."""
+        return self._asked.is_set()
+
+    async def hurried(self) -> None:
+        """Wait for the second Ctrl+C."""
+        await self._hurried.wait()
+
+    async def draining(self) -> None:
+        """Wait for the first SIGTERM, where it is to be answered without haste."""
+        await self._draining.wait()
+
+    def deliver(self) -> None:
+        """Count one Ctrl+C. On the loop's thread."""
+        (self._hurried if self._asked.is_set() else self._asked).set()
+
+    def __enter__(self) -> Self:
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and (self._always or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN):
+            self._watchdog = _Watchdog()
+            self._previous = signal.signal(signal.SIGINT, self._on_sigint)
+            if self._terminable and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._previous_term = signal.signal(signal.SIGTERM, self._on_sigterm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watchdog is not None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+            if self._previous_term is not None:
+                signal.signal(signal.SIGTERM, self._previous_term)
+            self._watchdog.close()
+
+    def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
+        assert self._watchdog is not None
+        if self._watchdog.fired:
+            self._watchdog.fired = False
+            raise KeyboardInterrupt
+        self._watchdog.arm()
+        self._loop.call_soon_threadsafe(self._react)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        first, self.terminated = not self.terminated, True
+        if first and self.drains:
+            self._loop.call_soon_threadsafe(self._draining.set)
+        else:
+            self._on_sigint(signum, frame)
+
+    def _react(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.disarm()
+        self.deliver()
+
+
+class _Watchdog:
+    """Breaks off a synchronous call that blocks the main thread's loop after Ctrl+C.
+
+    A signal handler may not start threads or take locks, so the thread is there from the start and is woken by a byte
+    in a pipe. It sends SIGINT once more; the handler then raises in the middle of what blocks.
+    """
+
+    def __init__(self) -> None:
+        self.fired = False
+        self._disarmed = threading.Event()
+        self._closed = False
+        self._reader, self._writer = os.pipe()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="agl-interrupts", daemon=True)
+        self._thread.start()
+
+    def arm(self) -> None:
+        """Start the clock. Called by the signal handler."""
+        os.write(self._writer, b"!")
+
+    def disarm(self) -> None:
+        """Stop the clock: the loop has reacted."""
+        self._disarmed.set()
+
+    def close(self) -> None:
+        """End the thread, by a byte: while a forked process has the pipe open, its end is never read."""
+        self._closed = True
+        self._disarmed.set()
+        os.write(self._writer, b".")
+        self._thread.join()
+        os.close(self._writer)
+        os.close(self._reader)
+
+    def _watch(self) -> None:
+        while os.read(self._reader, 1) == b"!":
+            if not self._disarmed.wait(REACTION_SECONDS) and not self._closed:
+                self.fired = True
+                signal.pthread_kill(self._main, signal.SIGINT)
+            if not self._closed:
+                self._disarmed.clear()

@@ -1,0 +1,130 @@
+"""Work on threads that can be awaited, cancelled and, at worst, left behind: a coroutine, or a blocking call."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import fulfil, run
+from agentlightning.utils.concurrency.where_blocked import task_stack
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """One coroutine on an event loop and a daemon thread of its own, awaited and cancelled from another loop."""
+
+    def __init__(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.name = name
+        self._main = main
+        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def result(self) -> Any:
+        """Wait for the coroutine's end and return or raise what it gave; cancelling this cancels the coroutine."""
+        ended = asyncio.wrap_future(self._future)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self.cancel()
+            await asyncio.wait([ended])
+            if not ended.cancelled() and ended.exception() is not None:
+                logger.error("%s failed while it was ending", self.name, exc_info=ended.exception())
+            raise
+
+    def cancel(self) -> None:
+        """Cancel the coroutine; its thread ends when it gives way."""
+        self._cancelled = True
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    def stack(self) -> list[str]:
+        """Return where the coroutine stands; nothing before it has begun."""
+        return [] if self._task is None else task_stack(self._task)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread and return whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        async def main(_: Interrupts) -> Any:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            if self._cancelled:
+                raise asyncio.CancelledError
+            return await self._main()
+
+        try:
+            result = run(main)
+        except asyncio.CancelledError:
+            self._future.cancel()
+            self._future.set_running_or_notify_cancel()
+        except BaseException as error:  # boundary: whoever awaits the result gets it
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(result)
+
+
+async def call_in_thread(function: Callable[..., T], *args: Any, name: str, grace: float = 2.0) -> T:
+    """Run a blocking call on a daemon thread of its own and return its result.
+
+    When cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that its `finally`
+    blocks run, and it is given `grace` seconds to end; then it is left behind.
+    """
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def call() -> None:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        fulfil(future, context.run, (function, *args), {})
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_transfer, future, ended)
+
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        _raise_in(thread, asyncio.CancelledError)
+        await asyncio.wait([ended], timeout=grace)
+        if not ended.done():
+            logger.error("%s is in a blocking call that did not end when it was cancelled; it is left behind", name)
+        raise
+
+
+def _transfer(source: concurrent.futures.Future[T], target: asyncio.Future[T]) -> None:
+    error = source.exception()
+    if target.cancelled():
+        return
+    if error is None:
+        target.set_result(source.result())
+    elif isinstance(error, asyncio.CancelledError):
+        target.cancel()
+    elif isinstance(error, StopIteration):  # a future cannot hold one
+        target.set_exception(RuntimeError(f"{error!r} left the call"))
+    else:
+        target.set_exception(error)
+        target.exception()  # not "never retrieved" when the waiter was cancelled
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    if thread.ident is not None and thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -1,0 +1,139 @@
+"""Event loops that can always be left: `run` for a coroutine on this thread, the executor of such a loop, a time limit.
+
+`run` is `asyncio.run` with three differences. Ctrl+C does not cancel blindly, it is delivered as `Interrupts`. A loop
+that is blocked by a synchronous call is interrupted. What refuses to end is abandoned instead of waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from agentlightning.utils.concurrency.interrupts import Interrupts
+
+T = TypeVar("T")
+
+LEFTOVERS_SECONDS = 1.0
+"""How long tasks that outlive the main coroutine may take to end when they are cancelled."""
+
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a program that SIGTERM has ended in good order, as shells count."""
+
+
+def run(
+    main: Callable[[Interrupts], Coroutine[Any, Any, T]],
+    *,
+    always_interruptible: bool = False,
+    terminable: bool = False,
+) -> T:
+    """Run `main(interrupts)` on a fresh event loop of this thread and return its result.
+
+    Raises:
+        RuntimeError: a loop is running in this thread already.
+        SystemExit: `terminable`, and SIGTERM came; after `main` has cleaned up as after Ctrl+C.
+    """
+    _refuse_nesting()
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(DaemonExecutor())
+    try:
+        asyncio.set_event_loop(loop)
+        with Interrupts(loop, always=always_interruptible, terminable=terminable) as interrupts:
+            result = _complete(loop, loop.create_task(main(interrupts)), interrupts)
+    finally:
+        _close(loop)
+        asyncio.set_event_loop(None)
+    if interrupts.terminated:
+        raise SystemExit(TERMINATED)
+    return result
+
+
+def _refuse_nesting() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "An event loop is running in this thread already, and a run needs one of its own. "
+        "Call it from another thread, for example: await asyncio.to_thread(trainer.fit, agent, ...)"
+    )
+
+
+def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], interrupts: Interrupts) -> T:
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, SystemExit) as error:  # left one of the tasks; the main one goes on to clean up
+            if task.done():
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                loop.call_soon(interrupts.deliver)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        leftovers = asyncio.all_tasks(loop)
+        for task in leftovers:
+            task.cancel()
+        if leftovers:
+            loop.run_until_complete(asyncio.wait(leftovers, timeout=LEFTOVERS_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` gives; when time is up, or the caller is cancelled, cancel it and wait for its end.
+
+    Never swallows a cancellation, as `asyncio.wait_for` may before Python 3.12.
+
+    Raises:
+        asyncio.TimeoutError: it did not end within `seconds`.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        in_time = task.done()
+        if not in_time:
+            task.cancel()
+            await asyncio.wait({task})
+    if not in_time:
+        raise TimeoutError(f"no end within {seconds:g} s")
+    return task.result()
+
+
+class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """Runs each call on a daemon thread of its own, so that a call which never ends cannot hold up the exit."""
+
+    @override
+    def submit(  # pyright: ignore[reportIncompatibleMethodOverride] -- same call, the base spells it with ParamSpec
+        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[T]:
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        threading.Thread(target=fulfil, args=(future, fn, args, kwargs), name="agl-call", daemon=True).start()
+        return future
+
+    @override
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Return at once: there is no pool."""
+
+
+def fulfil(
+    future: concurrent.futures.Future[T], function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Call the function and give the future what it returns or raises."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:  # boundary: whoever awaits the future gets it
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,61 @@
+"""The lines of source at which a coroutine or a thread waits, for the report of a stall."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine, Generator
+from types import CoroutineType, FrameType
+from typing import Any, TypeGuard
+
+SHOWN = 6
+"""How many lines are returned: the outermost ones, which the user knows, and the innermost."""
+_MACHINERY = (
+    "asyncio/",
+    "concurrent/",
+    "futures/",
+    "threading.py",
+    "concurrency/loop_thread.py",
+    "concurrency/loops.py",
+    "run/roles.py",
+)
+"""Files, as they are shown, that say nothing of what is waited for."""
+
+
+def task_stack(task: asyncio.Task[Any]) -> list[str]:
+    """Return the lines at which a task waits, from the outside in, as `folder/file.py:12 in function`."""
+    frames: list[FrameType] = []
+    step: Any = task.get_coro()
+    while _is_coroutine(step):
+        if step.cr_frame is not None:
+            frames.append(step.cr_frame)
+        step = step.cr_await
+    return _shown_lines(frames)
+
+
+def thread_stack(name: str) -> list[str]:
+    """Return the lines at which the thread of that name is, from the outside in; nothing if there is none."""
+    thread = next((thread for thread in threading.enumerate() if thread.name == name), None)
+    frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.insert(0, frame)
+        frame = frame.f_back
+    return _shown_lines(frames)
+
+
+def _is_coroutine(step: Coroutine[Any, Any, Any] | Generator[Any] | None) -> TypeGuard[CoroutineType[Any, Any, Any]]:
+    return isinstance(step, CoroutineType)
+
+
+def _shown_lines(frames: list[FrameType]) -> list[str]:
+    lines = [line for frame in frames if not (line := _line(frame)).startswith(_MACHINERY)]
+    return lines if len(lines) <= SHOWN else [*lines[: SHOWN - 1], lines[-1]]
+
+
+def _line(frame: FrameType) -> str:
+    path = frame.f_code.co_filename.replace("\\", "/").split("/")
+    name = "/".join(path[-2:])
+    file = path[-1] if path[-1] == "threading.py" else name
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,148 @@
+"""Processes below another: seen to end whatever else lives on, and brought to an end with all that they have started.
+
+`multiprocessing` waits for the end of a pipe, and whatever a child has forked holds that pipe open, too. The kernel
+knows better: a pidfd can be read when its process has ended, and where there is none the process is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+TERMINATE_SECONDS = 0.5
+"""How long a process that was left behind may clean up after SIGTERM."""
+KILL_SECONDS = 2.0
+"""How long SIGKILL may take: it is at once, but in a system call that cannot be broken off."""
+LOOK_SECONDS = 0.02
+"""How often a process is looked at where nothing tells of its end."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def pidfd_of(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended; None where the system has none.
+
+    The caller closes it. The process must not have been waited for.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux; an old kernel; forbidden in this container
+        return None
+
+
+def adopt_orphans() -> bool:
+    """Have every descendant whose parent ends become a child of this process; False where the system cannot."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def killed_with_parent(parent_pid: int) -> bool:
+    """Have the kernel kill this process when its parent ends; False where the system cannot."""
+    if not _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        return False
+    if os.getppid() != parent_pid:  # it went before the request
+        os._exit(1)
+    return True
+
+
+def _prctl(option: int, value: int) -> bool:
+    return sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+
+
+def join(process: BaseProcess, seconds: float) -> bool:
+    """Wait for the end of a child of this process and return whether it came, also while children of its own live."""
+    end = time.monotonic() + seconds
+    if process.exitcode is None and process.pid is not None and (fd := pidfd_of(process.pid)) is not None:
+        try:
+            wait_for(fd, seconds)
+        finally:
+            os.close(fd)
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    return process.exitcode is not None
+
+
+def wait_for(fd: int, seconds: float) -> bool:
+    """Return whether a descriptor could be read within so many seconds. Any number, unlike for `select`."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def end_descendants(
+    pid: int, *, grace: float = TERMINATE_SECONDS, spared: Collection[int] = (), reap: bool = False
+) -> list[int]:
+    """End everything below a process, that itself excepted, and return the ids of what would not end.
+
+    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace SIGKILL at once. With `reap`, children of this
+    process are waited for, whoever started them.
+    """
+    terminated: set[int] = set()
+    began = time.monotonic()
+    while living := [child for child in _living_below(pid) if child.pid not in spared]:
+        spent = time.monotonic() - began
+        if spent > grace + KILL_SECONDS:
+            return [child.pid for child in living]
+        for child in living:
+            if spent >= grace:
+                _send(child.pid, signal.SIGKILL)
+            elif child.pid not in terminated:
+                terminated.add(child.pid)
+                _send(child.pid, signal.SIGTERM)
+        time.sleep(LOOK_SECONDS / 4)
+        if reap:
+            reap_children()
+    return []
+
+
+def helpers_of_python() -> set[int]:
+    """Return the ids of what `multiprocessing` keeps for itself: it cleans up, and ends with this process."""
+    tracker: Any = resource_tracker._resource_tracker
+    server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    known = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
+    return {pid for pid in known if pid is not None}
+
+
+def reap_children() -> dict[int, int]:
+    """Wait for the children that have ended and return their statuses by id; for a process without other waiters."""
+    statuses: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return statuses
+        if pid == 0:
+            return statuses
+        statuses[pid] = status
+
+
+def _living_below(pid: int) -> list[Any]:
+    import psutil  # not at the start of every process: most have nobody to end
+
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in below if _lives(child)]
+
+
+def _lives(process: Any) -> bool:
+    import psutil
+
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):  # ended meanwhile; of another user, and counted as living
+        return

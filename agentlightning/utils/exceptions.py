@@ -1,0 +1,51 @@
+"""Exceptions of users' code, made safe to handle: a class may raise whenever one of its attributes is read."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+from typing import Any
+
+_NAME: Any = type.__dict__["__name__"]
+_TRACEBACK: Any = BaseException.__dict__["__traceback__"]
+
+
+class UnreadableException(RuntimeError):
+    """Stands for an exception that raises when it is looked at; says its class. The traceback is that of the other."""
+
+
+def readable(error: BaseException) -> BaseException:
+    """Return an exception that can be told apart, described and logged: itself, or what stands for it.
+
+    Looked at are its class, attributes, causes and group, as everybody does who handles it. A `__str__` that raises is
+    no obstacle: `traceback` and we have an answer to that.
+    """
+    try:
+        _look_at(error)
+    except BaseException as failure:  # the user's class answers for itself, whatever it raises
+        told = UnreadableException(f"{_name(error)}: this exception cannot be read, it raises {_name(failure)} itself")
+        return told.with_traceback(_TRACEBACK.__get__(error))
+    return error
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception, also if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:  # a broken __str__ of the user's
+        return "(its message cannot be read)"
+
+
+def _look_at(error: BaseException) -> None:
+    cls = type(error)
+    if not (isinstance(error, BaseException) and all(issubclass(each, object) for each in cls.__mro__)):
+        raise TypeError("a class that lies about itself")
+    if not isinstance(error.__traceback__, (TracebackType, type(None))):
+        raise TypeError("a __traceback__ that is none")
+    hash(cls)
+    f"{cls.__module__}.{cls.__qualname__}".encode("utf-8", "replace")
+    traceback.format_exception(cls, error, error.__traceback__)
+
+
+def _name(error: BaseException) -> str:
+    return _NAME.__get__(type(error))

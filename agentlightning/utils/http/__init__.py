@@ -1,0 +1,1 @@
+"""What every HTTP server of ours shares: serving, dispatch, bounds, keys and origins."""

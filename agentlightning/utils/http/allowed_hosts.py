@@ -1,0 +1,128 @@
+"""Which names a server answers to. A page on the internet can have its own name resolve to 127.0.0.1 (DNS rebinding)
+and then reads a loopback server as if it were its own; the `Host` header, which carries that name, gives it away.
+
+The same door stops the write that needs no reading: a page of another origin posts to the loopback address itself, with
+the right `Host`. Its browser says so in `Origin`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+
+from agentlightning.utils.env import resolve_str_env_var
+from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send, is_loopback
+from agentlightning.utils.http.errors import ErrorReply, refusal
+
+logger = logging.getLogger(__name__)
+
+HOSTS_VARIABLE = "AGL_ALLOWED_HOSTS"
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_READS = frozenset(("GET", "HEAD", "OPTIONS"))
+"""Methods that change nothing; a page that may not read the answer gains nothing by them."""
+_REMEMBERED = 256
+
+
+def hosts_from_environment() -> list[str] | None:
+    """Return the names in `AGL_ALLOWED_HOSTS`, which separates them by commas; None when unset or empty."""
+    return _listed(resolve_str_env_var(HOSTS_VARIABLE) or "") or None
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names) if name.strip()]
+
+
+def host_name(header: str) -> str:
+    """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot."""
+    text = header.strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    name = text if text.count(":") > 1 else text.partition(":")[0]
+    return name.removesuffix(".")
+
+
+@dataclass(frozen=True)
+class AllowedHosts:
+    """The names; None is every name."""
+
+    names: frozenset[str] | None
+
+    @classmethod
+    def of(cls, bind_host: str, told_host: str, allowed: str | Sequence[str] | None) -> AllowedHosts:
+        """Return the rule for a server that binds `bind_host` and tells others `told_host`.
+
+        `allowed` (else `AGL_ALLOWED_HOSTS`) adds names, `*` allows all. Bound beyond loopback and without names given,
+        every name is allowed: there it is the token that protects.
+        """
+        given = _listed(allowed) if allowed is not None else hosts_from_environment()
+        if "*" in (given or ()) or (not given and not is_loopback(bind_host)):
+            return cls(None)
+        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *(given or ()))))
+
+    def allows(self, header: str) -> bool:
+        """True if a request with this `Host` is answered."""
+        return self.names is None or host_name(header) in self.names
+
+
+class HostDoor:
+    """ASGI middleware: answers a request only under an allowed name, whatever its path.
+
+    With `same_origin` it also refuses what a page of another origin writes, unless that origin is in `origins`; for
+    servers without a token, where anything that reaches the port comes in.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: AllowedHosts, *, same_origin: bool = False, origins: Sequence[str] = ()
+    ) -> None:
+        self.app = app
+        self._hosts = hosts
+        self._same_origin = same_origin and "*" not in origins
+        self._origins = frozenset(origins)
+        self._known: set[bytes] = set()
+        """Headers that were found allowed."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http" or (reply := self._judge(scope)) is None:
+            return self.app(scope, receive, send)
+        return reply.send(send)
+
+    def _judge(self, scope: Scope) -> ErrorReply | None:
+        host: bytes | None = None
+        origin: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                if host is not None and host != value:
+                    return refusal(400, "The request has two Host headers", "BadRequestError")
+                host = value
+            elif name == b"origin":
+                origin = value
+        if host not in self._known and (reply := self._judge_host(host)) is not None:
+            return reply
+        if origin is not None and self._same_origin and scope["method"] not in _READS:
+            return self._judge_origin(origin.decode("latin-1"), (host or b"").decode("latin-1"))
+        return None
+
+    def _judge_host(self, host: bytes | None) -> ErrorReply | None:
+        if self._hosts.names is not None:
+            header = "" if host is None else host.decode("latin-1")
+            if host is None or not self._hosts.allows(header):
+                shown, name = header[:100], host_name(header)[:100] or "<name>"
+                text = f"The Host header says {shown!r}, which is not a name of this server. "
+                way = f"Use the address that the server printed, or allow the name there: {HOSTS_VARIABLE}={name}"
+                return _refused("HostNotAllowed", text + way)
+            if len(self._known) < _REMEMBERED:
+                self._known.add(host)
+        return None
+
+    def _judge_origin(self, origin: str, host: str) -> ErrorReply | None:
+        if origin in self._origins or origin.partition("://")[2] == host:
+            return None
+        text = f"The request comes from a page of another origin, {origin[:100]!r}. "
+        way = "Allow that origin (cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
+        return _refused("OriginNotAllowed", text + way)
+
+
+def _refused(error_type: str, text: str) -> ErrorReply:
+    logger.info("403 %s: %.200a", error_type, text)
+    return refusal(403, text, error_type)

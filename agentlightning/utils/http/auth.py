@@ -1,0 +1,109 @@
+"""Bearer tokens of our servers: who may bind where, and who may come in. Pure functions and one ASGI middleware."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from agentlightning.process_secrets import TOKEN
+from agentlightning.process_secrets import server_token as server_token
+from agentlightning.utils.env import resolve_bool_env_var
+from agentlightning.utils.http.errors import ErrorReply, refusal
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOKEN_VARIABLE = TOKEN
+INSECURE_VARIABLE = "AGL_INSECURE"
+SHORTEST_TOKEN = 16
+"""Characters of a token that other machines may try."""
+
+
+def auth_headers(token: str | None) -> dict[str, str]:
+    """Return the request headers that present `token`; none without a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine can reach. A name other than `localhost` counts as reachable."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_bind(host: str, token: str | None) -> None:
+    """Refuse to serve an address beyond loopback without a token, or with one that is soon guessed.
+
+    Raises:
+        RuntimeError: `host` is not loopback, the token is missing or shorter than `SHORTEST_TOKEN`, and `AGL_INSECURE`
+            is not true; names the ways out.
+    """
+    if is_loopback(host) or resolve_bool_env_var(INSECURE_VARIABLE, fallback=False):
+        return
+    if token and len(token) >= SHORTEST_TOKEN:
+        return
+    if token:
+        raise RuntimeError(
+            f"Refusing to listen on {host}: {TOKEN_VARIABLE} has {len(token)} characters and other machines could "
+            f"guess it; at least {SHORTEST_TOKEN} are needed. Make one with: openssl rand -hex 32"
+        )
+    raise RuntimeError(
+        f"Refusing to listen on {host}: other machines could reach it and no token is set. "
+        f"Set {TOKEN_VARIABLE}=<secret> on every machine (openssl rand -hex 32 makes one), or {INSECURE_VARIABLE}=1 to "
+        "allow anyone in; to serve this machine only, listen on 127.0.0.1."
+    )
+
+
+def bearer_token(scope: Scope) -> str | None:
+    """Return what the request presents as `Authorization: Bearer ...`; None without one."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, credential = value.decode(errors="replace").partition(" ")
+            return credential.strip() if kind.lower() == "bearer" else None
+    return None
+
+
+def same_token(presented: str | None, token: str) -> bool:
+    """Compare in constant time; False for None."""
+    return presented is not None and hmac.compare_digest(presented.encode(), token.encode())
+
+
+class BearerAuth:
+    """ASGI middleware that asks every request for the token, but those that `is_open` lets through.
+
+    Without a token configured everything passes. A refusal is 401 with `error_type` `UnauthorizedError`.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[Scope], bool]) -> None:
+        self.app = app
+        self._token = token
+        self._usual = f"Bearer {token}".encode()
+        self._is_open = is_open
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._token is None or scope["type"] != "http" or self._comes_in(scope, self._token):
+            return self.app(scope, receive, send)
+        logger.info("401 for %s %.200a from %s", scope.get("method"), scope["path"], scope.get("client"))
+        return _refused().send(send)
+
+    def _comes_in(self, scope: Scope, token: str) -> bool:
+        for name, value in scope["headers"]:
+            if name == b"authorization" and hmac.compare_digest(value, self._usual):
+                return True
+        return self._is_open(scope) or same_token(bearer_token(scope), token)
+
+
+def _refused() -> ErrorReply:
+    detail = f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
+    reply = refusal(401, detail, "UnauthorizedError")
+    return replace(reply, extra=((b"www-authenticate", b"Bearer"),))

@@ -1,0 +1,127 @@
+"""What a failed request is answered with: `{"detail": ..., "error_type": ...}`, a status, one line of log.
+
+The detail is for whoever sent the request. It never holds a traceback, and of a failure of ours it says nothing: that
+is in the log, once, with the traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentlightning.errors import WIRE_ERRORS, AgentLightningError, BusyError, DamagedRecordError
+
+logger = logging.getLogger(__name__)
+
+MAX_DETAIL = 2000
+"""Characters of an error's text that travel; ids and values in it may be as long as a body."""
+_MAX_WRONG_VALUES = 20
+"""Wrong values of one body that are told one by one."""
+_RETRY_SECONDS = 1
+_PLAIN_ERRORS: dict[type[Exception], int] = {
+    NotImplementedError: 501,
+    OverflowError: 400,
+    TypeError: 400,
+    ValueError: 400,
+}
+"""Standard errors that say something about the request."""
+
+
+class WrongShapeError(Exception):
+    """The request holds values that the operation does not take; the cause says which."""
+
+    def __init__(self, cause: ValidationError, place: str) -> None:
+        super().__init__(str(cause.title))
+        self.cause = cause
+        self.place = place
+        """`body`, `query` or `arguments`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One answer to a request that failed."""
+
+    status: int
+    body: bytes
+    extra: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers beside content type and length."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """All headers, as ASGI takes them."""
+        length = str(len(self.body)).encode()
+        return [(b"content-type", b"application/json"), (b"content-length", length), *self.extra]
+
+    async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+        """Send the answer by ASGI."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+    def closing(self) -> ErrorReply:
+        """Return the same answer as the last one of its connection."""
+        return replace(self, extra=(*self.extra, (b"connection", b"close")))
+
+
+def error_body(detail: Any, error_type: str) -> bytes:
+    """Return the JSON form of an error."""
+    return json.dumps({"detail": detail, "error_type": error_type}, default=str).encode()
+
+
+def refusal(status: int, detail: str, error_type: str) -> ErrorReply:
+    """Return a refusal; the statuses that mean "later" say when."""
+    later = ((b"retry-after", str(_RETRY_SECONDS).encode()),) if status in (429, 503) else ()
+    return ErrorReply(status, error_body(_cut(detail), error_type), later)
+
+
+def failure(error: Exception) -> ErrorReply:
+    """Return the answer to a request that failed by a fault of ours: what happened is for the log."""
+    return ErrorReply(500, error_body("Internal server error", type(error).__name__))
+
+
+def describe_error(error: Exception, request: str) -> ErrorReply:
+    """Return the answer to a request that failed, and log it: one line, or the traceback if the fault is ours."""
+    if isinstance(error, ValidationError):  # by the store, which made a value of its own out of an argument
+        error = WrongShapeError(error, "arguments")
+    if isinstance(error, WrongShapeError):
+        details = _wrong_values(error)
+        logger.info("%s: 422, wrong shape: %.200s", request, details)
+        return ErrorReply(422, error_body(details, "ValidationError"))
+    status, name = _status_and_name(error)
+    if status == 500 and not isinstance(error, DamagedRecordError):  # which the store has logged
+        logger.error("%s failed", request, exc_info=error)
+        return failure(error)
+    text = _cut(str(error))
+    logger.info("%s: %d %s, %.200r", request, status, name, text)
+    reply = refusal(status, text, name)
+    if isinstance(error, BusyError):
+        return replace(reply, extra=((b"retry-after", str(max(1, round(error.retry_after))).encode()),))
+    return reply
+
+
+def _status_and_name(error: Exception) -> tuple[int, str]:
+    if isinstance(error, AgentLightningError):
+        return error.http_status, next((n for n, cls in WIRE_ERRORS.items() if isinstance(error, cls)), "RuntimeError")
+    for kind, status in _PLAIN_ERRORS.items():
+        if isinstance(error, kind):
+            return status, kind.__name__
+    return 500, type(error).__name__
+
+
+def _wrong_values(error: WrongShapeError) -> list[dict[str, Any]]:
+    count = error.cause.error_count()
+    if count > _MAX_WRONG_VALUES * 50:  # describing each would cost more than the body did
+        return [{"type": "too_many_errors", "loc": (error.place,), "msg": f"{count} values have the wrong shape"}]
+    details: list[Any] = list(error.cause.errors(include_url=False, include_input=False, include_context=False))
+    for detail in details[:_MAX_WRONG_VALUES]:
+        detail["loc"] = (error.place, *(_cut(part, 100) if isinstance(part, str) else part for part in detail["loc"]))
+        detail["msg"] = _cut(detail["msg"])
+    return details[:_MAX_WRONG_VALUES]
+
+
+def _cut(text: str, limit: int = MAX_DETAIL) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

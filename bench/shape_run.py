@@ -1,0 +1,216 @@
+"""What `bench.shape` finds by running a checkout's code: imports, help texts, and the path of one rollout.
+
+Run as a script with the checkout's root folder as its argument; prints one line of JSON. It imports nothing of this
+package, because the checkout may be an older one.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import pydoc
+import re
+import sys
+import textwrap
+import threading
+import typing
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def count_largest_cycle() -> int:
+    """Count the modules of the largest import cycle; imports for type checkers count."""
+    import grimp
+
+    graph = grimp.build_graph("agentlightning", cache_dir=None)
+    below: dict[str, set[str]] = {}
+    for module in graph.modules:
+        seen: set[str] = set()
+        todo = [module]
+        while todo:
+            new = graph.find_modules_directly_imported_by(todo.pop()) - seen
+            seen |= new
+            todo += new
+        below[module] = seen
+    return max(1, *(sum(module in below[other] for other in below[module]) for module in below))
+
+
+def public_values() -> list[type]:
+    """Return the pydantic models, dataclasses, typed dicts and named tuples that a module lists in `__all__`."""
+    import pydantic
+
+    import agentlightning
+
+    names = [module.name for module in pkgutil.walk_packages(agentlightning.__path__, "agentlightning.")]
+    found: dict[type, None] = {}
+    for name in ["agentlightning", *(name for name in names if not name.endswith("__main__"))]:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:  # a part whose optional dependency is not installed
+            continue
+        for public in getattr(module, "__all__", []):
+            value = getattr(module, public, None)
+            if not isinstance(value, type) or not value.__module__.startswith("agentlightning"):
+                continue
+            if issubclass(value, pydantic.BaseModel) or dataclasses.is_dataclass(value) or _is_typed_record(value):
+                found[value] = None
+    return list(found)
+
+
+def _is_typed_record(value: type) -> bool:
+    return typing.is_typeddict(value) or (issubclass(value, tuple) and hasattr(value, "_fields"))
+
+
+def count_public_fields() -> dict[str, int]:
+    """Count the fields of public values, and those whose explanation `help()` prints.
+
+    A field's explanation is its pydantic description, the docstring below it in the source, or a line `name: text` of
+    the class's docstring. It counts if the text of `help()` holds its beginning.
+    """
+    total = explained = 0
+    for value in public_values():
+        shown = _words(pydoc.plain(pydoc.render_doc(value)))
+        written = _attribute_docstrings(value)
+        for field in _field_names(value):
+            total += 1
+            text = written.get(field) or _line_of_docstring(value, field)
+            explained += bool(text) and _words(text)[:30] in shown
+    return {"public_fields": total, "public_fields_explained": explained}
+
+
+def _words(text: str) -> str:
+    return re.sub(r"[\s|]+", " ", text).strip()
+
+
+def _field_names(value: Any) -> list[str]:
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    elif hasattr(value, "model_fields"):
+        names = list(value.model_fields)
+    else:
+        names = list(getattr(value, "_fields", None) or value.__annotations__)
+    return [name for name in names if not name.startswith("_")]
+
+
+def _attribute_docstrings(value: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for base in reversed(value.__mro__):
+        if not base.__module__.startswith("agentlightning"):
+            continue
+        try:
+            [body] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError, ValueError):  # a class that was made, not written
+            continue
+        if not isinstance(body, ast.ClassDef):
+            continue
+        for one, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+                text = after.value.value if isinstance(after.value, ast.Constant) else None
+                if isinstance(text, str):
+                    found[one.target.id] = text
+    for name, field in getattr(value, "model_fields", {}).items():
+        if field.description:
+            found[name] = field.description
+    return found
+
+
+def _line_of_docstring(value: Any, field: str) -> str:
+    match = re.search(rf"^\s*`?{field}`?(?: \(.*?\))?: (.+)$", value.__doc__ or "", re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+class Trace:
+    """Notes which files of the package run a function, and by which calls a claim reaches its script."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._stacks: dict[asyncio.Task[Any], list[tuple[str, str]]] = {}
+        self.files: set[str] = set()
+        self.calls_to_claim: list[int] = []
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Take a call; given to `sys.setprofile`. What runs while a module is imported does not count."""
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(self._package) or self._is_importing(frame):
+            return
+        self.files.add(code.co_filename)
+        if code.co_name == "claim" and "/store/" in code.co_filename and code.co_varnames[:1] == ("tx",):
+            self._note_claim(self._stack(frame))
+
+    def make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Start a task that remembers who started it, so that a stack goes on there."""
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
+        self._stacks[task] = self._stack(sys._getframe(1))
+        return task
+
+    def _note_claim(self, stack: list[tuple[str, str]]) -> None:
+        script = stack[0][1]
+        depth = max(i for i, (_, file) in enumerate(stack) if file == script)
+        depth = next(i for i in range(len(stack)) if i == depth or stack[i + 1][1] != script)
+        starts = [i for i, (name, _) in enumerate(stack) if name.endswith("Claims.next")]
+        if starts:
+            self.calls_to_claim.append(starts[0] - depth)
+
+    def _is_importing(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(self._package):
+                return True
+            frame = frame.f_back
+        return False
+
+    def _stack(self, frame: FrameType | None) -> list[tuple[str, str]]:
+        """Return the calls of the package on the stack, innermost first; a task goes on with the stack that made it."""
+        stack: list[tuple[str, str]] = []
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.startswith(self._package):
+                stack.append((code.co_qualname, code.co_filename))
+            if code.co_filename.endswith("asyncio/events.py"):
+                task = asyncio.current_task()
+                return stack + (self._stacks.get(task, []) if task is not None else [])
+            frame = frame.f_back
+        return stack
+
+
+def trace_one_rollout(root: Path) -> dict[str, int]:
+    """Run `tests/test_one_rollout.py` and count the package's files that run a function, and a claim's calls."""
+    import agentlightning  # noqa: F401 -- its own import is no step
+    from tests import test_one_rollout
+
+    trace = Trace(f"{root}/agentlightning/")
+
+    async def steps() -> None:
+        asyncio.get_running_loop().set_task_factory(trace.make_task)
+        await test_one_rollout.test_one_rollout_from_task_to_token_rows()
+
+    threading.setprofile(trace.note)
+    sys.setprofile(trace.note)
+    try:
+        asyncio.run(steps())
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type] -- None ends it
+    return {"files_of_one_rollout": len(trace.files), "calls_to_claim": max(trace.calls_to_claim, default=-1)}
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).resolve()
+    sys.path[0] = str(root)  # in place of this script's folder
+    warnings.simplefilter("ignore")
+    import agentlightning
+
+    assert Path(agentlightning.__file__).is_relative_to(root), agentlightning.__file__
+    figures = trace_one_rollout(root) | count_public_fields() | {"largest_cycle": count_largest_cycle()}
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Gateway record and tracer span of one call are matched, and a call that only one of them saw is known as such."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import ModelCall, TracerTraceToTriplet, TraceToMessages, model_calls
+from agentlightning.types import Span
+from tests.adapter.spans import CHAT, chat, conversation, gateway_call, said, span, spoken_call, with_attributes
+
+ASKED = conversation("six times seven?", system="be brief")
+
+
+def seen(id: str, start: float, end: float, told: dict[str, Any] | None = None, **more: Any) -> Span:
+    """A call as a tracer sees it that names no reply."""
+    name = more.pop("name", CHAT)
+    return with_attributes(span(id, name, more.pop("parent", None), start, end, **more), told or {})
+
+
+def told(calls: list[ModelCall]) -> list[tuple[str, str, str | None]]:
+    recorded = [(call, call.spans) for call in calls]
+    return [(call.call_id, spans.seen_by, spans.matched_by) for call, spans in recorded if spans is not None]
+
+
+def test_each_call_is_seen_by_both_by_the_gateway_only_or_by_the_tracer_only() -> None:
+    spans = [
+        *gateway_call("g1", 1, [1], [2], response_id="r1"),
+        *gateway_call("g2", 2, [1], [2], response_id="r2"),
+        chat("t1", None, 1, 2, response_id="r1", sequence_id=8),
+        chat("t3", None, 3, 4, response_id="r3", sequence_id=9),
+    ]
+    assert told(model_calls(spans)) == [
+        ("g1", "both", "response_id"),
+        ("g2", "gateway", None),
+        ("r3", "tracer", None),
+    ]
+
+
+def test_a_span_that_names_no_reply_is_known_by_what_was_asked() -> None:
+    spans = [
+        *spoken_call("g1", 1, [1], [2], conversation("another question")),
+        *spoken_call("g2", 2, [1], [2], ASKED),
+        seen("t", 50, 60, said(ASKED, "42"), sequence_id=3),
+    ]
+    assert told(model_calls(spans)) == [("g1", "gateway", None), ("g2", "both", "request")]
+
+
+def test_of_a_clients_own_retries_the_one_that_was_answered_is_what_the_tracer_saw() -> None:
+    spans = [
+        *spoken_call("first", 1, [], [], ASKED, state="upstream_error"),
+        *spoken_call("second", 2, [], [], ASKED, state="upstream_error"),
+        *spoken_call("third", 3, [1], [2], ASKED),
+        seen("t", 0.9, 4, said(ASKED, "42")),
+    ]
+    assert told(model_calls(spans)) == [
+        ("first", "gateway", None),
+        ("second", "gateway", None),
+        ("third", "both", "request"),
+    ]
+
+
+def test_a_call_that_failed_is_one_call_for_both() -> None:
+    spans = [
+        *spoken_call("g", 1, [], [], ASKED, state="upstream_error"),
+        seen("t", 0.9, 2, said(ASKED), status="ERROR"),
+    ]
+    (call,) = model_calls(spans)
+    assert (told([call]), call.state) == ([("g", "both", "request")], "upstream_error")
+
+
+def test_equal_requests_are_matched_in_their_order() -> None:
+    spans = [made for n in range(3) for made in spoken_call(f"g{n}", n + 1, [1], [n + 2], ASKED)]
+    spans += [seen(f"t{n}", 100 + n, 100.5 + n, said(ASKED)) for n in range(3)]
+    calls = model_calls(spans)
+    assert [(call.call_id, call.spans.seen.span_id) for call in calls if call.spans and call.spans.seen] == [
+        ("g0", "t0"),
+        ("g1", "t1"),
+        ("g2", "t2"),
+    ]
+
+
+def test_where_one_of_them_kept_no_words_the_time_decides() -> None:
+    spans = [*spoken_call("g", 5, [1], [2], ASKED), seen("t", 4.9, 5.6), seen("far", 8, 9)]
+    assert told(model_calls(spans)) == [("far", "tracer", None), ("g", "both", "time")]
+
+
+def test_the_time_decides_nothing_where_two_records_would_fit() -> None:
+    spans = [*gateway_call("a", 5, [1], [2]), *gateway_call("b", 5, [1], [3]), seen("t", 4.9, 5.6)]
+    assert {seen_by for _, seen_by, _ in told(model_calls(spans))} == {"gateway", "tracer"}
+
+
+def test_a_reply_by_another_name_is_another_call() -> None:
+    """One of the agent's clients goes to the gateway, the other one past it."""
+    spans = [*spoken_call("g", 1, [1], [2], ASKED, response_id="r1"), chat("t", None, 50, 51, response_id="r2")]
+    assert [seen_by for _, seen_by, _ in told(model_calls(spans))] == ["tracer", "gateway"]
+
+
+def test_a_framework_around_a_client_is_no_call_of_its_own() -> None:
+    spans = [
+        seen("outer", 0, 9, {"llm.request.type": "chat"}, name="ChatOpenAI.chat"),
+        chat("inner", "outer", 1, 2, response_id="r"),
+        seen("twice", 11, 19, said(ASKED)),
+        seen("part", 12, 13, parent="twice"),
+    ]
+    assert [call.call_id for call in model_calls(spans)] == ["r", "twice"]
+
+
+def test_an_operation_whose_result_has_an_id_is_no_model_call() -> None:
+    looked_up = span("o", "agentlightning.operation", None, 1, 2)
+    assert model_calls([with_attributes(looked_up, {"agentlightning.operation.output.id": "document-7"})]) == []
+    reply = {"agentlightning.operation.output.id": "r", "agentlightning.operation.output.choices.0.index": 0}
+    assert len(model_calls([with_attributes(looked_up, reply)])) == 1
+
+
+PARTS = [
+    {"role": "user", "parts": [{"type": "text", "content": "six times seven?"}]},
+    {"role": "assistant", "parts": [{"type": "tool_call", "id": "t", "name": "calc", "arguments": {"x": 1}}]},
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t", "response": "42"}]},
+]
+TOOL_TALK = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "six times seven?"},
+    {"role": "assistant", "tool_calls.0.name": "calc", "tool_calls.0.arguments": '{"x": 1}', "tool_calls.0.id": "t"},
+    {"role": "tool", "content": "42", "tool_call_id": "t"},
+]
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "newer conventions": {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "be brief"}]),
+        "gen_ai.input.messages": json.dumps(PARTS),
+        "gen_ai.output.messages": json.dumps(
+            [{"role": "assistant", "parts": [{"type": "text", "content": "42"}], "finish_reason": "stop"}]
+        ),
+    },
+    "OpenInference": {
+        "openinference.span.kind": "LLM",
+        "llm.input_messages.0.message.role": "system",
+        "llm.input_messages.0.message.content": "be brief",
+        "llm.input_messages.1.message.role": "user",
+        "llm.input_messages.1.message.contents.0.message_content.type": "text",
+        "llm.input_messages.1.message.contents.0.message_content.text": "six times seven?",
+        "llm.input_messages.2.message.role": "assistant",
+        "llm.input_messages.2.message.tool_calls.0.tool_call.function.name": "calc",
+        "llm.input_messages.2.message.tool_calls.0.tool_call.function.arguments": '{"x": 1}',
+        "llm.input_messages.3.message.role": "tool",
+        "llm.input_messages.3.message.content": "42",
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.content": "42",
+    },
+    "Logfire": {
+        "gen_ai.request.model": "m",
+        "request_data": json.dumps(
+            {
+                "messages": [
+                    {"role": "system", "content": "be brief"},
+                    {"role": "user", "content": "six times seven?"},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"id": "t", "function": {"name": "calc", "arguments": '{"x":1}'}}],
+                    },
+                    {"role": "tool", "content": "42", "tool_call_id": "t"},
+                ]
+            }
+        ),
+        "response_data": json.dumps({"message": {"role": "assistant", "content": "42"}}),
+    },
+    "OpenLLMetry": {"llm.request.type": "chat", **said(TOOL_TALK, "42")},
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_call_is_known_in_every_spelling(spelling: str) -> None:
+    told_by_tracer = seen("t", 50, 60, SPELLINGS[spelling], name="some library", sequence_id=9)
+    spans = [*spoken_call("g", 1, [1], [2], TOOL_TALK, "42"), told_by_tracer]
+    assert told(model_calls(spans)) == [("g", "both", "request")]
+    (triplet,) = TracerTraceToTriplet(llm_call_match="some library")([told_by_tracer])
+    assert [message["role"] for message in triplet.prompt["raw_content"]] == ["system", "user", "assistant", "tool"]
+    assert triplet.response["raw_content"][0]["content"] == "42"
+    (record,) = TraceToMessages()([told_by_tracer])
+    assert [message["role"] for message in record["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert record["messages"][2]["tool_calls"][0]["function"]["name"] == "calc"
+    assert record["messages"][-1] == {"role": "assistant", "content": "42"}
+
+
+def test_openinference_names_the_reply_in_its_whole_text() -> None:
+    reply = {"openinference.span.kind": "LLM", "output.value": json.dumps({"id": "r", "choices": []})}
+    spans = [*gateway_call("g", 1, [1], [2], response_id="r"), seen("t", 50, 60, reply, name="ChatCompletion")]
+    assert told(model_calls(spans)) == [("g", "both", "response_id")]
+
+
+def test_the_place_of_a_call_comes_from_the_tracer_however_they_were_matched() -> None:
+    planner = with_attributes(span("P", "p", None, 0, 9), {"agent.name": "planner"})
+    unnamed = seen("t", 1, 2, said(ASKED), parent="P")
+    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1)
+    (triplet,) = TracerTraceToTriplet()([planner, unnamed, *record])
+    assert (triplet.metadata["agent_name"], triplet.metadata["call_id"]) == ("planner", "g")
+    assert triplet.response["token_ids"] == [2]
+
+
+def test_the_record_of_a_graders_call_is_left_out_however_they_were_matched() -> None:
+    grading = with_attributes(
+        span("O", "agentlightning.operation", None, 0, 9), {"agentlightning.operation.name": "agentlightning.reward"}
+    )
+    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1)
+    assert TracerTraceToTriplet()([grading, seen("t", 1, 2, said(ASKED), parent="O"), *record]) == []
+
+
+def test_thousands_of_calls_that_name_no_reply_are_matched_by_time() -> None:
+    spans = [made for n in range(2000) for made in gateway_call(f"g{n}", n + 1, [1], [2])]
+    spans += [seen(f"t{n}", n + 0.99, n + 1.6) for n in range(2000)]
+    assert {how for _, _, how in told(model_calls(spans))} == {"time"}

@@ -1,0 +1,65 @@
+"""The rows of a step: what weight they have in its mean, and what the ledger is told of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+
+from agentlightning.adapter.calls.calls import CallRef, ModelCall
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.algorithm.grpo.loss import clipped_objective, token_weights
+from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.ledger.ledger import Ledger
+
+Aggregation = Literal["tokens", "rollouts"]
+
+
+def _sample(rollout: str, produced: int) -> Sample:
+    """A row of two prompt tokens and `produced` ones of the policy."""
+    mask = [0, 0] + [1] * produced
+    return Sample(rollout, "at", [7] * len(mask), mask, [0.0, 0.0] + [-1.0] * produced, [f"call-{rollout}"], [0])
+
+
+def test_rows_have_the_weight_that_they_would_have_beside_those_that_teach_nothing() -> None:
+    rows = StepRows([_sample("a", 3), _sample("b", 2), _sample("b", 1)], [1.0, -1.0, -1.0])
+    assert rows.share("tokens") == rows.share("rollouts") == 1.0
+    rows.idle_tokens, rows.idle_rollouts = 6, 6
+    assert rows.share("tokens") == 6 / 12
+    assert rows.share("rollouts") == 2 / 8
+
+
+def test_no_rows_have_no_weight() -> None:
+    assert StepRows(idle_tokens=4, idle_rollouts=1).share("tokens") == 0.0
+
+
+@pytest.mark.parametrize("aggregation", ["tokens", "rollouts"])
+def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_same_loss(
+    aggregation: Aggregation,
+) -> None:
+    mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]])  # (3, 4)
+    logprobs, old = torch.full((3, 4), -1.1), torch.full((3, 4), -1.0)
+    advantages, rollouts = torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0, 1, 2])
+    clip = (0.2, 0.28)
+    whole = clipped_objective(logprobs, old, advantages, token_weights(mask, rollouts, aggregation), clip)
+
+    share = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle_tokens=1, idle_rollouts=1).share(aggregation)
+    weights = token_weights(mask[:2], rollouts[:2], aggregation)
+    part = clipped_objective(logprobs[:2], old[:2], advantages[:2] * share, weights, clip)
+    assert float(part.loss) == pytest.approx(float(whole.loss))
+
+
+@pytest.mark.parametrize(("trained", "counts"), [(True, (2, {})), (False, (0, {"step_skipped": 2}))])
+def test_the_ledger_is_told_whether_the_rows_were_trained(trained: bool, counts: tuple[int, dict[str, int]]) -> None:
+    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -1.0])
+    ledger = Ledger(step=1)
+    ledger.capture([_call("a", 3), _call("b", 2)])
+    rows.enter(ledger, trained=trained)
+    summary = ledger.close()
+    assert (summary.trained, summary.excluded) == counts
+
+
+def _call(rollout: str, produced: int) -> ModelCall:
+    ref = CallRef(rollout, "at", f"call-{rollout}")
+    return ModelCall(ref, 1, None, [7, 7], [7] * produced, [-1.0] * produced, "stop", 0, "ok")

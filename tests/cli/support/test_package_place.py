@@ -1,0 +1,65 @@
+"""`agl doctor` sees files of another distribution in the package's folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from agentlightning.cli.support.package_place import misplaced
+
+
+def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
+    """What pip leaves: the files, and a RECORD of them."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines: list[str] = []
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(text)}")
+    (info / "RECORD").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    ours = {"agentlightning/__init__.py": "ours = 1\n", "agentlightning/trainer/trainer.py": "ours = 2\n"}
+    _install(tmp_path, "agl-framework", "0.4.0", ours)
+    _install(tmp_path, "numbers", "1.0", {"numbers/__init__.py": "", "numbers/agentlightning/__init__.py": ""})
+    return tmp_path
+
+
+def _said(site: Path) -> str:
+    return "\n".join(misplaced(site / "agentlightning", distributions(path=[str(site)])))
+
+
+def test_nothing_is_said_where_all_files_are_our_own(site: Path) -> None:
+    assert _said(site) == ""
+
+
+def test_another_distribution_in_the_same_folder_is_named_with_what_it_has_put_there(site: Path) -> None:
+    theirs = {"agentlightning/__init__.py": "theirs = 1\n", "agentlightning/more.py": "theirs = 2\n"}
+    _install(site, "agentlightning", "0.3.0", theirs)
+    said = _said(site)
+    assert "agentlightning 0.3.0 has agentlightning/__init__.py, agentlightning/more.py there" in said
+    assert "agentlightning/__init__.py there, not as agl-framework 0.4.0 has installed it" in said
+
+
+def test_what_an_uninstalled_one_has_left_is_seen(site: Path) -> None:
+    (site / "agentlightning" / "left.py").write_text("theirs = 3\n")
+    assert "agentlightning/left.py there, of no installed distribution" in _said(site)
+
+
+def test_a_package_that_hides_the_installed_one_is_seen(site: Path, tmp_path: Path) -> None:
+    said = "\n".join(misplaced(tmp_path / "elsewhere" / "agentlightning", distributions(path=[str(site)])))
+    assert "is installed elsewhere" in said
+
+
+def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:
+    _install(tmp_path, "agl-framework", "0.4.0", {"_editable_impl_agl_framework.pth": "/checkout\n"})
+    assert _said(tmp_path) == ""

@@ -1,0 +1,289 @@
+"""`agl runner`, with one runner or several: it is started again when it dies, leaves nothing, ends with a true code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentlightning.execution import stop_run
+from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.processes import subreaper
+from agentlightning.execution.processes import team as processes
+from agentlightning.execution.processes.children import ChildExit, ChildReport
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+
+LIMIT_SECONDS = 60
+AGENT = """
+import os, subprocess, threading, time
+import agentlightning as agl
+
+
+@agl.rollout
+def play(task: str) -> float:
+    if task == "dies":
+        os._exit(0)
+    if task == "dies once" and not os.path.exists("dead"):
+        open("dead", "w").close()
+        os._exit(0)
+    if task == "dies when idle":
+        threading.Timer(1.0, lambda: os._exit(0)).start()
+    if task == "hangs":
+        pids = [subprocess.Popen(["sleep", "120"], start_new_session=own).pid for own in (False, True)]
+        if (pid := os.fork()) == 0:
+            time.sleep(120)
+            os._exit(0)
+        with open("pids.part", "w") as file:
+            print(os.getpid(), *pids, pid, file=file)
+        os.rename("pids.part", "pids")
+        time.sleep(120)
+    if task == "takes its time":
+        open("playing", "w").close()
+        time.sleep(2)
+    return 1.0
+
+
+class Unpicklable:
+    async def __call__(self, store, worker_id, event):
+        print("played in", os.getpid())
+
+    def __reduce__(self):
+        raise TypeError("a lock of mine")
+"""
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LightningStoreClient]:
+    """A served store, and beside it a folder with an agent."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint)
+    yield client
+    await client.close()
+    await server.stop()
+
+
+@pytest.fixture
+async def start(store: LightningStoreClient, tmp_path: Path) -> AsyncIterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def runner(*more: str) -> subprocess.Popen[str]:
+        url = store.server_address_root
+        command = [sys.executable, "-m", "agentlightning.cli", "runner", "agent.py:play", "--store", url, *more]
+        started.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+        )
+        return started[-1]
+
+    yield runner
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+async def _text_of(path: Path) -> str:
+    """Wait until there is such a file, and return its text."""
+
+    def wait() -> str:
+        end = time.monotonic() + LIMIT_SECONDS
+        while not path.exists():
+            assert time.monotonic() < end, f"{path.name} never came"
+            time.sleep(0.02)
+        return path.read_text()
+
+    return await asyncio.to_thread(wait)
+
+
+async def _outcomes(store: LightningStoreClient, rollout_ids: list[str]) -> list[list[str | None]]:
+    """Wait for the ends, and return how each attempt of each rollout ended."""
+    await store.wait_for_rollouts(rollout_ids=rollout_ids, timeout=LIMIT_SECONDS)
+    return [[a.outcome_reason or a.outcome for a in await store.query_attempts(i)] for i in rollout_ids]
+
+
+async def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, err = await asyncio.to_thread(process.communicate, timeout=LIMIT_SECONDS)
+    return process.returncode, err
+
+
+def _alive(pids: list[int]) -> list[int]:
+    def lives(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [pid for pid in pids if lives(pid)]
+
+
+async def test_a_lone_runner_that_dies_with_code_0_is_started_again_and_the_others_are_played(
+    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    tasks = ["a", "dies once", "b", "dies", "c"]
+    ids = [(await store.enqueue_rollout(task)).rollout_id for task in tasks]
+    runner = start()
+    died = "runner_died"
+    assert await _outcomes(store, ids) == [["scored"], [died, "scored"], ["scored"], [died] * 4, ["scored"]]
+    assert runner.poll() is None
+    runner.send_signal(signal.SIGTERM)
+    assert (await _end(runner))[0] == 143
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("runners", ["1", "2"])
+async def test_one_that_dies_with_nothing_in_hand_has_not_ended_the_run(
+    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], runners: str
+) -> None:
+    runner = start("--run", "r", "--runners", runners)
+    for task in ("dies when idle", "dies when idle"):
+        rollout = await store.enqueue_rollout(task, run_id="r")
+        assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
+        assert runner.stderr is not None
+        while "restart" not in (line := await asyncio.to_thread(runner.stderr.readline)):
+            assert line, f"it ended with {runner.wait()}"
+    await stop_run(store, "r")
+    assert (await _end(runner))[0] == 0
+
+
+async def test_one_that_dies_again_and_again_is_a_failure(
+    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    for _ in range(4):
+        await store.enqueue_rollout("dies")
+    code, err = await _end(start("--log-level", "ERROR"))
+    assert code == 1
+    assert "max_runner_restarts=3" in err
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("runners", ["1", "2"])
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGINT], 130), ([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGKILL], -9)],
+)
+async def test_it_leaves_no_process_however_it_is_ended(
+    store: LightningStoreClient,
+    start: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    runners: str,
+    signals: list[signal.Signals],
+    code: int,
+) -> None:
+    await store.enqueue_rollout("hangs")
+    runner = start("--runners", runners)
+    pids = [int(pid) for pid in (await _text_of(tmp_path / "pids")).split()]
+    assert _alive(pids) == pids
+    pids += [process.pid for process in psutil.Process(runner.pid).children(recursive=True)]
+    for signum in signals:
+        os.kill(runner.pid, signum) if signum == signal.SIGKILL else os.killpg(runner.pid, signum)
+        await asyncio.sleep(0.05)
+    assert (await _end(runner))[0] == code
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in _alive(pids)], timeout=LIMIT_SECONDS / 6)
+    assert _alive([process.pid for process in alive]) == []
+
+
+@pytest.mark.heavy
+async def test_a_group_that_is_terminated_finishes_what_it_plays(
+    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """As a service manager or a batch system does: SIGTERM goes to the runner process as well."""
+    (tmp_path / "program.py").write_text(
+        "import sys\nimport agentlightning as agl\nfrom agent import play\n"
+        "role = {'type': 'cs', 'role': 'runner', 'managed_store': False}\n"
+        "agl.Trainer(strategy=role, store=agl.LightningStoreClient(sys.argv[1])).fit(play)\n"
+    )
+    rollout = await store.enqueue_rollout("takes its time")
+    command = [sys.executable, "program.py", store.server_address_root]
+    program = await asyncio.to_thread(subprocess.Popen, command, cwd=tmp_path, start_new_session=True)
+    try:
+        await _text_of(tmp_path / "playing")
+        os.killpg(program.pid, signal.SIGTERM)
+        assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
+        assert await asyncio.to_thread(program.wait, LIMIT_SECONDS) == 143
+    finally:
+        program.kill()
+        program.wait()
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "error", "name"),
+    [(69, "StoreUnreachableError: away", "StoreUnreachableError"), (77, "UnauthorizedError: no", "UnauthorizedError")],
+)
+async def test_what_ends_every_runner_for_good_keeps_its_exit_code(exitcode: int, error: str, name: str) -> None:
+    """The runner may meet it before the watch of its parent does."""
+    team = processes.ProcessTeam(_Ended(exitcode, error), 1, ThreadingEvent(), alone=True)
+    team.start()
+    with pytest.raises(Exception, match=error) as caught:
+        await team.watch()
+    assert type(caught.value).__name__ == name
+
+
+class _Ended:
+    """Children that ended before anybody looked."""
+
+    look_seconds = 0.0
+
+    def __init__(self, exitcode: int, error: str) -> None:
+        self._exit = ChildExit(0, "runner-0", exitcode, ChildReport(cause=error, restart_helps=False), pid=1)
+
+    def start(self, index: int) -> None: ...
+
+    def filenos(self) -> list[int]:
+        return []
+
+    def collect(self) -> list[ChildExit]:
+        return [self._exit]
+
+    def signal(self, index: int, signum: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def _task(index: int, event: Any) -> None: ...
+
+
+def test_only_what_cannot_be_a_child_is_played_in_the_process_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def local(index: int, event: Any) -> None: ...
+
+    assert processes.obstacle_to_children("fork", local) is None
+    assert processes.obstacle_to_children("spawn", _task) is None
+    assert "cannot be pickled" in str(processes.obstacle_to_children("spawn", local))
+    monkeypatch.setattr(subreaper, "_ACCELERATORS", (str(tmp_path),))
+    with open(tmp_path / "device0", "w"):
+        assert "accelerator" in str(processes.obstacle_to_children("fork", _task))
+
+
+@pytest.mark.heavy
+async def test_a_runner_that_cannot_be_spawned_is_played_here_and_that_is_said(
+    store: LightningStoreClient, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import logging, os, sys\nimport agentlightning as agl\nfrom agent import Unpicklable\n"
+        "if __name__ == '__main__':\n"
+        "    logging.basicConfig()\n"
+        "    print(os.getpid())\n"
+        "    role = dict(role='runner', managed_store=False, start_method='spawn')\n"
+        "    store = agl.LightningStoreClient(sys.argv[1])\n"
+        "    agl.ClientServerExecutionStrategy(**role).execute(None, Unpicklable(), store)\n"
+    )
+    program = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "program.py", store.server_address_root], cwd=tmp_path, capture_output=True,
+        text=True, timeout=LIMIT_SECONDS,
+    )  # fmt: skip
+    pid, played = program.stdout.splitlines()
+    assert (program.returncode, played) == (0, f"played in {pid}"), program.stderr
+    assert "The runner runs in this process" in program.stderr
+    assert "a lock of mine" in program.stderr

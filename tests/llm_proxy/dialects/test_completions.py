@@ -1,0 +1,284 @@
+"""Text completions, embeddings and the list of models, with OpenAI's client library; and calls with several choices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.rows.samples import unusable
+from agentlightning.algorithm.ledger.record import read_rollout
+from agentlightning.types import AttemptedRollout, Span
+from tests.llm_proxy.harness import GatewayHarness, until
+from tests.stubs.model_server import Fault, encode, logprobs_of
+
+Json = dict[str, Any]
+SSE = {"Content-Type": "text/event-stream"}
+HI: Any = [{"role": "user", "content": "hi"}]
+TEXT = "Two  spaces\n\n    and e\u0301 \U0001f600"
+
+
+class Agent:
+    """An attempt with the client library pointed at it."""
+
+    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout) -> None:
+        self.harness, self.attempt = harness, attempt
+        self.client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
+
+    async def ask(self, **fields: Any) -> Any:
+        return await self.client.completions.create(**{"model": "policy", "prompt": "once upon", **fields})
+
+    async def spans(self) -> tuple[Span, Span]:
+        parent, raw = await self.harness.spans(self.attempt)
+        return parent, raw
+
+    async def recorded(self) -> tuple[Json, Json]:
+        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
+        (call,) = await self.harness.raw(self.attempt)
+        return dict((await self.spans())[0].attributes), call
+
+
+@pytest.fixture
+async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    made = Agent(harness, await harness.attempt())
+    async with made.client:
+        yield made
+
+
+# --- text completions ------------------------------------------------------------------------------------------------
+
+
+async def test_a_completion_is_recorded_with_its_text_and_the_engines_tokens(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: TEXT
+    reply = await agent.ask()
+    (choice,) = reply.choices
+    assert (choice.text, choice.finish_reason, choice.logprobs) == (TEXT, "stop", None)
+    assert "token_ids" not in reply.to_json()
+    said, call = await agent.recorded()
+    assert (said["llm.request.type"], said["gen_ai.response.id"]) == ("completion", reply.id)
+    assert (said["gen_ai.prompt.0.role"], said["gen_ai.prompt.0.content"]) == ("user", "once upon")
+    assert (said["gen_ai.completion.0.role"], said["gen_ai.completion.0.content"]) == ("assistant", TEXT)
+    assert (call["state"], call["dialect"], call["finish_reason"]) == ("ok", "completions", "stop")
+    assert call["prompt_token_ids"] == encode("once upon")
+    assert call["completion_token_ids"] == encode(TEXT)
+    assert call["completion_logprobs"] == logprobs_of(encode(TEXT))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_stream_of_several_choices_is_put_together_by_their_numbers(agent: Agent, streams: bool) -> None:
+    agent.harness.model.streams = streams
+    agent.harness.model.answer = lambda request: TEXT
+    texts = {0: "", 1: ""}
+    name = ""
+    async for chunk in await agent.ask(stream=True, n=2, logprobs=1):
+        name = chunk.id
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            assert choice.logprobs is None or len(choice.logprobs.tokens) > 0
+    assert texts == {0: TEXT, 1: f"{TEXT} 1"}
+    said, call = await agent.recorded()
+    assert said["gen_ai.response.id"] == name
+    assert said["gen_ai.completion.0.content"] == TEXT
+    assert said["gen_ai.completion.1.content"] == f"{TEXT} 1"
+    assert call["completion_token_ids"] == encode(TEXT)
+    assert call["completion_logprobs"] == logprobs_of(encode(TEXT))
+    assert call["prompt_token_ids"] == encode("once upon")
+    assert call["choices"] == 2
+
+
+@pytest.mark.parametrize("asked", [None, 0, 1, 3])
+async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, asked: int | None) -> None:
+    reply = await agent.ask(**({} if asked is None else {"logprobs": asked}))
+    assert agent.harness.model.calls[0].request["logprobs"] == (1 if asked is None else asked)
+    assert (reply.choices[0].logprobs is None) == (asked is None)
+    _, call = await agent.recorded()
+    assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        (["one", "two"], ["one", "two"]),
+        ([7, 8, 9], ["[7, 8, 9]"]),
+        ([[7, 8], [9]], ["[7, 8]", "[9]"]),
+    ],
+)
+async def test_each_prompt_is_a_message_of_the_record(agent: Agent, prompt: Any, shown: list[str]) -> None:
+    await agent.ask(prompt=prompt)
+    said, call = await agent.recorded()
+    assert [said[f"gen_ai.prompt.{index}.content"] for index in range(len(shown))] == shown
+    assert f"gen_ai.prompt.{len(shown)}.content" not in said
+    assert call["prompt_token_ids"] == {"one": encode("one"), "[7, 8, 9]": [7, 8, 9], "[7, 8]": [7, 8]}[shown[0]]
+
+
+async def test_an_engine_without_token_ids_is_recorded_so(agent: Agent) -> None:
+    agent.harness.model.tokens = False
+    await agent.ask()
+    assert await agent.harness.states(agent.attempt) == ["no_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"extra_body": {"prompt": 3}}, "prompt"), ({"extra_body": {"model": 3}}, "model"), ({"model": "x"}, "model")],
+)
+async def test_a_bad_request_is_the_librarys_own_error(agent: Agent, fields: Json, param: str) -> None:
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as caught:
+        await agent.ask(**fields)
+    assert caught.value.param == param
+    assert await agent.harness.states(agent.attempt) == ["refused"]
+
+
+PIECE = b'data: {"id": "x", "choices": [{"index": 0, "text": "ha", "finish_reason": null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(body=PIECE, headers=SSE),
+        Fault(body=PIECE + b"data: not json\n\n", headers=SSE),
+        Fault(body=PIECE + b'data: {"error": {"message": "out of memory"}}\n\n', headers=SSE),
+        Fault(body=PIECE * 3, headers=SSE, cut="middle"),
+    ],
+    ids=["ends early", "garbage", "error in the stream", "cut"],
+)
+async def test_a_stream_that_breaks_is_the_librarys_own_error(agent: Agent, fault: Fault) -> None:
+    agent.harness.model.faults = [fault]
+    text = ""
+
+    async def read() -> None:
+        nonlocal text
+        async for chunk in await agent.ask(stream=True):
+            text += chunk.choices[0].text
+
+    with pytest.raises(openai.APIError, match="model server"):
+        await read()
+    assert text.startswith("ha")
+    said, call = await agent.recorded()
+    assert (call["state"], said["gen_ai.completion.0.content"]) == ("upstream_error", text)
+    assert "completion_token_ids" not in call
+
+
+async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(agent: Agent) -> None:
+    agent.harness.model.hold_frames(2)
+    async with await agent.ask(stream=True) as stream:
+        await stream.__anext__()
+    await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
+    _, call = await agent.recorded()
+    assert (call["state"], call["http_status"]) == ("client_left", 499)
+
+
+# --- embeddings and models -------------------------------------------------------------------------------------------
+
+
+async def _embed(agent: Agent, **fields: Any) -> Any:
+    return await agent.client.embeddings.create(**{"model": "policy", "input": ["a word", "two"], **fields})
+
+
+async def test_embeddings_pass_and_are_recorded_without_a_warning(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = await _embed(agent)
+    assert [entry.embedding for entry in reply.data] == [[0.25, 0.0], [0.25, 1.0]]
+    said, call = await agent.recorded()
+    assert said["llm.request.type"] == "embedding"
+    assert [said[f"gen_ai.prompt.{index}.content"] for index in (0, 1)] == ["a word", "two"]
+    assert said["gen_ai.usage.prompt_tokens"] == 3
+    assert not any(key.startswith("gen_ai.completion") for key in said)
+    assert (call["state"], call["dialect"]) == ("no_generation", "embeddings")
+    assert "return_token_ids" not in agent.harness.model.calls[0].request
+    assert caplog.records == []
+
+
+async def test_readers_do_not_take_an_embedding_for_a_lost_sample(agent: Agent) -> None:
+    await _embed(agent)
+    await agent.ask()
+    spans = await agent.harness.spans(agent.attempt)
+    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+        (triplet,) = adapter.adapt(spans)
+        assert triplet.response["token_ids"] == encode("you said once upon")
+    (conversation,) = TraceToMessages().adapt(spans)
+    assert [message["content"] for message in conversation["messages"]] == ["once upon", "you said once upon"]
+    assert [call.state for call in model_calls(spans)] == ["no_generation", "ok"]
+    assert [unusable(call) for call in model_calls(spans)] == ["no_generation", None]
+    record = read_rollout(agent.attempt, [agent.attempt.attempt], spans)
+    assert list(record.exclusions.values()) == ["no_generation", "unfinished"]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_refusal_of_an_embedding_is_the_librarys_own_error(agent: Agent, status: int) -> None:
+    agent.harness.model.faults = [Fault(status)]
+    with pytest.raises(openai.APIStatusError, match=f"told to answer {status}"):
+        await _embed(agent)
+    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
+
+
+async def test_a_reply_that_is_no_embedding_is_502_and_says_what_was_expected(agent: Agent) -> None:
+    agent.harness.model.faults = [Fault(body=b'{"choices": []}')]
+    with pytest.raises(openai.InternalServerError, match=r"none of embeddings \(JSON with a list 'data'\)"):
+        await _embed(agent)
+
+
+async def test_the_models_are_listed_for_the_library(agent: Agent) -> None:
+    agent.harness.proxy.update_model_list([agent.harness.model.entry("policy"), agent.harness.model.entry("judge")])
+    assert [model.id async for model in agent.client.models.list()] == ["policy", "judge"]
+    assert await agent.harness.spans(agent.attempt) == []
+
+
+# --- several choices, and the text form ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_of_several_choices_the_first_is_typed_and_all_are_in_the_text_form(agent: Agent, stream: bool) -> None:
+    reply = await agent.client.chat.completions.create(model="policy", messages=HI, n=3, stream=stream)
+    if stream:
+        async for _ in reply:
+            pass
+    said, call = await agent.recorded()
+    raw = (await agent.spans())[1].attributes
+    assert call["choices"] == 3
+    assert call["completion_token_ids"] == encode("you said hi")
+    choices = ast.literal_eval(str(raw["llm.hosted_vllm.choices"]))
+    texts = ["you said hi", "you said hi 1", "you said hi 2"]
+    assert [choice["token_ids"] for choice in choices] == [encode(text) for text in texts]
+    assert [said[f"gen_ai.completion.{index}.content"] for index in range(3)] == texts
+
+
+async def test_a_call_with_one_choice_says_nothing_of_their_number(agent: Agent) -> None:
+    await agent.client.chat.completions.create(model="policy", messages=HI)
+    assert "choices" not in (await agent.recorded())[1]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "messages", "responses"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_text_form_is_to_the_letter_what_older_adapters_read(agent: Agent, route: str, stream: bool) -> None:
+    agent.harness.model.answer = lambda request: "forty two"
+    body: Json = {"model": "policy", "stream": stream, "max_tokens": 9}
+    body |= (
+        {"prompt": "hi"} if route == "completions" else {"input": "hi"} if route == "responses" else {"messages": HI}
+    )
+    body |= {"max_output_tokens": body.pop("max_tokens")} if route == "responses" else {}
+    async with agent.harness.session.post(agent.harness.url(agent.attempt, f"/v1/{route}"), json=body) as reply:
+        assert reply.status == 200
+        await reply.read()
+    parent, raw = await agent.spans()
+    prompt = encode("hi" if route == "completions" else "user hi assistant")
+    name = parent.attributes["gen_ai.response.id"]
+    older = {key: value for key, value in raw.attributes.items() if key.startswith("llm.")}
+    first, second = encode("forty two")
+    assert older == {
+        "llm.hosted_vllm.id": name,
+        "llm.hosted_vllm.model": "policy",
+        "llm.hosted_vllm.prompt_token_ids": str(prompt),
+        "llm.hosted_vllm.choices": f"[{{'index': 0, 'token_ids': [{first}, {second}], 'finish_reason': 'stop'}}]",
+    }
+    assert (parent.name, raw.name, raw.parent_id) == ("litellm_request", "raw_gen_ai_request", parent.span_id)
+    typed = {key: value for key, value in raw.attributes.items() if not key.startswith("agentlightning.")}
+    (triplet,) = LlmProxyTraceToTriplet().adapt([raw.model_copy(update={"attributes": typed})])
+    assert triplet.prompt == {"token_ids": prompt}
+    assert triplet.response["token_ids"] == [first, second]
+    assert triplet.metadata["response_id"] == name

@@ -1,0 +1,568 @@
+"""OpenAI's responses through the gateway, with their own client library: what it gets, and what is recorded of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.harness import GatewayHarness, until
+from tests.stubs.model_server import Fault, encode, logprobs_of
+
+Json = dict[str, Any]
+SSE = {"Content-Type": "text/event-stream"}
+TOOL = {"type": "function", "name": "add", "description": "sum", "parameters": {"type": "object"}, "strict": False}
+ARGUMENTS = '{"a": 1, "b": "ü"}'
+CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
+TEXT = "Two  spaces\n\n    and a block:\n```python\nx = 'e\u0301 \U0001f600'\n```"
+
+
+class Agent:
+    """An attempt with the client library pointed at it."""
+
+    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
+        self.harness, self.attempt = harness, attempt
+        options = {"base_url": harness.url(attempt, "/v1"), "api_key": "none", "max_retries": 0, **options}
+        self.client = openai.AsyncOpenAI(**options)
+
+    async def ask(self, **fields: Any) -> Any:
+        return await self.client.responses.create(**{"model": "policy", "input": "hi", **fields})
+
+    def stream(self, **fields: Any) -> Any:
+        return self.client.responses.stream(**{"model": "policy", "input": "hi", **fields})
+
+    async def recorded(self) -> tuple[Json, Json]:
+        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
+        (parent,) = [span for span in await self.harness.spans(self.attempt) if span.name == "litellm_request"]
+        (call,) = await self.harness.raw(self.attempt)
+        return dict(parent.attributes), call
+
+    @property
+    def asked(self) -> Json:
+        """What the model server was asked last."""
+        return self.harness.model.calls[-1].request
+
+
+@pytest.fixture
+async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    made = Agent(harness, await harness.attempt())
+    async with made.client:
+        yield made
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_tokens(agent: Agent) -> None:
+    response = await agent.ask(input="hi there", instructions="Be brief.", metadata={"k": "v"})
+    assert response.output_text == "you said hi there"
+    assert (response.status, response.model, response.store) == ("completed", "policy", False)
+    assert (response.instructions, response.metadata) == ("Be brief.", {"k": "v"})
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 4, 11)
+    said, call = await agent.recorded()
+    assert said["gen_ai.response.id"] == response.id
+    assert [said[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["Be brief.", "hi there"]
+    assert said["gen_ai.completion.0.content"] == "you said hi there"
+    assert (call["state"], call["dialect"]) == ("ok", "responses")
+    assert call["prompt_token_ids"] == encode("system Be brief. user hi there assistant")
+    assert call["completion_token_ids"] == encode("you said hi there")
+    assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
+
+
+async def test_the_synchronous_client_reads_the_same(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+
+    def ask() -> tuple[Any, Any]:
+        with openai.OpenAI(base_url=harness.url(attempt, ""), api_key="none", max_retries=0) as client:
+            plain = client.responses.create(model="policy", input="hi")
+            with client.responses.stream(model="policy", input="hi") as stream:
+                return plain, stream.get_final_response()
+
+    plain, streamed = await asyncio.to_thread(ask)
+    assert plain.output_text == streamed.output_text == "you said hi"
+    assert await harness.states(attempt) == ["ok", "ok"]
+
+
+async def test_thoughts_words_and_tool_calls_are_items_in_this_order(agent: Agent) -> None:
+    answer = {"reasoning_content": "let me see", "content": TEXT, "tool_calls": [CALL]}
+    agent.harness.model.answer = lambda request: answer
+    response = await agent.ask(tools=[TOOL])
+    thought, message, call = response.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "let me see")
+    assert message.content[0].text == TEXT
+    assert (call.call_id, call.name, call.arguments) == ("call-1", "add", ARGUMENTS)
+    assert len({item.id for item in response.output}) == 3
+    said, _ = await agent.recorded()
+    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == ARGUMENTS
+    assert said["llm.request.functions.0.name"] == "add"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    ("finish_reason", "status", "why"),
+    [
+        ("stop", "completed", None),
+        ("length", "incomplete", "max_output_tokens"),
+        ("content_filter", "incomplete", "content_filter"),
+    ],
+)
+async def test_a_reply_that_was_cut_is_incomplete_with_the_reason(
+    agent: Agent, finish_reason: str, status: str, why: str | None, streams: bool
+) -> None:
+    agent.harness.model.answer = lambda request: {"content": "so far", "finish_reason": finish_reason}
+    agent.harness.model.streams = streams
+    plain = await agent.ask()
+    last: Any = None
+    async for event in await agent.ask(stream=True):
+        last = event
+    assert last.type == f"response.{status}"
+    for response in (plain, last.response):
+        assert (response.status, response.output_text, response.output[-1].status) == (status, "so far", status)
+        assert (response.incomplete_details and response.incomplete_details.reason) == why
+
+
+async def test_a_refusal_is_a_part_of_its_own(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: {"content": None, "refusal": "I will not"}
+    response = await agent.ask()
+    assert response.output[0].content[0].refusal == "I will not"
+    async with agent.stream() as stream:
+        streamed = await stream.get_final_response()
+    assert streamed.output[0].content[0].refusal == "I will not"
+
+
+async def test_an_answer_without_words_is_an_empty_message(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: ""
+    async with agent.stream() as stream:
+        streamed = await stream.get_final_response()
+    for response in (await agent.ask(), streamed):
+        assert (response.output_text, [item.type for item in response.output]) == ("", ["message"])
+
+
+class Sum(BaseModel):
+    total: int
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent, streamed: bool) -> None:
+    agent.harness.model.answer = lambda request: '{"total": 3}'
+    if streamed:
+        async with agent.stream(text_format=Sum) as stream:
+            response = await stream.get_final_response()
+    else:
+        response = await agent.client.responses.parse(model="policy", input="hi", text_format=Sum)
+    assert response.output_parsed == Sum(total=3)
+    wanted = agent.asked["response_format"]
+    assert (wanted["type"], wanted["json_schema"]["name"], wanted["json_schema"]["strict"]) == (
+        "json_schema",
+        "Sum",
+        True,
+    )
+    assert "total" in wanted["json_schema"]["schema"]["properties"]
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_is_called_and_its_output_goes_back_with_the_thoughts_before_it(agent: Agent) -> None:
+    answer = {"reasoning_content": "hm", "content": "one moment", "tool_calls": [CALL, {**CALL, "id": "call-2"}]}
+    agent.harness.model.answer = lambda request: answer
+    first = await agent.ask(tools=[TOOL])
+    outputs = [{"type": "function_call_output", "call_id": name, "output": "3"} for name in ("call-1", "call-2")]
+    await agent.ask(input=[{"role": "user", "content": "1 and 1"}, *first.output, *outputs], tools=[TOOL])
+    function = {"name": "add", "arguments": ARGUMENTS}
+    assert agent.asked["messages"] == [
+        {"role": "user", "content": "1 and 1"},
+        {
+            "role": "assistant",
+            "content": "one moment",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": name, "type": "function", "function": function} for name in ("call-1", "call-2")],
+        },
+        {"role": "tool", "tool_call_id": "call-1", "content": "3"},
+        {"role": "tool", "tool_call_id": "call-2", "content": "3"},
+    ]
+    parameters = {"name": "add", "description": "sum", "parameters": {"type": "object"}, "strict": False}
+    assert agent.asked["tools"] == [{"type": "function", "function": parameters}]
+
+
+async def test_what_the_library_has_parsed_goes_back_in_any_form(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: {"content": '{"total": 3}', "tool_calls": [CALL]}
+    async with agent.stream(text_format=Sum, tools=[{**TOOL, "strict": True}]) as stream:
+        first = await stream.get_final_response()
+    assert first.output_parsed == Sum(total=3)
+    output = {"type": "function_call_output", "call_id": "call-1", "output": "3"}
+    for items in (first.output, [item.model_dump() for item in first.output]):
+        await agent.ask(input=[{"role": "user", "content": "hi"}, *items, output])
+        turn = agent.asked["messages"][1]
+        assert (turn["content"], turn["tool_calls"][0]["function"]["arguments"]) == ('{"total": 3}', ARGUMENTS)
+
+
+async def test_images_roles_and_parts_arrive_as_chat_messages(agent: Agent) -> None:
+    url = "data:image/png;base64,iVBORw0KGgo="
+    image = {"type": "input_image", "image_url": url, "detail": "low"}
+    text = {"type": "input_text", "text": "what is this?"}
+    await agent.ask(
+        input=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [text, image]},
+            {"role": "assistant", "content": "a dot"},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [text, image]},
+            {"role": "user", "content": [text, text]},
+        ]
+    )
+    parts = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+    ]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    assert agent.asked["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "a dot", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+        {"role": "user", "content": "what is this?what is this?"},
+    ]
+
+
+async def test_thoughts_of_another_server_are_read_from_their_content_else_from_their_summary(agent: Agent) -> None:
+    both = {
+        "content": [{"type": "reasoning_text", "text": "whole"}],
+        "summary": [{"type": "summary_text", "text": "s"}],
+    }
+    only = {"summary": [{"type": "summary_text", "text": "short"}]}
+    for given, expected in ((both, "whole"), (only, "short")):
+        await agent.ask(input=[{"role": "user", "content": "hi"}, {"type": "reasoning", "id": "rs", **given}])
+        assert agent.asked["messages"][1]["reasoning_content"] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9, "user": "u"}, {"temperature": 0.5, "top_p": 0.9, "user": "u"}),
+        ({"max_output_tokens": 9}, {"max_tokens": 9}),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
+        ({"text": {"verbosity": "low"}}, {"verbosity": "low"}),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            {"tool_choice": {"type": "function", "name": "add"}},
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+        ),
+        ({"parallel_tool_calls": False}, {}),
+        ({"include": ["reasoning.encrypted_content"], "store": False, "truncation": "disabled"}, {}),
+    ],
+)
+async def test_each_setting_has_its_place_in_the_chat_request(agent: Agent, fields: Json, expected: Json) -> None:
+    await agent.ask(**fields)
+    messages = [{"role": "user", "content": "hi"}]
+    own = {"model": "policy", "messages": messages, "return_token_ids": True, "logprobs": True}
+    assert agent.asked == {**own, **expected}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str) -> None:
+    other = {**TOOL, "name": "other"}
+    allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "other"}]}
+    await agent.ask(tools=[TOOL, other], tool_choice=allowed)
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["other"]
+    assert agent.asked["tool_choice"] == mode
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"extra_body": {"seed": 3}}, "seed"),
+        ({"extra_body": {"input": 3}}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]}},
+            "tool_choice",
+        ),
+        ({"tool_choice": {"type": "hosted"}}, "tool_choice.type"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id",
+        ),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+    ],
+)
+async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Agent, fields: Json, named: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await agent.ask(**fields)
+    assert caught.value.param == named
+    assert f"'{named}'" in caught.value.message
+    assert agent.harness.model.calls == []
+    _, call = await agent.recorded()
+    assert (call["state"], call["http_status"]) == ("refused", 400)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (404, openai.NotFoundError),
+        (422, openai.UnprocessableEntityError),
+        (500, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_servers_refusal_is_the_librarys_own_error(agent: Agent, status: int, error: Any, stream: bool) -> None:
+    agent.harness.model.faults = [Fault(status)]
+    with pytest.raises(error, match=f"told to answer {status}") as caught:
+        await agent.ask(stream=stream)
+    assert caught.value.type == "stub"
+    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+async def _events(agent: Agent, **fields: Any) -> list[Json]:
+    """Return the events of a stream as they come over the wire."""
+    body = {"model": "policy", "input": "hi", "stream": True, **fields}
+    async with agent.harness.session.post(agent.harness.url(agent.attempt, "/v1/responses"), json=body) as reply:
+        assert (reply.status, reply.content_type) == (200, "text/event-stream")
+        frames = [frame.split("\n") for frame in (await reply.text()).split("\n\n") if frame]
+    events = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
+    assert all(name == data["type"] for name, data in events)
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    return [data for _, data in events]
+
+
+async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: Agent) -> None:
+    answer = {"reasoning_content": "hm so", "content": "a  b", "tool_calls": [CALL, {**CALL, "id": "call-2"}]}
+    agent.harness.model.answer = lambda request: answer
+    events = await _events(agent)
+    name = agent.harness.model.calls[0].reply["id"]
+    halves = (ARGUMENTS[: len(ARGUMENTS) // 2], ARGUMENTS[len(ARGUMENTS) // 2 :])
+
+    def text(index: int, kind: str, empty: Json, done: Json, part: Json, *deltas: str) -> list[Json]:
+        place = {"item_id": done["id"], "output_index": index, "content_index": 0}
+        extra = {"logprobs": []} if kind == "output_text" else {}
+        whole = "".join(deltas)
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": empty},
+            {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
+            *({"type": f"response.{kind}.delta", **place, "delta": delta, **extra} for delta in deltas),
+            {"type": f"response.{kind}.done", **place, "text": whole, **extra},
+            {"type": "response.content_part.done", **place, "part": {**part, "text": whole}},
+            {"type": "response.output_item.done", "output_index": index, "item": done},
+        ]
+
+    def call(index: int, call_id: str) -> list[Json]:
+        item = {"id": f"fc_{name}_{index}", "type": "function_call", "call_id": call_id, "name": "add"}
+        place = {"output_index": index, "item_id": item["id"]}
+        done = {**item, "arguments": ARGUMENTS, "status": "completed"}
+        ended = {"type": "response.function_call_arguments.done", **place, "name": "add", "arguments": ARGUMENTS}
+        started = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": started},
+            *({"type": "response.function_call_arguments.delta", **place, "delta": half} for half in halves),
+            ended,
+            {"type": "response.output_item.done", "output_index": index, "item": done},
+        ]
+
+    thought = {"type": "reasoning_text", "text": "hm so"}
+    thoughts = {"id": f"rs_{name}_0", "type": "reasoning", "summary": []}
+    words = {"type": "output_text", "text": "a  b", "annotations": [], "logprobs": []}
+    message = {"id": f"msg_{name}_1", "type": "message", "role": "assistant"}
+    started, done = {"status": "in_progress", "content": []}, {"status": "completed"}
+    expected = [
+        *text(
+            0,
+            "reasoning_text",
+            {**thoughts, **started},
+            {**thoughts, "content": [thought], **done},
+            thought,
+            "hm",
+            " so",
+        ),
+        *text(1, "output_text", {**message, **started}, {**message, **done, "content": [words]}, words, "a", "  b"),
+        *call(2, "call-1"),
+        *call(3, "call-2"),
+    ]
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[0]["response"]["output"] == []
+    assert events[0]["response"]["status"] == "in_progress"
+    shown = [{name: value for name, value in event.items() if name != "sequence_number"} for event in events]
+    assert shown[2:-1] == expected
+    assert events[-1]["type"] == "response.completed"
+    done_items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert events[-1]["response"]["output"] == done_items
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_the_library_puts_a_stream_together_to_the_very_text(agent: Agent, streams: bool) -> None:
+    agent.harness.model.streams = streams
+    agent.harness.model.answer = lambda request: {"reasoning_content": "a\n\nb", "content": TEXT, "tool_calls": [CALL]}
+    text, arguments = "", ""
+    async with agent.stream() as stream:
+        async for event in stream:
+            text += event.delta if event.type == "response.output_text.delta" else ""
+            arguments += event.delta if event.type == "response.function_call_arguments.delta" else ""
+        response = await stream.get_final_response()
+    assert (text, arguments, response.output_text) == (TEXT, ARGUMENTS, TEXT)
+    assert response.output[0].content[0].text == "a\n\nb"
+    said, call = await agent.recorded()
+    assert said["gen_ai.completion.0.content"] == TEXT
+    assert said["gen_ai.response.id"] == response.id
+    assert (call["state"], call["streamed"]) == ("ok", True)
+    engine = agent.harness.model.calls[0].reply
+    assert engine is not None
+    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"]
+    assert response.usage.output_tokens == engine["usage"]["completion_tokens"]
+
+
+async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: "one two three"
+    agent.harness.model.hold_frames(2)
+    text = ""
+    async for event in await agent.ask(stream=True):
+        if event.type == "response.output_text.delta":
+            if not text:
+                assert await agent.harness.raw(agent.attempt) == []
+                agent.harness.model.release()
+            text += event.delta
+    assert text == "one two three"
+    assert await agent.harness.states(agent.attempt) == ["ok"]
+
+
+HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(body=HALF, headers=SSE),
+        Fault(body=HALF + b"data: not json\n\n", headers=SSE),
+        Fault(body=HALF + b'data: {"error": {"message": "out of memory"}}\n\n', headers=SSE),
+        Fault(body=HALF * 3, headers=SSE, cut="middle"),
+    ],
+    ids=["ends early", "garbage", "error in the stream", "cut"],
+)
+async def test_a_stream_that_breaks_is_the_librarys_own_error(agent: Agent, fault: Fault) -> None:
+    agent.harness.model.faults = [fault]
+    text = ""
+
+    async def read() -> None:
+        nonlocal text
+        async for event in await agent.ask(stream=True):
+            text += event.delta if event.type == "response.output_text.delta" else ""
+
+    with pytest.raises(openai.APIError, match="model server"):
+        await read()
+    assert text.startswith("ha")
+    _, call = await agent.recorded()
+    assert call["state"] == "upstream_error"
+    assert "completion_token_ids" not in call
+
+
+async def test_the_event_of_an_error_goes_on_with_the_numbers(agent: Agent) -> None:
+    agent.harness.model.faults = [Fault(body=HALF, headers=SSE)]
+    events = await _events(agent)
+    assert [event["type"] for event in events[-2:]] == ["response.output_text.delta", "error"]
+    assert "before the reply was complete" in events[-1]["message"]
+
+
+async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: "one two three four"
+    agent.harness.model.hold_frames(3)
+    async with await agent.ask(stream=True) as stream:
+        await stream.__anext__()
+    await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
+    _, call = await agent.recorded()
+    assert (call["state"], call["http_status"]) == ("client_left", 499)
+
+
+# --- a server that speaks the dialect itself -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def native() -> AsyncGenerator[Agent, None]:
+    async with GatewayHarness() as harness:
+        entry = harness.model.entry("gpt", model="openai/gpt-9", api_key="provider-key", dialects=["responses"])
+        harness.proxy.update_model_list([entry])
+        made = Agent(harness, await harness.attempt())
+        async with made.client:
+            yield made
+
+
+async def test_a_native_server_gets_the_request_as_it_is(native: Agent) -> None:
+    fields: Json = {"previous_response_id": "resp_1", "tools": [{"type": "web_search"}], "instructions": "s"}
+    response = await native.ask(model="gpt", **fields)
+    exchange = native.harness.model.calls[0]
+    assert exchange.path == "/v1/responses"
+    assert exchange.request == {"model": "gpt-9", "input": "hi", **fields}
+    assert exchange.headers["authorization"] == "Bearer provider-key"
+    assert response.id == exchange.reply["id"]
+    said, call = await native.recorded()
+    assert call["state"] == "no_tokens"
+    assert said["gen_ai.response.id"] == response.id
+    assert [said[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["s", "hi"]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_native_stream_passes_and_is_recorded_without_tokens(native: Agent, streams: bool) -> None:
+    native.harness.model.streams = streams
+    native.harness.model.answer = lambda request: TEXT
+    async with native.stream(model="gpt") as stream:
+        response = await stream.get_final_response()
+    assert response.output_text == TEXT
+    said, call = await native.recorded()
+    assert (call["state"], call["streamed"], call["finish_reason"]) == ("no_tokens", True, "stop")
+    assert said["gen_ai.completion.0.content"] == TEXT
+    assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (7, 5)
+
+
+async def test_a_native_stream_passes_frame_by_frame(native: Agent) -> None:
+    body = {"model": "gpt", "input": "hi", "stream": True}
+    async with native.harness.session.post(native.harness.url(native.attempt, "/v1/responses"), json=body) as reply:
+        through = await reply.read()
+    url = f"{native.harness.model.base_url}/responses"
+    async with native.harness.session.post(url, json={**body, "model": "gpt-9"}) as reply:
+        direct = await reply.read()
+    first, second = (exchange.reply["id"].encode() for exchange in native.harness.model.calls)
+    assert through.replace(first, second) == direct
+
+
+async def test_a_native_response_that_failed_is_heard_and_recorded_as_failed(native: Agent) -> None:
+    response = {"id": "resp_1", "object": "response", "model": "gpt-9", "status": "in_progress", "output": []}
+    item = {"id": "m", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so far"}]}
+    failed = {**response, "status": "failed", "error": {"code": "server_error", "message": "out of memory"}}
+    events = [
+        {"type": "response.created", "sequence_number": 0, "response": response},
+        {"type": "response.output_item.done", "sequence_number": 1, "output_index": 0, "item": item},
+        {"type": "response.failed", "sequence_number": 2, "response": failed},
+    ]
+    body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+    native.harness.model.faults = [Fault(body=body, headers=SSE)]
+    seen = [event.to_dict() async for event in await native.ask(model="gpt", stream=True)]
+    assert [event["type"] for event in seen] == [event["type"] for event in events]
+    assert seen[-1]["response"]["error"]["message"] == "out of memory"
+    said, call = await native.recorded()
+    assert (call["state"], said["gen_ai.completion.0.content"]) == ("upstream_error", "so far")

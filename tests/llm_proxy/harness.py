@@ -1,0 +1,85 @@
+"""The gateway with all that it needs, real and small: memory store, model server, attempts, an agent's HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from typing import Any, Self
+
+import aiohttp
+
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.semconv import LightningCallAttributes
+from agentlightning.store.base import LightningStore
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import AttemptedRollout, Span
+from tests.stubs.model_server import Exchange, ModelServer
+
+Json = dict[str, Any]
+Response = tuple[int, Json]
+
+
+class GatewayHarness:
+    """Serves the model `policy` while entered; keyword arguments go to `LLMProxy`."""
+
+    def __init__(
+        self, model: ModelServer | None = None, *, store: LightningStore | None = None, **options: Any
+    ) -> None:
+        self.model = model or ModelServer()
+        self.store = store or InMemoryLightningStore()
+        self._options = options
+
+    async def __aenter__(self) -> Self:
+        self.model.start()
+        self.session = aiohttp.ClientSession()
+        options: Json = {"model_list": [self.model.entry("policy")], "store": self.store, **self._options}
+        self.proxy = LLMProxy(**options)
+        await self.proxy.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()
+        if self.proxy.is_running():
+            await self.proxy.stop()
+        self.model.stop()
+
+    async def attempt(self) -> AttemptedRollout:
+        return await self.store.start_rollout(input={"question": "six times seven"})
+
+    def url(self, attempt: AttemptedRollout, tail: str = "/chat/completions") -> str:
+        return self.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, "policy").endpoint + tail
+
+    async def post(self, url: str, body: Any, **headers: str) -> Response:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self.session.post(url, data=data, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def ask(self, attempt: AttemptedRollout, content: str = "hi there", **fields: Any) -> Response:
+        """Make one call as an agent would; return status and body."""
+        body = {"model": "policy", "messages": [{"role": "user", "content": content}], **fields}
+        return await self.post(self.url(attempt), body)
+
+    async def spans(self, attempt: AttemptedRollout) -> list[Span]:
+        return list(await self.store.query_spans(attempt.rollout_id, attempt.attempt.attempt_id))
+
+    async def raw(self, attempt: AttemptedRollout) -> list[Json]:
+        """Return the typed attributes of each recorded call, by the last word of their key."""
+        spans = [span for span in await self.spans(attempt) if span.name == "raw_gen_ai_request"]
+        keys = {key.value: key.value.rsplit(".", 1)[1] for key in LightningCallAttributes}
+        return [{keys[k]: v for k, v in span.attributes.items() if k in keys} for span in spans]
+
+    async def states(self, attempt: AttemptedRollout) -> list[str]:
+        return [call["state"] for call in await self.raw(attempt)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds: for what happens on the gateway's thread, which has no event to offer."""
+    while not condition():  # noqa: ASYNC110 -- see above; pytest's timeout is the ceiling
+        await asyncio.sleep(0.005)
+
+
+def arrived(count: int) -> Callable[[list[Exchange]], bool]:
+    """For `ModelServer.until`: that many requests have come."""
+    return lambda calls: len(calls) >= count

@@ -1,0 +1,100 @@
+"""What is kept of prompts and replies, and redaction before anything leaves the gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.semconv import HIDDEN_KEYS
+from agentlightning.types import Span
+from tests.llm_proxy.harness import GatewayHarness
+from tests.stubs.model_server import encode
+
+SECRET = "swordfish"
+
+
+async def _everything(harness: GatewayHarness, **fields: object) -> tuple[list[Span], str]:
+    attempt = await harness.attempt()
+    assert (await harness.ask(attempt, f"the word is {SECRET}", **fields))[0] == 200
+    spans = await harness.spans(attempt)
+    return spans, "".join(span.model_dump_json() for span in spans)
+
+
+async def test_by_default_prompts_and_replies_are_kept() -> None:
+    async with GatewayHarness() as harness:
+        _, text = await _everything(harness)
+        assert SECRET in text
+
+
+async def test_what_has_the_shape_of_a_key_is_hidden_and_its_tokens_stay() -> None:
+    key = "sk-" + "a1B2c3D4e5F6g7H8i9J0" * 2
+    async with GatewayHarness() as harness:
+        attempt = await harness.attempt()
+        status, reply = await harness.ask(attempt, f"the key is {key}")
+        spans = await harness.spans(attempt)
+    assert status == 200
+    assert key in str(reply)
+    assert key not in "".join(span.model_dump_json() for span in spans)
+    assert any(span.attributes.get(HIDDEN_KEYS) for span in spans)
+    raw = spans[1].attributes
+    assert raw["agentlightning.call.completion_token_ids"] == encode(f"you said the key is {key}")
+
+
+async def test_tokens_alone_can_be_kept() -> None:
+    async with GatewayHarness(keep="tokens") as harness:
+        spans, text = await _everything(harness)
+        assert SECRET not in text
+        parent, raw = spans
+        assert parent.attributes["gen_ai.prompt.0.role"] == "user"
+        assert raw.attributes["agentlightning.call.completion_token_ids"] == encode(f"you said the word is {SECRET}")
+        assert raw.attributes["agentlightning.call.finish_reason"] == "stop"
+
+
+async def test_counts_alone_can_be_kept() -> None:
+    async with GatewayHarness(keep="counts") as harness:
+        spans, text = await _everything(harness)
+        assert SECRET not in text
+        raw = spans[1].attributes
+        assert "agentlightning.call.completion_token_ids" not in raw
+        assert "agentlightning.call.completion_logprobs" not in raw
+        assert str(encode(SECRET)[0]) not in text
+        assert raw["agentlightning.call.completion_tokens"] == 6
+        assert raw["agentlightning.call.state"] == "ok"
+
+
+async def test_a_function_of_the_user_changes_what_leaves() -> None:
+    def redact(span: Span) -> Span:
+        attributes = {k: v.replace(SECRET, "***") if isinstance(v, str) else v for k, v in span.attributes.items()}
+        return span.model_copy(update={"attributes": attributes})
+
+    async with GatewayHarness(redact=redact) as harness:
+        _, text = await _everything(harness)
+        assert SECRET not in text
+        assert "the word is ***" in text
+
+
+async def test_if_the_users_function_fails_nothing_leaves_and_the_agent_is_told() -> None:
+    def redact(span: Span) -> Span:
+        raise RuntimeError("no dictionary")
+
+    async with GatewayHarness(redact=redact) as harness:
+        attempt = await harness.attempt()
+        status, body = await harness.ask(attempt, SECRET)
+        assert status == 503
+        assert body["error"]["code"] == "record_lost"
+        assert await harness.spans(attempt) == []
+        assert harness.proxy.stats()["lost"] == 1
+
+
+async def test_an_error_message_is_text_too() -> None:
+    async with GatewayHarness(keep="tokens") as harness:
+        attempt = await harness.attempt()
+        await harness.post(harness.url(attempt), {"model": SECRET, "messages": []})
+        spans = await harness.spans(attempt)
+        assert spans[0].attributes["error.type"] == "refused"
+        assert "There is no model" not in "".join(span.model_dump_json() for span in spans)
+
+
+def test_a_wrong_choice_names_the_right_ones() -> None:
+    with pytest.raises(ValueError, match="keep must be one of all, tokens, counts; got 'some'"):
+        LLMProxy(keep="some")  # type: ignore[arg-type]

@@ -1,0 +1,247 @@
+"""What one call leaves in the store, and what the agent gets to see of it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import hashlib
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES
+from agentlightning.store.http.server import LightningStoreServer
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import Span
+from tests.llm_proxy.harness import GatewayHarness, arrived
+from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
+
+
+async def test_the_record_holds_the_tokens_that_the_engine_consumed_and_produced(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    status, _ = await harness.ask(attempt, "hi there")
+    engine = harness.model.calls[0].reply
+    assert status == 200
+    assert engine is not None
+    [call] = await harness.raw(attempt)
+    assert call["prompt_token_ids"] == engine["prompt_token_ids"] == encode("user hi there assistant")
+    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"] == encode("you said hi there")
+    assert call["completion_logprobs"] == logprobs_of(call["completion_token_ids"])
+    assert call["finish_reason"] == "stop"
+    assert (call["state"], call["http_status"], call["upstream_tries"]) == ("ok", 200, 1)
+    assert call["weight_version"] == 0
+    assert call["latency_seconds"] > 0
+
+
+async def test_a_call_is_two_spans_with_one_number_the_second_below_the_first(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await harness.ask(attempt)
+    request, raw = await harness.spans(attempt)
+    assert (request.name, raw.name) == ("litellm_request", "raw_gen_ai_request")
+    assert request.sequence_id == raw.sequence_id == 1
+    assert (raw.parent_id, raw.trace_id) == (request.span_id, request.trace_id)
+    assert request.attributes["gen_ai.response.id"] == raw.attributes["llm.hosted_vllm.id"]
+    assert request.start_time is not None
+    assert request.end_time is not None
+    assert request.start_time <= request.end_time
+
+
+async def test_readers_of_the_text_form_find_python_literals(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await harness.ask(attempt, "hi there")
+    attributes = (await harness.spans(attempt))[1].attributes
+    assert ast.literal_eval(str(attributes["llm.hosted_vllm.prompt_token_ids"])) == encode("user hi there assistant")
+    [choice] = ast.literal_eval(str(attributes["llm.hosted_vllm.choices"]))
+    assert choice == {"index": 0, "token_ids": encode("you said hi there"), "finish_reason": "stop"}
+
+
+async def test_the_request_span_holds_messages_tools_and_parameters() -> None:
+    tool_call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    tool = {"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object"}}}
+    async with GatewayHarness(ModelServer(lambda _: {"content": None, "tool_calls": [tool_call]})) as harness:
+        attempt = await harness.attempt()
+        await harness.ask(attempt, "1 and 1", tools=[tool], temperature=0.5, max_tokens=9)
+        attributes = (await harness.spans(attempt))[0].attributes
+    assert attributes["gen_ai.prompt.0.role"] == "user"
+    assert attributes["gen_ai.prompt.0.content"] == "1 and 1"
+    assert attributes["gen_ai.completion.0.tool_calls.0.name"] == "add"
+    assert attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1}'
+    assert attributes["gen_ai.completion.0.finish_reason"] == "tool_calls"
+    assert attributes["llm.request.functions.0.parameters"] == '{"type": "object"}'
+    assert attributes["gen_ai.request.temperature"] == 0.5
+    assert attributes["gen_ai.request.max_tokens"] == 9
+    assert "gen_ai.completion.0.content" not in attributes
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids_shown", "logprobs_shown"),
+    [
+        ({}, False, False),
+        ({"return_token_ids": False, "logprobs": False}, False, False),
+        ({"return_token_ids": True}, True, False),
+        ({"logprobs": True}, False, True),
+        ({"return_token_ids": True, "logprobs": True}, True, True),
+    ],
+)
+async def test_the_agent_sees_exactly_what_it_asked_for(
+    harness: GatewayHarness, asked: dict[str, Any], ids_shown: bool, logprobs_shown: bool
+) -> None:
+    _, body = await harness.ask(await harness.attempt(), **asked)
+    sent = harness.model.calls[0].reply
+    assert sent is not None
+    expected = {**sent, "choices": [dict(sent["choices"][0])]}
+    if not ids_shown:
+        del expected["prompt_token_ids"], expected["choices"][0]["token_ids"]
+    if not logprobs_shown:
+        expected["choices"][0]["logprobs"] = None
+    assert body == expected
+
+
+async def test_the_engine_is_asked_for_ids_and_logprobs_and_else_gets_the_request_as_it_was(
+    harness: GatewayHarness,
+) -> None:
+    await harness.ask(await harness.attempt(), "hi", temperature=0.3, made_up={"x": [1, 2]})
+    assert harness.model.calls[0].request == {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 0.3,
+        "made_up": {"x": [1, 2]},
+        "return_token_ids": True,
+        "logprobs": True,
+    }
+
+
+async def test_an_engine_without_token_ids_is_recorded_as_such_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with GatewayHarness(ModelServer(tokens=False)) as harness:
+        attempt = await harness.attempt()
+        with caplog.at_level(logging.WARNING):
+            assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
+        assert await harness.states(attempt) == ["no_tokens", "no_tokens"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "'policy' gives no token ids" in warning
+    assert "return_token_ids" in warning
+
+
+@pytest.mark.parametrize("field", ["return_token_ids", "logprobs"])
+async def test_an_engine_that_refuses_a_field_of_ours_is_asked_without_it(field: str) -> None:
+    async with GatewayHarness(ModelServer(refused_fields=(field,))) as harness:
+        attempt = await harness.attempt()
+        assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
+        assert [field in call.request for call in harness.model.calls] == [True, False, False]
+        states = await harness.states(attempt)
+    assert states == (["no_tokens"] * 2 if field == "return_token_ids" else ["ok"] * 2)
+
+
+async def test_a_field_that_the_agent_itself_sent_is_its_own_to_hear_about() -> None:
+    async with GatewayHarness(ModelServer(refused_fields=("logprobs",))) as harness:
+        status, body = await harness.ask(await harness.attempt(), logprobs=True)
+        assert status == 400
+        assert body["error"]["param"] == "logprobs"
+        assert len(harness.model.calls) == 1
+
+
+async def test_calls_get_their_number_when_they_arrive(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    harness.model.hold()
+    call = asyncio.create_task(harness.ask(attempt))
+    await harness.model.until(arrived(1))
+    later = await harness.store.add_many_spans(
+        [
+            Span.from_attributes(
+                attributes={"agentlightning.reward.0.value": 1.0},
+                rollout_id=attempt.rollout_id,
+                attempt_id=attempt.attempt.attempt_id,
+                sequence_id=-1,
+            )
+        ]
+    )
+    harness.model.release()
+    await call
+    numbers = {span.name: span.sequence_id for span in await harness.spans(attempt)}
+    assert numbers["raw_gen_ai_request"] == 1 < later[0].sequence_id
+
+
+async def test_parallel_calls_of_one_attempt_get_each_their_own_number(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    await asyncio.gather(*[harness.ask(attempt, f"call {i}") for i in range(10)])
+    numbers = [span.sequence_id for span in await harness.spans(attempt) if span.name == "raw_gen_ai_request"]
+    assert sorted(numbers) == list(range(1, 11))
+
+
+async def test_calls_of_several_attempts_do_not_mix(harness: GatewayHarness) -> None:
+    attempts = [await harness.attempt() for _ in range(4)]
+    await asyncio.gather(*[harness.ask(a, f"mine {i}") for i, a in enumerate(attempts) for _ in range(3)])
+    for index, attempt in enumerate(attempts):
+        asked = [s.attributes["gen_ai.prompt.0.content"] for s in await harness.spans(attempt) if s.parent_id is None]
+        assert asked == [f"mine {index}"] * 3
+
+
+async def test_a_part_too_big_to_keep_is_recorded_as_its_hash_and_size(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    huge = "x" * (KEPT_BYTES + 1)
+    status, _ = await harness.ask(attempt, huge)
+    assert status == 200
+    assert len(harness.model.calls[0].request["messages"][0]["content"]) == len(huge)
+    kept = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+    assert kept == f"[not kept: {len(huge)} bytes, sha256 {hashlib.sha256(huge.encode()).hexdigest()}]"
+    assert await harness.states(attempt) == ["ok"]
+
+
+async def test_message_parts_are_kept_as_json(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    parts = [{"type": "text", "text": "größe?"}]
+    body = {"model": "policy", "messages": [{"role": "user", "content": parts}]}
+    harness.model.answer = lambda _: "large"
+    assert (await harness.post(harness.url(attempt), body))[0] == 200
+    assert (await harness.spans(attempt))[0].attributes[
+        "gen_ai.prompt.0.content"
+    ] == '[{"type": "text", "text": "größe?"}]'
+
+
+async def test_odd_content_is_recorded_as_far_as_text_can_hold_it(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    body = (
+        b'{"model": "policy", "seed": NaN, "messages": [{"role": "user", "content": "half \\ud83d pair"}, {"role": 3}]}'
+    )
+    assert (await harness.post(harness.url(attempt), body))[0] == 200
+    attributes = (await harness.spans(attempt))[0].attributes
+    assert attributes["gen_ai.prompt.0.content"] == "half ? pair"
+    assert attributes["gen_ai.prompt.1.role"] == "3"
+
+
+async def test_all_choices_of_a_call_are_in_the_text_form_and_the_first_one_is_typed(harness: GatewayHarness) -> None:
+    choices = [{"index": i, "token_ids": [i + 5], "finish_reason": "stop", "message": {"content": "x"}} for i in (0, 1)]
+    reply = {"id": "c", "prompt_token_ids": [1], "choices": choices}
+    harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
+    attempt = await harness.attempt()
+    await harness.ask(attempt, n=2)
+    raw = (await harness.spans(attempt))[1].attributes
+    assert [c["token_ids"] for c in ast.literal_eval(str(raw["llm.hosted_vllm.choices"]))] == [[5], [6]]
+    assert (await harness.raw(attempt))[0]["completion_token_ids"] == [5]
+
+
+async def test_a_store_behind_http_keeps_the_same_spans() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    async with GatewayHarness(store=server) as harness:
+        attempt = await harness.attempt()
+        assert (await harness.ask(attempt))[0] == 200
+        assert await harness.states(attempt) == ["ok"]
+        request, raw = await harness.spans(attempt)
+        assert Span.model_validate(raw.model_dump()) == raw
+        assert raw.parent_id == request.span_id
+    await server.stop()
+
+
+async def test_the_openai_client_needs_nothing_but_the_base_url(harness: GatewayHarness) -> None:
+    openai = pytest.importorskip("openai")
+    attempt = await harness.attempt()
+    for tail in ("", "/v1"):
+        async with openai.AsyncOpenAI(base_url=harness.url(attempt, tail), api_key="dummy") as client:
+            messages = [{"role": "user", "content": "hi there"}]
+            completion = await client.chat.completions.create(model="policy", messages=messages)
+            assert completion.choices[0].message.content == "you said hi there"
+            assert [model.id async for model in client.models.list()] == ["policy"]
+    assert await harness.states(attempt) == ["ok", "ok"]

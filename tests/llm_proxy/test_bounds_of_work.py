@@ -1,0 +1,396 @@
+"""One agent's request cannot hold up the others: its shape is bounded before any work, long work leaves the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from agentlightning.llm_proxy.access.json_shape import TooMuchJsonError, check_depth, check_size
+from agentlightning.llm_proxy.access.limits import (
+    LONGEST_COMPARED,
+    LONGEST_ERROR,
+    LONGEST_NAME,
+    MOST_FIELDS,
+    MOST_ITEMS,
+    REQUEST_JSON,
+    JsonBounds,
+)
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES
+from agentlightning.llm_proxy.dialects.pieces import GrowingObject
+from agentlightning.llm_proxy.dialects.tool_calls import ToolCallStream
+from agentlightning.llm_proxy.off_loop import HUGE_BYTES, LARGE_BYTES, OffLoop
+from tests.llm_proxy.harness import GatewayHarness
+from tests.stubs.model_server import ModelServer
+
+Json = dict[str, Any]
+SAID = [{"role": "user", "content": "hi"}]
+ROUTES: dict[str, Json] = {
+    "/chat/completions": {"model": "policy", "messages": SAID},
+    "/completions": {"model": "policy", "prompt": "hi"},
+    "/embeddings": {"model": "policy", "input": "hi"},
+    "/responses": {"model": "policy", "input": SAID},
+    "/messages": {"model": "policy", "messages": SAID, "max_tokens": 9},
+    "/messages/count_tokens": {"model": "policy", "messages": SAID},
+}
+LISTS = {
+    "/chat/completions": "messages",
+    "/completions": "prompt",
+    "/embeddings": "input",
+    "/responses": "input",
+    "/messages": "messages",
+    "/messages/count_tokens": "messages",
+}
+HUGE_NAME = "p" * 30_000_000
+
+
+def encoded(body: Json, **fields: Any) -> bytes:
+    return json.dumps({**body, **fields}).encode()
+
+
+TOO_MUCH: dict[str, Callable[[Json, str], bytes]] = {
+    "a model name of 30 MB": lambda body, _: encoded(body, model=HUGE_NAME),
+    "a model name a little too long": lambda body, _: encoded(body, model="p" * (LONGEST_NAME + 1)),
+    "2.4 million empty objects": lambda body, name: encoded(body, **{name: "@"}).replace(
+        b'"@"', b"[" + b",".join([b"{}"] * 2_400_000) + b"]"
+    ),
+    "ten million empty lists": lambda body, name: encoded(body, **{name: "@"}).replace(
+        b'"@"', b"[" + b",".join([b"[]"] * 10_000_000) + b"]"
+    ),
+    "three million texts": lambda body, name: encoded(body, **{name: "@"}).replace(
+        b'"@"', b"[" + b",".join([b'"\\""'] * 3_000_000) + b"]"
+    ),
+    "a few entries too many": lambda body, name: encoded(
+        body, **{name: [{"role": "user", "content": "x"}] * (MOST_ITEMS + 1)}
+    ),
+    "too many tools": lambda body, _: encoded(body, tools=[{"type": "function"}] * (MOST_ITEMS + 1)),
+    "too many fields": lambda body, _: encoded(
+        body, **{f"f{number}": [] for number in range(REQUEST_JSON.containers + 1)}
+    ),
+    "two million fields": lambda body, _: encoded(body, x="@").replace(
+        b'"@"', b"1," + b",".join(b'"k%d":1' % number for number in range(1_900_000))
+    ),
+    "a million entries in one object": lambda body, _: encoded(body, logit_bias=dict.fromkeys(range(1_500_000), 1)),
+    "a million entries in objects in lists": lambda body, name: encoded(
+        body, **{name: [{"role": "user", "content": "x", "extra": dict.fromkeys(range(1_000_000), 1)}]}
+    ),
+    "a million texts": lambda body, _: encoded(body, stop=["a"] * 1_000_000),
+    "a few fields too many": lambda body, _: encoded(body, **{f"f{number}": 1 for number in range(MOST_FIELDS)}),
+    "a few entries of an object too many": lambda body, _: encoded(
+        body, logit_bias=dict.fromkeys(range(MOST_ITEMS + 1), 1)
+    ),
+    "a field with a name of 30 MB": lambda body, _: encoded(body, **{HUGE_NAME: 1}),
+    "a user of 30 MB": lambda body, _: encoded(body, user=HUGE_NAME),
+    "a role of 30 MB": lambda body, name: encoded(body, **{name: [{"role": HUGE_NAME, "content": "x"}]}),
+    "lists a million deep": lambda body, name: encoded(body, **{name: "@"}).replace(
+        b'"@"', b"[" * 1_000_000 + b"]" * 1_000_000
+    ),
+    "lists 5,000 deep": lambda body, name: encoded(body, **{name: "@"}).replace(b'"@"', b"[" * 5_000 + b"]" * 5_000),
+    "objects 250 deep, half a pair": lambda body, name: encoded(body, **{name: "@", "x": "\ud83d"}).replace(
+        b'"@"', b'{"a":' * 250 + b"1" + b"}" * 250
+    ),
+    "UTF-16": lambda body, _: json.dumps(body).encode("utf-16"),
+    "a million choices": lambda body, _: encoded(body, n=1_000_000),
+    "more choices than a float holds": lambda body, _: encoded(body, n="@").replace(b'"@"', b"1e300"),
+}
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that were compared with others, in order."""
+    lengths: list[int] = []
+    matcher: Any = difflib.SequenceMatcher
+    original = matcher.set_seq2
+
+    def set_seq2(self: Any, b: Any) -> None:
+        lengths.append(len(b))
+        original(self, b)
+
+    monkeypatch.setattr(matcher, "set_seq2", set_seq2)
+    return lengths
+
+
+LARGE = ("million", "30 MB", "too many fields")
+"""In the names of cases that take half a second; all dialects read with the same reader, so one is enough."""
+CASES = [
+    (route, case)
+    for route in ROUTES
+    for case in TOO_MUCH
+    if route == "/chat/completions" or not any(w in case for w in LARGE)
+]
+
+
+@pytest.mark.parametrize(("route", "case"), CASES)
+async def test_a_request_that_is_too_much_is_refused_by_its_shape(route: str, case: str, compared: list[int]) -> None:
+    body = TOO_MUCH[case](ROUTES[route], LISTS[route])
+    async with GatewayHarness() as harness:
+        attempt = await harness.attempt()
+        status, said = await harness.post(harness.url(attempt, route), body)
+        assert status == 400, said
+        assert set(said["error"]) >= {"type", "message"}
+        assert len(json.dumps(said)) < LONGEST_ERROR + 2000
+        assert harness.model.calls == []
+        states = await harness.states(attempt)
+        assert states == ([] if "count" in route else ["refused"])
+        kept = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+        assert len(kept) < 2 * LONGEST_ERROR + 20_000 or "user" in case
+        assert (await harness.ask(attempt))[0] == 200
+    assert max(compared, default=0) <= LONGEST_COMPARED
+
+
+async def test_a_long_conversation_with_tools_passes() -> None:
+    calls = [{"id": "t", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}]
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": "a", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "t", "content": "b"},
+        {"role": "assistant", "content": "c", "name": "d"},
+    ]
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x"} for n in range(200)}}
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(100)]
+    async with GatewayHarness() as harness:
+        attempt = await harness.attempt()
+        body = encoded({"model": "policy", "messages": turns * (MOST_ITEMS // 4), "tools": tools})
+        assert (await harness.post(harness.url(attempt, "/chat/completions"), body))[0] == 200
+
+
+@pytest.mark.parametrize("length", [6, LONGEST_COMPARED, LONGEST_NAME, 60_000])
+async def test_names_in_addresses_are_compared_within_bounds(length: int, compared: list[int]) -> None:
+    async with GatewayHarness(
+        policies={"main": {"kind": "trained", "models": ["policy"], "roles": ["solver"]}}
+    ) as harness:
+        attempt = await harness.attempt()
+        url = harness.url(attempt, "")
+        for wrong in (
+            url + "/models/" + "p" * length,
+            url.replace("/rollout/", f"/role/{'s' * length}/rollout/") + "/models",
+        ):
+            async with harness.session.get(wrong) as answer:
+                assert answer.status in (400, 404, 414, 431)
+                assert len(await answer.text()) < LONGEST_ERROR + 2000
+        assert (await harness.ask(attempt, model="p" * min(length, LONGEST_NAME)))[0] in (400, 404)
+    assert max(compared, default=0) <= LONGEST_COMPARED
+
+
+# --- how much is counted -----------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    {"a": [1, 2, {"b": 'x,y[{"}]'}]},
+    {"a": "\\", "b": ['"', ",,[["], "\\\\": {}},
+    ["\\" * 99_999, [], '"' * 99_998, {"\\": ["\n[,"]}],
+    {"a": ['"\\,[{' * 200_000, [], {}]},
+    ["x" * (1 << 18), [], "\\" * (1 << 18), [[]], "\u00fc" * (1 << 18), "[" * 9],
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_the_count_of_values_is_that_of_the_parser(value: Any, ascii_only: bool) -> None:
+    def containers(value: Any) -> int:
+        kind = cast(Any, type(value))
+        inner: list[Any] = list(value.values()) if kind is dict else value if kind is list else []
+        return (kind in (dict, list)) + sum(map(containers, inner))
+
+    raw, exact = json.dumps(value, ensure_ascii=ascii_only).encode() + b" " * 5000, containers(value)
+    check_size(raw, JsonBounds(1000, exact))
+    with pytest.raises(TooMuchJsonError):
+        check_size(raw, JsonBounds(1000, exact - 1))
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_the_count_of_keys_and_texts_is_that_of_the_parser(value: Any, ascii_only: bool) -> None:
+    def count(value: Any) -> tuple[int, int]:
+        if isinstance(value, str):
+            return 0, 1
+        inner: list[Any] = list(cast("list[Any]", value)) if isinstance(value, list) else []
+        if isinstance(value, dict):
+            inner = [*cast("Json", value), *cast("Json", value).values()]
+        both = [count(entry) for entry in inner]
+        own = len(inner) // 2 if isinstance(value, dict) else 0
+        return own + sum(keys for keys, _ in both), sum(texts for _, texts in both)
+
+    keys, texts = count(value)
+    raw = json.dumps(value, ensure_ascii=ascii_only).encode() + b" " * 5000
+    check_size(raw, JsonBounds(1000, 1000, keys, texts))
+    for less in (JsonBounds(1000, 1000, keys - 1, texts), JsonBounds(1000, 1000, keys, texts - 1)):
+        with pytest.raises(TooMuchJsonError):
+            check_size(raw, less)
+
+
+async def test_huge_bodies_are_worked_on_one_at_a_time_in_a_process() -> None:
+    at_work, most = 0, 0
+
+    def work() -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        time.sleep(0.02)
+        at_work -= 1
+
+    gateways = [OffLoop(), OffLoop()]
+    await asyncio.gather(*(gateways[n % 2].run(HUGE_BYTES, work) for n in range(8)))
+    for gateway in gateways:
+        gateway.close()
+    assert most == 1
+
+
+def test_depth_is_counted_without_recursion() -> None:
+    value: Any = 1
+    for _ in range(110):
+        value = {"a": [value]}
+    with pytest.raises(TooMuchJsonError):
+        check_depth(value)
+    for _ in range(12):
+        value = value["a"][0]
+    check_depth(value)
+
+
+# --- work grows with the size, not with its square ----------------------------------------------------------------
+
+
+def calls_made(function: Callable[[], object]) -> int:
+    """Return how many functions were called, generators' turns among them."""
+    made = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+def messages_of_one_role(role: str) -> Callable[[int], object]:
+    return lambda size: MESSAGES.to_chat(
+        {"model": "m", "max_tokens": 1, "messages": [*[{"role": role, "content": "x"}] * size, *SAID]}
+    )
+
+
+def items(kind: Json) -> Callable[[int], object]:
+    dialect: Any = DIALECTS["responses"]
+    return lambda size: dialect.to_chat({"model": "m", "input": [kind] * size})
+
+
+def interleaved_calls(size: int) -> None:
+    """A tool call that goes on while the next one has begun: what waits is looked at again at every piece."""
+    stream = ToolCallStream()
+    for index in (0, 1):
+        stream.feed(
+            {"tool_calls": [{"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": '{"a":['}}]}
+        )
+    for _ in range(size):
+        stream.feed({"tool_calls": [{"index": 0, "function": {"arguments": '{"b":"}"},'}}]})
+
+
+def many_calls(size: int) -> None:
+    reader = CHAT.read_stream({})
+    for index in range(size):
+        piece = {"index": index, "function": {"name": "f", "arguments": "{}"}}
+        reader.feed(b'data: {"choices":[{"index":0,"delta":{"tool_calls":[%s]}}]}\n\n' % json.dumps(piece).encode())
+    reply = reader.reply()
+    assert reply is not None
+    assert len(reply["choices"][0]["message"]["tool_calls"]) == size
+
+
+WORK: dict[str, Callable[[int], object]] = {
+    "messages of a user": messages_of_one_role("user"),
+    "messages of an assistant": messages_of_one_role("assistant"),
+    "items of an assistant": items({"role": "assistant", "content": "x"}),
+    "thoughts": items({"type": "reasoning", "content": [{"text": "x"}]}),
+    "pieces of tool calls": interleaved_calls,
+    "tool calls of a stream": many_calls,
+}
+
+
+@pytest.mark.parametrize("case", WORK)
+def test_work_grows_with_the_size(case: str) -> None:
+    small, large = (calls_made(partial(WORK[case], size)) for size in (200, 2000))
+    assert large < 11 * small
+
+
+def test_texts_of_a_stream_are_joined_once() -> None:
+    reader = CHAT.read_stream({})
+    frame = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n' % (b"x" * 1000)
+    sizes: list[int] = []
+    for _ in range(1000):
+        reader.feed(frame)
+        sizes.append(max(len(value) for value in _texts(reader.__dict__)))
+    assert max(sizes) <= 64 * 1000  # no text that has grown so far, only blocks of pieces
+    reply = reader.reply()
+    assert reply is not None
+    assert len(reply["choices"][0]["message"]["content"]) == 1_000_000
+
+
+def _texts(value: Any) -> list[str]:
+    """Return every text that an object holds, slots included."""
+    kind = cast(Any, type(value))
+    if kind is str:
+        return [value]
+    inner: list[Any] = list(value.values()) if kind is dict else list(value) if kind in (list, tuple) else []
+    inner += list(getattr(value, "__dict__", {}).values())
+    inner += [getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return [text for entry in inner for text in _texts(entry)] or [""]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": "}\\\\\\"}{"}', ' {"a": [1, {"b": 2}], "c": "\\u007d"} ', "{}", '{"a"}', "[1]", '"{}"', "1", "{} x"]
+)
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_an_object_in_pieces_is_whole_where_the_parser_says_so(text: str, size: int) -> None:
+    grows = GrowingObject()
+    for at in range(0, len(text), size):
+        grows.add(text[at : at + size])
+        try:
+            expected = isinstance(json.loads(text[: at + size]), dict)
+        except ValueError:
+            expected = False
+        assert grows.whole == expected, text[: at + size]
+
+
+# --- the loop keeps turning ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/chat/completions", "/messages", "/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_others_are_served_while_a_large_call_is_worked_on(route: str, stream: bool) -> None:
+    words = ('größe"' * 200_000 + " ") * 2
+    body = ROUTES[route] | {LISTS[route]: [{"role": "user", "content": words}], "stream": stream}
+    async with GatewayHarness(ModelServer(lambda _: words)) as harness:
+        attempt = await harness.attempt()
+        upstream: Any = harness.proxy._upstream  # pyright: ignore[reportPrivateUsage] -- to see what leaves the loop
+        served = 0
+
+        async def look() -> None:
+            nonlocal served
+            while True:
+                async with harness.session.get(
+                    f"http://127.0.0.1:{harness.proxy.server_launcher.port}/health"
+                ) as answer:
+                    assert answer.status == 200
+                served += 1
+
+        looking = asyncio.create_task(look())
+        async with harness.session.post(
+            harness.url(attempt, route), data=io.BytesIO(json.dumps(body).encode())
+        ) as answer:
+            assert answer.status == 200
+            got = await answer.read()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        assert len(got) > LARGE_BYTES
+        assert upstream.off_loop.handed_over >= (4 if stream else 6)
+        assert served >= 3
+        assert await harness.states(attempt) == ["ok"]

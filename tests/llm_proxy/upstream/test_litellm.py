@@ -1,0 +1,131 @@
+"""A provider that is reached through LiteLLM: the real package, and a stub server behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+
+from agentlightning.llm_proxy import LLMProxy
+from tests.llm_proxy.harness import GatewayHarness
+from tests.stubs.model_server import Fault
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the package warns of itself
+
+INSTALLED = importlib.util.find_spec("litellm") is not None
+needs_litellm = pytest.mark.skipif(
+    not INSTALLED, reason="litellm is not installed: pip install 'agl-framework[litellm]'"
+)
+PROVIDER_KEY = "sk-provider-planted-0123456789"
+HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def entry(**parameters: Any) -> Any:
+    return {"model_name": "policy", "litellm_params": {"model": "openai/m", "engine": "litellm", **parameters}}
+
+
+@pytest.fixture
+async def harness() -> AsyncGenerator[GatewayHarness, None]:
+    async with GatewayHarness(model_list=[]) as ready:
+        if INSTALLED:
+            ready.proxy.update_model_list([entry(api_base=ready.model.base_url, api_key=PROVIDER_KEY, timeout=30)])
+        yield ready
+
+
+@pytest.mark.skipif(INSTALLED, reason="litellm is installed")
+def test_without_the_package_the_entry_is_refused_with_the_way_to_get_it() -> None:
+    with pytest.raises(ValueError, match=r"model_list\[0\].* pip install 'agl-framework\[litellm\]'"):
+        LLMProxy(model_list=[entry()])
+
+
+@needs_litellm
+async def test_a_chat_goes_through_litellm_and_is_recorded(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    status, body = await harness.post(harness.url(attempt), {**HI, "temperature": 0.5})
+    assert status == 200
+    assert body["choices"][0]["message"]["content"] == "you said hi"
+    (asked,) = harness.model.calls
+    assert asked.headers["authorization"] == f"Bearer {PROVIDER_KEY}"
+    assert (asked.request["model"], asked.request["temperature"]) == ("m", 0.5)
+    assert await harness.states(attempt) == ["no_tokens"]
+    assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "openai"
+
+
+@needs_litellm
+async def test_a_stream_goes_through_litellm_as_it_comes(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+        stream = await client.chat.completions.create(**HI, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+    assert "".join(pieces) == "you said hi"
+    assert len([piece for piece in pieces if piece]) == 3
+    (call,) = await harness.raw(attempt)
+    assert (call["state"], call["streamed"]) == ("no_tokens", True)
+
+
+@needs_litellm
+async def test_anthropics_messages_reach_it_by_translation(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    status, body = await harness.post(harness.url(attempt, "/messages"), {**HI, "max_tokens": 9})
+    assert (status, body["content"][0]["text"]) == (200, "you said hi")
+    assert (await harness.post(harness.url(attempt, "/messages/count_tokens"), HI))[0] == 501
+
+
+@needs_litellm
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+async def test_a_providers_refusal_keeps_its_status_and_shows_no_key(
+    harness: GatewayHarness, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"error": {"message": f"no: {PROVIDER_KEY}", "type": "x", "param": None, "code": "y"}}
+    harness.model.faults.append(Fault(status, json.dumps(said).encode()))
+    attempt = await harness.attempt()
+    with caplog.at_level(logging.INFO):
+        answer = await harness.post(harness.url(attempt), HI)
+    assert answer[0] == status
+    spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+    assert PROVIDER_KEY not in json.dumps(answer) + spans + caplog.text
+    assert len(harness.model.calls) == 1
+
+
+@needs_litellm
+@pytest.mark.parametrize("field", ["api_base", "base_url", "api_key", "extra_headers", "mock_response", "fallbacks"])
+async def test_an_agent_cannot_say_where_litellm_sends_the_key(harness: GatewayHarness, field: str) -> None:
+    attempt = await harness.attempt()
+    status, body = await harness.post(harness.url(attempt), {**HI, field: "http://127.0.0.1:9/v1"})
+    assert (status, body["error"]["param"]) == (400, field)
+    assert harness.model.calls == []
+
+
+@needs_litellm
+async def test_a_provider_that_is_busy_is_tried_again_by_the_gateway(harness: GatewayHarness) -> None:
+    harness.model.faults.append(Fault(429))
+    attempt = await harness.attempt()
+    assert (await harness.post(harness.url(attempt), HI))[0] == 200
+    assert (await harness.raw(attempt))[0]["upstream_tries"] == 2
+
+
+@needs_litellm
+async def test_a_provider_that_is_not_there_is_502() -> None:
+    async with GatewayHarness(model_list=[entry(api_base="http://127.0.0.1:9/v1", api_key="x")]) as harness:
+        attempt = await harness.attempt()
+        assert (await harness.post(harness.url(attempt), HI))[0] == 502
+        assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
+
+
+@needs_litellm
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"dialects": ["messages"]}, "dialects is not supported"),
+        ({"api_base": "nowhere"}, "api_base must be a URL"),
+        ({"vertex_credentials": object()}, "what LiteLLM is given must be JSON"),
+    ],
+)
+def test_a_wrong_entry_is_named_at_construction(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        LLMProxy(model_list=[entry(**parameters)])

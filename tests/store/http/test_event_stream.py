@@ -1,0 +1,309 @@
+"""Server-sent events: each change is told once it is made, and none is missed, whatever breaks in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.errors import GoneError
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import EventPage
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.stubs.raw_http import exchange, read_answer, request
+
+
+class Stream:
+    """A client of one stream."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+        self._text = b""
+        self.last_id = ""
+
+    async def block(self) -> dict[str, str]:
+        """Return the fields of the next message; a comment has the field "" only."""
+        while b"\n\n" not in self._text:
+            piece = await asyncio.wait_for(self.answer.content.readany(), 20)
+            if not piece:
+                raise EOFError
+            self._text += piece
+        block, self._text = self._text.split(b"\n\n", 1)
+        fields = dict(line.split(": ", 1) for line in block.decode().split("\n"))
+        self.last_id = fields.get("id", self.last_id)
+        return fields
+
+    async def next(self) -> tuple[str, dict[str, Any]]:
+        """Return kind and data of the next message, comments passed over."""
+        while "event" not in (fields := await self.block()):
+            pass
+        return fields["event"], json.loads(fields["data"])
+
+    async def until(self, found: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Return the changes up to the first one that `found` accepts."""
+        told: list[dict[str, Any]] = []
+        while not told or not found(told[-1]):
+            kind, data = await self.next()
+            if kind == "rollout":
+                told.append(data)
+        return told
+
+
+@asynccontextmanager
+async def follow(server: Any, query: str = "", **headers: str) -> AsyncIterator[Stream]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(server.endpoint + EVENTS_PATH + query, headers=headers) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        yield Stream(answer)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LightningStoreServer]:
+    made = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@asynccontextmanager
+async def streams_of(store: LightningStore, **settings: Any) -> AsyncIterator[PythonServerLauncher]:
+    """Serve the streams alone, with settings of their own."""
+    launcher = PythonServerLauncher(EventStreams(lambda: store, **settings), PythonServerLauncherArgs())
+    await launcher.start()
+    yield launcher
+    await launcher.stop()
+
+
+async def test_a_stream_begins_with_its_cursor_and_tells_of_what_comes_after(server: LightningStoreServer) -> None:
+    before = await server.enqueue_rollout("before")
+    async with follow(server) as stream:
+        assert stream.answer.content_type == "text/event-stream"
+        kind, data = await stream.next()
+        assert (kind, data) == ("cursor", {"cursor": stream.last_id})
+        rollout = await server.enqueue_rollout("after", mode="val", run_id="r")
+        (told,) = await stream.until(lambda event: True)
+    assert told["rollout_id"] == rollout.rollout_id != before.rollout_id
+    assert (told["status"], told["mode"], told["run_id"], told["spans"]) == ("queuing", "val", "r", 0)
+    assert told["attempt_id"] is None
+
+
+async def test_a_page_that_loads_its_lists_after_the_cursor_loses_nothing(server: LightningStoreServer) -> None:
+    async with follow(server) as stream:
+        await stream.next()
+        ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(20)]
+        listed = {rollout.rollout_id for rollout in await server.query_rollouts(limit=10)}
+        told = {event["rollout_id"] for event in await stream.until(lambda event: event["rollout_id"] == ids[-1])}
+    assert set(ids) <= told | listed
+    assert set(ids) == told
+
+
+async def test_the_life_of_a_rollout_is_told_with_its_attempt(server: LightningStoreServer) -> None:
+    async with follow(server) as stream:
+        rollout = await server.enqueue_rollout("x")
+        claim = await server.dequeue_rollout(worker_id="w")
+        assert claim is not None
+        await server.update_attempt(rollout.rollout_id, "latest", status="succeeded", outcome="scored")
+        last = (await stream.until(lambda event: event["status"] == "succeeded"))[-1]
+    assert (last["attempt_id"], last["attempt_status"]) == (claim.attempt.attempt_id, "succeeded")
+    assert (last["worker_id"], last["outcome"]) == ("w", "scored")
+    assert last["end_time"] >= last["start_time"]
+
+
+@pytest.mark.parametrize("by", ["header", "query", "header wins"])
+async def test_who_comes_back_with_the_last_id_goes_on_from_there(server: LightningStoreServer, by: str) -> None:
+    async with follow(server) as stream:
+        first = await server.enqueue_rollout("first")
+        await stream.until(lambda event: event["rollout_id"] == first.rollout_id)
+    missed = await server.enqueue_rollout("while away")
+    query = {"query": f"?after={stream.last_id}", "header wins": "?after=0"}.get(by, "")
+    headers = {} if by == "query" else {"Last-Event-ID": stream.last_id}
+    async with follow(server, query, **headers) as back:
+        assert await back.next() == ("cursor", {"cursor": stream.last_id})
+        (told,) = await back.until(lambda event: True)
+    assert told["rollout_id"] == missed.rollout_id
+
+
+async def test_a_restart_of_a_durable_server_loses_no_change(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "store.db")
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    async with follow(server) as stream:
+        await server.enqueue_rollout("told")
+        await stream.until(lambda event: True)
+        unread = [(await server.enqueue_rollout(number)).rollout_id for number in range(5)]
+    await server.stop()
+    unread += [(await store.enqueue_rollout(number)).rollout_id for number in range(5)]
+    await store.close()
+    store = SQLiteLightningStore(tmp_path / "store.db")
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    async with follow(server, **{"Last-Event-ID": stream.last_id}) as back:
+        told = [event["rollout_id"] for event in await back.until(lambda event: event["rollout_id"] == unread[-1])]
+    assert told == unread
+    await server.stop()
+    await store.close()
+
+
+async def test_from_zero_everything_that_is_there_is_told(server: LightningStoreServer) -> None:
+    ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(3)]
+    async with follow(server, "?after=0") as stream:
+        told = await stream.until(lambda event: event["rollout_id"] == ids[-1])
+    assert [event["rollout_id"] for event in told] == ids
+
+
+async def test_a_run_is_followed_by_itself_and_the_cursor_moves_with_the_others() -> None:
+    store = InMemoryLightningStore()
+    async with streams_of(store, keep_alive_seconds=0.2) as launcher, follow(launcher, "?run_id=mine") as stream:
+        _, begin = await stream.next()
+        await store.enqueue_rollout("theirs", run_id="theirs")
+        kind, moved = await stream.next()
+        assert (kind, moved["cursor"] != begin["cursor"]) == ("cursor", True)
+        mine = await store.enqueue_rollout("mine", run_id="mine")
+        (told,) = await stream.until(lambda event: True)
+    assert told["rollout_id"] == mine.rollout_id
+
+
+async def test_changes_in_short_order_are_told_together(server: LightningStoreServer) -> None:
+    async with follow(server) as stream:
+        await stream.next()
+        client = LightningStoreClient(server.endpoint)
+        rollout = await client.start_rollout("x")
+        for number in range(200):
+            await client.update_rollout(rollout.rollout_id, metadata={"number": number})
+        await client.update_rollout(rollout.rollout_id, status="cancelled")
+        told = await stream.until(lambda event: event["status"] == "cancelled")
+        await client.close()
+    assert len(told) < 100
+
+
+async def test_only_the_last_message_of_a_group_moves_the_cursor(server: LightningStoreServer) -> None:
+    for number in range(3):
+        await server.enqueue_rollout(number)
+    async with follow(server, "?after=0") as stream:
+        ids = [(await stream.block())["id"] for _ in range(4)]
+    assert ids[:3] == ["0", "0", "0"]
+    async with follow(server, **{"Last-Event-ID": ids[3]}) as back:
+        new = await server.enqueue_rollout("new")
+        (told,) = await back.until(lambda event: True)
+    assert told["rollout_id"] == new.rollout_id
+
+
+async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
+    async with streams_of(InMemoryLightningStore(), keep_alive_seconds=0.1) as launcher, follow(launcher) as stream:
+        await stream.next()
+        assert [await stream.block() for _ in range(2)] == [{"": "keep-alive"}] * 2
+
+
+async def test_a_stop_ends_open_streams_at_once_and_cleanly(
+    server: LightningStoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with follow(server) as one, follow(server) as other:
+        await asyncio.gather(one.next(), other.next())
+        await asyncio.wait_for(server.stop(), 1.5)  # less than its patience with requests
+        for stream in (one, other):
+            with pytest.raises(EOFError):  # an orderly end of the body
+                await stream.next()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_client_that_leaves_makes_room_for_another() -> None:
+    store = InMemoryLightningStore()
+    async with streams_of(store, limit=1) as launcher:
+        async with follow(launcher) as stream:
+            await stream.next()
+            refused = await exchange(launcher.port, request("GET", EVENTS_PATH))
+            assert (refused.status, refused.json["error_type"]) == (429, "BusyError")
+            assert int(refused.headers["retry-after"]) >= 1
+        for _ in range(500):
+            reader, writer = await asyncio.open_connection("127.0.0.1", launcher.port)
+            writer.write(request("GET", EVENTS_PATH))
+            status = (await read_answer(reader, to_head=True)).status
+            writer.close()
+            if status == 200:
+                return
+            await asyncio.sleep(0.01)  # the server has yet to notice
+    pytest.fail("the stream of a client that left was never given back")
+
+
+async def test_a_wrong_cursor_is_400_in_our_form(server: LightningStoreServer) -> None:
+    for cursor in ("zzz", "1%0Aevent:%20x", "9" * 300, "%00"):
+        answer = await exchange(server.server_launcher.port, request("GET", f"{EVENTS_PATH}?after={cursor}"))
+        assert (answer.status, answer.json["error_type"]) == (400, "BadRequestError"), cursor
+
+
+async def test_a_head_request_is_answered_and_ends(server: LightningStoreServer) -> None:
+    asked = request("HEAD", EVENTS_PATH)
+    answer = await exchange(server.server_launcher.port, asked, to_head=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+class Eventless(LightningStore):
+    """A store of an older kind."""
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        return {"async_safe": True}
+
+
+async def test_a_store_without_events_answers_501_in_our_form() -> None:
+    server = LightningStoreServer(Eventless(), port=0)
+    await server.start()
+    answer = await exchange(server.server_launcher.port, request("GET", EVENTS_PATH))
+    assert (answer.status, answer.json["error_type"]) == (501, "NotImplementedError")
+    await server.stop()
+
+
+class Failing(InMemoryLightningStore):
+    """Fails its followers from the third page on."""
+
+    pages = 0
+    error: Exception
+
+    async def query_events(self, **asked: Any) -> EventPage:
+        self.pages += 1
+        if self.pages > 2:
+            raise self.error
+        return await super().query_events(**asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"), [(GoneError("dropped"), "dropped"), (RuntimeError("s3cret"), "Internal server error")]
+)
+async def test_a_failure_of_the_store_is_the_last_message(error: Exception, detail: str) -> None:
+    store = Failing()
+    store.error = error
+    async with streams_of(store) as launcher, follow(launcher) as stream:
+        await stream.next()
+        assert await stream.next() == ("error", {"detail": detail, "error_type": type(error).__name__})
+        with pytest.raises(EOFError):
+            await stream.next()
+
+
+async def test_a_store_that_is_no_thread_safe_one_is_followed_too() -> None:
+    class Single(InMemoryLightningStore):
+        @property
+        def capabilities(self) -> LightningStoreCapabilities:
+            return {**super().capabilities, "thread_safe": False}
+
+    server = LightningStoreServer(Single(), port=0)
+    await server.start()
+    async with follow(server) as stream:
+        await stream.next()
+        rollout = await server.enqueue_rollout("x")
+        (told,) = await stream.until(lambda event: True)
+    assert told["rollout_id"] == rollout.rollout_id
+    await server.stop()

@@ -1,0 +1,186 @@
+"""The operation table is whole: every operation has a method, a script behind it and a row, on both ends alike."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agentlightning.errors import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    StoreUnreachableError,
+    UnauthorizedError,
+)
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.http.openapi import openapi_document
+from agentlightning.store.http.operations import OPERATIONS, PREFIX
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.wrappers.forward import FORWARDED
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+ONE_BY_ONE = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
+"""Operations that the client sends in another form."""
+
+
+def test_every_operation_has_a_row_and_an_implementation() -> None:
+    assert set(FORWARDED) - ONE_BY_ONE <= set(OPERATIONS)
+    for name in FORWARDED:
+        assert name in vars(EngineStore), f"EngineStore does not define {name}"
+
+
+@pytest.mark.parametrize("name", FORWARDED)
+def test_the_engine_has_the_signature_of_the_contract(name: str) -> None:
+    contract, engine = (inspect.signature(getattr(cls, name)) for cls in (LightningStore, EngineStore))
+    assert list(contract.parameters) == list(engine.parameters)
+    for parameter in contract.parameters.values():
+        other = engine.parameters[parameter.name]
+        assert (parameter.default, parameter.kind) == (other.default, other.kind), parameter.name
+
+
+def test_the_published_interface_is_the_one_that_is_served() -> None:
+    written = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
+    assert json.loads(written.read_text()) == json.loads(json.dumps(openapi_document())), (
+        "the HTTP interface changed; write it down with: python -m agentlightning.store.http.openapi > " + str(written)
+    )
+
+
+@pytest.fixture
+async def guarded():
+    server = LightningStoreServer(InMemoryLightningStore(), port=0, token="right")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def test_a_client_with_the_token_comes_in_and_one_without_is_told_why(guarded: LightningStoreServer) -> None:
+    client = LightningStoreClient(guarded.endpoint, token="right")
+    assert (await client.enqueue_rollout("x")).status == "queuing"
+    await client.close()
+    stranger = LightningStoreClient(guarded.endpoint)
+    with pytest.raises(UnauthorizedError, match="AGL_TOKEN"):
+        await stranger.statistics()
+    await stranger.close()
+
+
+def test_a_server_beyond_loopback_without_a_token_refuses_and_names_both_ways_out() -> None:
+    with pytest.raises(RuntimeError, match=r"AGL_TOKEN=.*AGL_INSECURE=1"):
+        LightningStoreServer(InMemoryLightningStore(), host="0.0.0.0", port=0)
+    LightningStoreServer(InMemoryLightningStore(), host="0.0.0.0", port=0, token="a-token-of-16-or-more")
+
+
+async def test_a_port_that_is_taken_is_said_before_anything_starts(guarded: LightningStoreServer) -> None:
+    port = guarded.server_launcher.port
+    with pytest.raises(RuntimeError, match=str(port)):
+        LightningStoreServer(InMemoryLightningStore(), port=port).bind()
+
+
+async def test_an_outage_is_an_error_that_says_what_was_tried() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    client = LightningStoreClient(server.endpoint, deadline=0.2)
+    server.server_launcher.bind()
+    await server.start()
+    await server.stop()
+    with pytest.raises(StoreUnreachableError, match=r"did not answer get_rollout_by_id \(tried \d+ times"):
+        await client.get_rollout_by_id("x")
+    with pytest.raises(StoreUnreachableError):
+        await client.dequeue_rollout()
+    await client.close()
+
+
+async def test_a_client_goes_on_when_the_server_comes_back() -> None:
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint, deadline=20)
+    await client.enqueue_rollout("before")
+    await server.stop()
+    again = LightningStoreServer(store, port=server.server_launcher.port)
+    waiting = asyncio.create_task(client.enqueue_rollout("during"))
+    await asyncio.sleep(0.1)
+    await again.start()
+    assert (await asyncio.wait_for(waiting, 15)).input == "during"
+    assert (await store.query_rollouts()).total == 2
+    await client.close()
+    await again.stop()
+
+
+async def test_the_wire_answers_wrong_requests_with_4xx_and_no_traceback() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    root = server.endpoint + PREFIX
+    cases = [
+        ("POST", "/queues/rollouts/enqueue", b"{", 422),
+        ("POST", "/queues/rollouts/enqueue", b'{"rollouts": 1}', 422),
+        ("POST", "/queues/rollouts/enqueue", b'{"rollouts": [{"input": 1, "colour": 2}]}', 422),
+        ("POST", "/rollouts", b"{}", 422),
+        ("POST", "/rollouts/nope", b"{}", 404),
+        ("POST", "/rollouts/nope/attempts/x", b'{"status": "failed"}', 404),
+        ("POST", "/rollouts/nope", b'{"status": null}', 400),
+        ("GET", "/rollouts?limit=0", b"", 400),
+        ("GET", "/rollouts?sort_by=colour", b"", 400),
+        ("GET", "/rollouts?status_in=colour", b"", 422),
+        ("GET", "/rollouts/nope", b"", 200),
+        ("DELETE", "/rollouts", b"", 405),
+        ("GET", "/nothing", b"", 404),
+        ("POST", "/resources/latest", b"{}", 400),
+        ("GET", "/rollouts/a%2Fb%00", b"", 200),
+        ("POST", "/spans", b"\xff\xfe", 422),
+    ]
+    async with aiohttp.ClientSession() as session:
+        for method, path, body, status in cases:
+            async with session.request(method, root + path, data=body) as answer:
+                text = await answer.text()
+                assert answer.status == status, (method, path, text)
+                assert "Traceback" not in text
+    await server.stop()
+
+
+async def test_a_body_beyond_the_bound_is_refused() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        body = b'{"input": "' + b"x" * (33 * 1024 * 1024) + b'"}'
+        async with session.post(server.endpoint + PREFIX + "/rollouts", data=io.BytesIO(body)) as answer:
+            assert answer.status == 413
+    await server.stop()
+
+
+async def test_errors_cross_the_wire_as_the_class_that_the_store_raised() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint)
+    rollout = await client.start_rollout("x")
+    await client.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+    with pytest.raises(ConflictError, match="is succeeded"):
+        await client.update_attempt(rollout.rollout_id, "latest", status="failed")
+    with pytest.raises(NotFoundError):
+        await client.start_attempt("nope")
+    with pytest.raises(BadRequestError):
+        await client.query_rollouts(sort_by="nope")
+    await client.close()
+    await server.stop()
+
+
+def test_the_addresses_aliases_and_their_mistakes() -> None:
+    for client in (LightningStoreClient(endpoint="http://h:1/"), LightningStoreClient(base_url="http://h:1")):
+        assert client.server_address == "http://h:1/v1/agl"
+        with pytest.raises(NotImplementedError, match="add_many_spans"):
+            client.otlp_traces_endpoint()
+    with pytest.raises(TypeError, match="once"):
+        LightningStoreClient("http://h:1", endpoint="http://h:1")
+    with pytest.raises(ValueError, match="http://"):
+        LightningStoreClient("h:1")
+
+
+def test_launcher_arguments_exclude_the_single_ones() -> None:
+    with pytest.raises(ValueError, match="launcher_args"):
+        LightningStoreServer(InMemoryLightningStore(), port=1, launcher_args=PythonServerLauncherArgs())

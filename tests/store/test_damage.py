@@ -1,0 +1,222 @@
+"""A record that cannot be read is a fault of the store, named once; everything else goes on without it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.cli.main import main
+from agentlightning.errors import DamagedRecordError
+from agentlightning.store import LightningStoreClient, LightningStoreServer
+from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.spec import database_of
+from agentlightning.types import PromptTemplate, Span
+from tests.chaos.stores import fresh_place
+
+BODIES = {
+    "no JSON": lambda body: "{" + body[2:],
+    "nothing": lambda body: "",
+    "another shape": lambda body: "[1, 2]",
+    "a field missing": lambda body: body.replace('"start_time":', '"was":', 1),
+    "a status that nobody knows": lambda body: body.replace('"status":"queuing"', '"status":"lost"', 1),
+}
+
+
+class Data:
+    """The rows of a store as they lie there."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+
+    def damage(self, table: str, how: Callable[[str], str], **where: str) -> None:
+        """Change the body of the rows with these values."""
+        if self.spec.startswith("mongodb"):
+            self._damage_documents(table, how, where)
+        else:
+            tests = " AND ".join(f"{name} = '{value}'" for name, value in where.items())
+            with self._connected() as execute:
+                table = table if self.spec.startswith("sqlite") else f"agl_{table}"
+                rows = execute(f"SELECT number, body FROM {table} WHERE {tests}").fetchall()
+                assert rows
+                mark = "?" if self.spec.startswith("sqlite") else "%s"
+                for number, body in rows:
+                    damaged = how(bytes(body).decode()).encode()
+                    execute(f"UPDATE {table} SET body = {mark} WHERE number = {mark} AND {tests}", (damaged, number))
+
+    @contextlib.contextmanager
+    def _connected(self) -> Any:
+        if self.spec.startswith("sqlite"):
+            with contextlib.closing(sqlite3.connect(self.spec.removeprefix("sqlite:///"), isolation_level=None)) as db:
+                yield db.execute
+        else:
+            import psycopg
+
+            with psycopg.connect(database_of(self.spec)[0], autocommit=True) as db:
+                yield db.execute
+
+    def _damage_documents(self, table: str, how: Callable[[str], str], where: dict[str, str]) -> None:
+        import pymongo
+
+        uri, partition = database_of(self.spec)
+        address, _, name = uri.rpartition("/")
+        with pymongo.MongoClient[Any](address) as client:
+            collection = client[name][f"agl_{table}"]
+            found = list(collection.find({"partition": partition, **where}))
+            assert found
+            for document in found:
+                collection.update_one({"_id": document["_id"]}, {"$set": {"body": how(document["body"])}})
+
+
+@pytest.fixture(params=("sqlite", "postgres", "mongo"))
+async def given(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LightningStore, Data]]:
+    place = fresh_place(request.param, request, tmp_path)
+    store = place.open(scan_debounce_seconds=0.0)
+    yield store, Data(place.spec)
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", BODIES)
+async def test_a_damaged_rollout_at_the_head_of_the_queue_holds_nobody_up(
+    kind: str, given: tuple[LightningStore, Data], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, data = given
+    bad, *good = [(await store.enqueue_rollout(n)).rollout_id for n in range(4)]
+    data.damage("rollouts", BODIES[kind], rollout_id=bad)
+    pages = [await store.query_rollouts(**page) for page in ({}, {"limit": 1}, {"limit": 2, "sort_by": "start_time"})]
+    assert [[r.rollout_id for r in page] for page in pages] == [good, good[:1], good[:2]]
+    assert [page.total for page in pages] == [3, 3, 3]
+    assert [r.rollout_id for r in await store.query_rollouts(sort_by="status")] == good
+    assert [event.rollout_id for event in (await store.query_events(after="0")).events] == good
+    claimed = await store.dequeue_many_rollouts(limit=10, worker_id="w")
+    assert [claim.rollout_id for claim in claimed] == good
+    for call in (
+        lambda: store.get_rollout_by_id(bad),
+        lambda: store.update_rollout(bad, status="cancelled"),
+        lambda: store.start_attempt(bad),
+        lambda: store.query_attempts(bad),
+        lambda: store.delete_rollouts(rollout_ids=[bad]),
+    ):
+        with pytest.raises(DamagedRecordError, match=f"rollout '{bad}' cannot be read"):
+            await call()
+    told = [record for record in caplog.records if bad in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.ERROR]
+    assert await store.delete_rollouts(rollout_ids=[bad], force=True) == 1
+    assert await store.get_rollout_by_id(bad) is None
+
+
+async def test_a_claim_that_meets_a_damaged_rollout_first_goes_on_to_the_next(
+    given: tuple[LightningStore, Data],
+) -> None:
+    store, data = given
+    ids = [(await store.enqueue_rollout(n)).rollout_id for n in range(5)]
+    for damaged in ids[:2]:
+        data.damage("rollouts", lambda body: body[:50], rollout_id=damaged)
+    claimed = await store.dequeue_rollout(worker_id="w")
+    assert claimed is not None
+    assert claimed.rollout_id == ids[2]
+    assert [claim.rollout_id for claim in await store.dequeue_many_rollouts(limit=9)] == ids[3:]
+    assert [r.rollout_id for r in await store.query_rollouts()] == ids[2:]
+
+
+async def test_a_damaged_span_is_named_and_the_other_rollouts_are_read(given: tuple[LightningStore, Data]) -> None:
+    store, data = given
+    one, two = [await store.start_rollout(n) for n in range(2)]
+    for made in (one, two):
+        spans = [_span(made, n) for n in (1, 2)]
+        await store.add_many_spans(spans)
+    data.damage("spans", lambda body: body.replace('"name"', '"gone"'), rollout_id=one.rollout_id, span_id=f"{2:016x}")
+    for query in ({}, {"name": "step"}, {"sort_by": "name"}):
+        with pytest.raises(DamagedRecordError, match=f"span '{2:016x} of rollout {one.rollout_id}' cannot be read"):
+            await store.query_spans(one.rollout_id, **query)
+    assert len(await store.query_spans(one.rollout_id, span_id=f"{1:016x}")) == 1
+    assert len(await store.query_spans(two.rollout_id)) == 2
+    await store.update_attempt(one.rollout_id, "latest", status="succeeded")
+
+
+async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(given: tuple[LightningStore, Data]) -> None:
+    store, data = given
+    for worker in ("bad", "good"):
+        await store.update_worker(worker, {"n": 1})
+    for name in ("rs-bad", "rs-good"):
+        await store.update_resources(name, {"p": PromptTemplate(template="x", engine="f-string")}, run_id=name)
+    await store.enqueue_many_rollouts([{"input": n} for n in range(3)])  # type: ignore[list-item]
+    request_token.set("a token")
+    assert await store.dequeue_rollout() is not None
+    request_token.set(None)
+    data.damage("rows", lambda body: body[:20], kind="worker", key="bad")
+    data.damage("rows", lambda body: "{}", kind="resources", key="rs-bad")
+    data.damage("rows", lambda body: "[]", kind="claim", key="a token")
+    assert [worker.worker_id for worker in await store.query_workers()] == ["good"]
+    assert [update.resources_id for update in await store.query_resources()] == ["rs-good"]
+    assert (await store.statistics()).get("total_rollouts") == 3
+    with pytest.raises(DamagedRecordError, match="resources 'rs-bad' cannot be read"):
+        await store.get_resources_by_id("rs-bad")
+    with pytest.raises(DamagedRecordError, match="resources 'rs-bad' cannot be read"):
+        await store.update_resources("rs-bad", {})
+    request_token.set("a token")
+    with pytest.raises(DamagedRecordError, match="claim 'a token' cannot be read"):
+        await store.dequeue_rollout()
+    request_token.set(None)
+    assert await store.dequeue_rollout(worker_id="good") is not None
+    assert (await store.update_worker("bad", {"n": 2})).heartbeat_stats == {"n": 2}
+    assert (await store.update_worker("bad", {"n": 3})).heartbeat_stats == {"n": 3}
+    assert {worker.worker_id for worker in await store.query_workers()} == {"bad", "good"}
+
+
+async def test_a_server_says_so_with_its_own_error_and_status(given: tuple[LightningStore, Data]) -> None:
+    store, data = given
+    made = await store.enqueue_rollout("x")
+    data.damage("rollouts", lambda body: "{}", rollout_id=made.rollout_id)
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint, deadline=5.0)
+    assert await client.dequeue_rollout() is None
+    assert list(await client.query_rollouts()) == []
+    with pytest.raises(DamagedRecordError, match=made.rollout_id):
+        await client.get_rollout_by_id(made.rollout_id)
+    await client.close()
+    await server.stop()
+
+
+async def test_the_check_lists_every_damaged_record_and_how_to_remove_it(
+    given: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, data = given
+    made = await store.start_rollout("x")
+    await store.add_many_spans([_span(made, 1), _span(made, 2)])
+    queued = await store.enqueue_rollout("y")
+    await store.update_worker("w", {})
+    assert main(["store", "check", "--db", data.spec]) == 0
+    assert "schema version" in capsys.readouterr().out
+    data.damage("rollouts", lambda body: "{}", rollout_id=queued.rollout_id)
+    data.damage("spans", lambda body: "{}", span_id=f"{2:016x}")
+    data.damage("rows", lambda body: "{}", kind="worker")
+    assert main(["store", "check", "--db", data.spec]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for name, removal in (
+        (f"rollout {queued.rollout_id}", "delete_rollouts"),
+        (f"span {2:016x}", "elete"),
+        ("row 'w' of kind 'worker'", "elete"),
+    ):
+        [line] = [line for line in lines if name in line and "cannot be read" in line]
+        assert removal in line.replace("DELETE", "delete")
+    assert await store.dequeue_rollout() is None
+    assert main(["store", "check", "--db", data.spec]) == 1  # what was set aside is listed as well
+    assert queued.rollout_id in capsys.readouterr().out
+
+
+def _span(made: Any, number: int) -> Span:
+    return Span.from_attributes(
+        attributes={},
+        rollout_id=made.rollout_id,
+        attempt_id=made.attempt.attempt_id,
+        sequence_id=-1,
+        span_id=f"{number:016x}",
+        name="step",
+    )

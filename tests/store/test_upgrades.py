@@ -1,0 +1,222 @@
+"""Databases of older programs are brought up to date, whole or not at all; those of newer programs are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from agentlightning.errors import ConflictError
+from agentlightning.store.engine.clock import SharedClock
+from agentlightning.store.rules.durable import SCHEMA_VERSION
+from agentlightning.store.spec import store_from_spec
+from tests.fixtures.stores import story
+from tests.fixtures.stores.load import load
+from tests.store.future_program import POINTS, VERSION
+
+KINDS = ("sqlite", "postgres", "mongo")
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def clock_of_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lapses and nothing is forgotten while the answers are compared."""
+    monkeypatch.setattr("time.time", lambda: story.NOW + 10.0)
+    monkeypatch.setattr(SharedClock, "set", mock.Mock())
+
+
+async def test_an_older_database_answers_what_its_own_program_answered(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    spec, told = load("0.4.0", kind, request, tmp_path)
+    assert version_of(spec) < SCHEMA_VERSION
+    store = store_from_spec(spec)
+    assert version_of(spec) == SCHEMA_VERSION
+    assert_same(await story.answers(store), told)
+    claimed = await store.dequeue_many_rollouts(limit=10)
+    waiting = [r for r in told["rollouts"] if r["status"] == "queuing" and not r["run_id"] and not r["not_before"]]
+    assert [claim.rollout_id for claim in claimed] == [rollout["rollout_id"] for rollout in waiting]
+    added = await store.enqueue_rollout("new")
+    assert (await store.query_rollouts())[-1].rollout_id == added.rollout_id
+    await store.close()
+
+
+async def test_many_open_an_older_database_at_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    spec, told = load("0.4.0", kind, request, tmp_path)
+    with ThreadPoolExecutor(6) as threads:
+        stores = list(threads.map(lambda _: store_from_spec(spec), range(6)))
+    for store in stores:
+        assert_same(await story.answers(store), told)
+        await store.close()
+    assert version_of(spec) == SCHEMA_VERSION
+
+
+@pytest.mark.slow
+async def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_old_or_the_new(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    for point in POINTS:
+        spec, told = load("0.4.0", kind, request, tmp_path)
+        killed = future(spec, point)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if kind == "mongo":  # half of the documents are new: nobody but a program that finishes it may open it
+            with pytest.raises(ConflictError, match=f"schema version {VERSION}"):
+                store_from_spec(spec)
+        else:
+            assert version_of(spec) < SCHEMA_VERSION
+            assert not future_parts(spec)
+            store = store_from_spec(spec)
+            assert_same(await story.answers(store), told)
+            await store.close()
+        finished = future(spec)
+        assert finished.returncode == 0, finished.stderr
+        assert_same(json.loads(finished.stdout), told)
+        assert version_of(spec) == VERSION
+        assert future_parts(spec)
+
+
+async def test_a_newer_database_is_refused_by_both_versions(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    spec, _ = load("0.4.0", kind, request, tmp_path)
+    await store_from_spec(spec).close()
+    set_version(spec, 99)
+    with pytest.raises(ConflictError, match=rf"schema version 99.*knows up to {SCHEMA_VERSION}; nothing was changed"):
+        store_from_spec(spec)
+
+
+async def test_a_program_that_runs_while_a_newer_one_upgrades_writes_nothing_more(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    spec, _ = load("0.4.0", kind, request, tmp_path)
+    store = store_from_spec(spec)
+    await store.enqueue_rollout("before")
+    there = (await store.statistics()).get("total_rollouts")
+    done = await asyncio.to_thread(future, spec)
+    assert done.returncode == 0, done.stderr
+    for write in (
+        lambda: store.enqueue_rollout("after"),
+        lambda: store.dequeue_rollout(),
+        lambda: store.update_worker("w", {}),
+        lambda: store.add_resources({}),
+    ):
+        with pytest.raises(ConflictError, match=rf"schema version {VERSION}.*knows up to {SCHEMA_VERSION}"):
+            await write()
+    assert (await store.statistics()).get("total_rollouts") == there
+    assert not [worker for worker in await store.query_workers() if worker.worker_id == "w"]
+    await store.close()
+
+
+# --- the data as they lie there --------------------------------------------------------------------------------------
+
+
+def future(spec: str, killed_at: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the future program on a store."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.store.future_program",
+        spec,
+        *([] if killed_at is None else [str(killed_at)]),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def assert_same(found: Any, told: Any) -> None:
+    """Compare answers; a newer program may say more of a thing, never less."""
+    if isinstance(told, Mapping):
+        told = cast("Mapping[str, Any]", told)
+        if "events" in told:  # a dump that was loaded into another server of PostgreSQL has lost their order
+            found["events"].sort(key=_rollout_id)
+            told["events"].sort(key=_rollout_id)
+        assert found.keys() >= told.keys()
+        for name, value in told.items():
+            assert_same(found[name], value)
+    elif isinstance(told, list):
+        for one, other in zip(found, cast("list[Any]", told), strict=True):
+            assert_same(one, other)
+    else:
+        assert found == told
+
+
+def _rollout_id(event: Any) -> str:
+    return event["rollout_id"]
+
+
+def version_of(spec: str) -> int:
+    """Return the version that is written in the data."""
+    if spec.startswith("sqlite"):
+        return _sqlite(spec, "PRAGMA user_version")[0][0]
+    if spec.startswith("postgres"):
+        return _postgres(spec, "SELECT version FROM agl_schema")[0][0]
+    with _counters(spec) as counters:
+        known = counters.find_one({"_id": "schema"})
+    return known.get("from", known["version"])
+
+
+def set_version(spec: str, version: int) -> None:
+    """Write another version."""
+    if spec.startswith("sqlite"):
+        _sqlite(spec, f"PRAGMA user_version = {version}")
+    elif spec.startswith("postgres"):
+        _postgres(spec, f"UPDATE agl_schema SET version = {version} RETURNING 1")
+    else:
+        with _counters(spec) as counters:
+            counters.update_one({"_id": "schema"}, {"$set": {"version": version}})
+
+
+def future_parts(spec: str) -> bool:
+    """Return whether what the future program adds is there: all of it (True) or nothing (False)."""
+    if spec.startswith("sqlite"):
+        columns = [row[1] for row in _sqlite(spec, "PRAGMA table_info(rollouts)")]
+        indexes = _sqlite(spec, "SELECT name FROM sqlite_master WHERE name = 'future_words'")
+        empty = _sqlite(spec, "SELECT 1 FROM rollouts WHERE words IS NULL") if "words" in columns else []
+    elif spec.startswith("postgres"):
+        named = "SELECT column_name FROM information_schema.columns WHERE table_name = 'agl_rollouts'"
+        columns = [row[0] for row in _postgres(spec, named)]
+        indexes = _postgres(spec, "SELECT indexname FROM pg_indexes WHERE indexname = 'future_words'")
+        empty = _postgres(spec, "SELECT 1 FROM agl_rollouts WHERE words IS NULL") if "words" in columns else []
+    else:
+        with _counters(spec) as counters:
+            rollouts = counters.database["agl_rollouts"]
+            columns = list(rollouts.find_one() or {})
+            indexes = columns.count("words")  # the wire server of the tests does not tell its indexes
+            empty = list(rollouts.find({"words": {"$exists": False}})) if "words" in columns else []
+    assert ("words" in columns) == bool(indexes)
+    assert not empty
+    return bool(indexes)
+
+
+def _sqlite(spec: str, query: str) -> list[Any]:
+    db = sqlite3.connect(spec.removeprefix("sqlite:///"), isolation_level=None)
+    try:
+        return db.execute(query).fetchall()
+    finally:
+        db.close()
+
+
+def _postgres(spec: str, query: str) -> list[Any]:
+    import psycopg
+
+    with psycopg.connect(spec, autocommit=True) as db:
+        return db.execute(query.encode()).fetchall()
+
+
+@contextlib.contextmanager
+def _counters(spec: str) -> Generator[Any]:
+    import pymongo
+
+    uri, _, name = spec.rpartition("/")
+    with pymongo.MongoClient[Any](uri) as client:
+        yield client[name]["agl_counters"]

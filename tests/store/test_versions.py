@@ -1,0 +1,133 @@
+"""Clients and servers of different minor versions: they work together, or say what is missing and on which side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from agentlightning.errors import BadRequestError, ConflictError, NotFoundError
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http import client
+from agentlightning.store.http import endpoints as server_endpoints
+from agentlightning.store.http import operations as routes
+from agentlightning.store.http.operations import OPERATIONS, Operation
+from agentlightning.utils.version import VERSION
+
+MAJOR, MINOR, _ = VERSION.split(".")
+NEWER, OLDER, FOREIGN = f"{MAJOR}.{int(MINOR) + 1}.0", f"{MAJOR}.0.0", f"{int(MAJOR) + 1}.0.0"
+
+
+def _without(operation: str, argument: str) -> Operation:
+    """The row of a server that does not know one of the arguments."""
+    known = copy.copy(OPERATIONS[operation])
+    known.parameters = [name for name in known.parameters if name != argument]
+    known.in_body = [name for name in known.in_body if name != argument]
+    hints = routes._hints(getattr(server_endpoints.LightningStore, operation))
+    known.body_type = TypeAdapter[Any](known._object_type(hints))
+    known.query_type = known.body_type
+    return known
+
+
+@pytest.fixture
+async def older_server(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LightningStoreServer]:
+    """One whose table lacks two operations and two arguments."""
+    lacking = {name: row for name, row in OPERATIONS.items() if name not in ("query_events", "statistics")}
+    lacking["update_worker"] = _without("update_worker", "run_id")
+    lacking["query_resources"] = _without("query_resources", "resources_id_contains")
+    monkeypatch.setattr(server_endpoints, "OPERATIONS", lacking)
+    async for server in _serving():
+        yield server
+
+
+@pytest.fixture
+async def server() -> AsyncGenerator[LightningStoreServer]:
+    async for server in _serving():
+        yield server
+
+
+async def _serving() -> AsyncGenerator[LightningStoreServer]:
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+        await store.close()
+
+
+@pytest.fixture
+async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Any]:
+    made: list[LightningStoreClient] = []
+
+    def connect(server: LightningStoreServer, version: str) -> LightningStoreClient:
+        monkeypatch.setattr(client, "VERSION", version)
+        made.append(LightningStoreClient(server.endpoint))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        await one.close()
+
+
+async def _plays_a_rollout(store: LightningStoreClient) -> None:
+    made = await store.enqueue_rollout(input={"task": 1}, mode="train")
+    claim = await store.dequeue_rollout(worker_id="w")
+    assert claim is not None
+    await store.update_worker("w", {"load": 1.0})
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
+    (done,) = await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=10)
+    assert done.status == "succeeded"
+
+
+@pytest.mark.parametrize("operation", ["query_events", "statistics"])
+async def test_an_operation_that_the_server_lacks_is_named_with_both_versions(
+    older_server: LightningStoreServer, connect: Any, operation: str
+) -> None:
+    store = connect(older_server, NEWER)
+    with pytest.raises(NotImplementedError, match=operation) as caught:
+        await getattr(store, operation)()
+    assert VERSION in str(caught.value)
+    assert NEWER in str(caught.value)
+    await _plays_a_rollout(store)
+
+
+async def test_an_argument_that_the_server_lacks_is_refused_before_anything_is_done(
+    older_server: LightningStoreServer, connect: Any
+) -> None:
+    store = connect(older_server, NEWER)
+    for call, name in (
+        (lambda: store.update_worker("late", {"load": 1.0}, run_id="r"), "'run_id'"),
+        (lambda: store.query_resources(resources_id_contains="x"), "'resources_id_contains'"),
+    ):
+        with pytest.raises(BadRequestError, match=name) as caught:
+            await call()
+        assert VERSION in str(caught.value)
+        assert NEWER in str(caught.value)
+    assert await store.get_worker_by_id("late") is None
+    await _plays_a_rollout(store)
+
+
+async def test_what_is_unknown_but_not_missing_is_told_as_ever(
+    older_server: LightningStoreServer, connect: Any
+) -> None:
+    store = connect(older_server, NEWER)
+    with pytest.raises(NotFoundError, match="ro-nothing"):
+        await store.update_rollout("ro-nothing", status="cancelled")
+
+
+@pytest.mark.parametrize("version", [OLDER, NEWER, VERSION])
+async def test_a_server_that_knows_all_that_a_client_asks_for_serves_it(
+    server: LightningStoreServer, connect: Any, version: str
+) -> None:
+    await _plays_a_rollout(connect(server, version))
+
+
+async def test_another_major_version_is_refused(server: LightningStoreServer, connect: Any) -> None:
+    with pytest.raises(ConflictError, match=FOREIGN):
+        await connect(server, FOREIGN).query_rollouts()

@@ -1,0 +1,94 @@
+"""Every server of ours, by name, small and real, for tests that walk over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+Serve = Callable[[Path], AbstractAsyncContextManager[tuple[int, list[str]]]]
+"""Serves for the body; gives the port and the paths that take a body, `/health` left out."""
+
+
+@asynccontextmanager
+async def _store(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.store.client_server import LightningStoreServer
+
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    try:
+        yield server.server_launcher.port, ["/v1/agl/rollouts", "/v1/traces", "/v1/metrics", "/v1/logs"]
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.llm_proxy.access.addresses import ROUTES
+
+    store = InMemoryLightningStore()
+    parameters = {"model": "hosted_vllm/policy", "api_base": "http://127.0.0.1:9/v1"}
+    proxy = LLMProxy(model_list=[{"model_name": "policy", "litellm_params": parameters}], store=store)
+    await proxy.start()
+    try:
+        attempt = await store.start_rollout(input={})
+        base = f"/rollout/{attempt.rollout_id}/attempt/{attempt.attempt.attempt_id}/v1"
+        yield proxy.server_launcher.port, [f"{base}/{route}" for route, verb in ROUTES.items() if verb == "POST"]
+    finally:
+        await proxy.stop()
+
+
+@asynccontextmanager
+async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+    from agentlightning.algorithm.grpo.policy import Policy
+    from agentlightning.algorithm.grpo.torch_setup import no_progress_bar
+    from agentlightning.demo.model import make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    with no_progress_bar():
+        cast(Any, make_model(tokenizer, seed=0)).save_pretrained(folder)
+    cast(Any, tokenizer).save_pretrained(folder)
+    engine = InferenceEngine(Policy.load(folder, learning_rate=1e-3), max_batch=2, max_new_tokens=4)
+    engine.start()
+    try:
+        yield int(engine.base_url.split(":")[2].split("/")[0]), ["/v1/chat/completions"]
+    finally:
+        engine.stop()
+
+
+@asynccontextmanager
+async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.cli.support.agentops_server import Traces, agentops_routes
+    from agentlightning.cli.support.small_server import app_with_doors, serving
+
+    store = InMemoryLightningStore()
+    app = app_with_doors(agentops_routes(store, Traces(store)), "127.0.0.1", open_paths=["/v3/auth/token"])
+    async with serving(app, PythonServerLauncherArgs()) as endpoint:
+        yield int(endpoint.rsplit(":", 1)[1]), ["/v3/auth/token", "/v1/traces", "/v4/logs/upload/", "/v1/logs"]
+
+
+@asynccontextmanager
+async def _legacy(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.legacy.server import AgentLightningServer
+
+    server = AgentLightningServer(port=0)
+    await server.start()
+    try:
+        yield int(server.endpoint.rsplit(":", 1)[1]), ["/rollout"]
+    finally:
+        await server.stop()
+
+
+EVERY_SERVER: dict[str, Serve] = {
+    "store": _store,
+    "gateway": _gateway,
+    "engine": _engine,
+    "agentops": _agentops,
+    "legacy": _legacy,
+}

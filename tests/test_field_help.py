@@ -1,0 +1,152 @@
+"""Every field of a public value is explained, where people look: `help()` and the OpenAPI document."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import pydoc
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typing_extensions import get_annotations, is_typeddict
+
+import agentlightning as agl
+from agentlightning.field_help import Value, explain_fields, field_docstrings
+
+PACKAGES = (
+    *("adapter", "algorithm", "algorithm.grpo", "emitter", "execution", "litagent", "llm_proxy", "runner", "semconv"),
+    *("store", "tracer", "trainer", "types", "utils.otlp", "utils.server_launcher"),
+)
+
+
+def public_values() -> list[type]:
+    """Every pydantic model, dataclass and typed dictionary of ours that a public name gives."""
+    modules = [agl, *(importlib.import_module(f"agentlightning.{package}") for package in PACKAGES)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated names say so when they are imported
+        offered = {getattr(module, name) for module in modules for name in _names(module) if _is_type(module, name)}
+    ours = [cls for cls in offered if cls.__module__.startswith("agentlightning.")]
+    return sorted((cls for cls in ours if _is_value(cls)), key=lambda cls: cls.__qualname__)
+
+
+def _names(module: Any) -> list[str]:
+    return getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+
+
+def _is_type(module: Any, name: str) -> bool:
+    return inspect.isclass(getattr(module, name))
+
+
+def _is_value(cls: type) -> bool:
+    return issubclass(cls, BaseModel) or dataclasses.is_dataclass(cls) or is_typeddict(cls)
+
+
+def _fields(cls: type) -> set[str]:
+    if issubclass(cls, BaseModel):
+        return set(cls.model_fields)
+    if dataclasses.is_dataclass(cls):
+        return {field.name for field in dataclasses.fields(cls)}
+    return set(get_annotations(cls))
+
+
+def test_the_walk_finds_the_values() -> None:
+    values = public_values()
+    assert {agl.Span, agl.RolloutConfig, agl.GatewayLimits, agl.PolicyConfig, agl.FilterField} <= set(values)
+    assert sum(len(_fields(cls)) for cls in values) > 250
+
+
+@pytest.mark.parametrize("cls", public_values(), ids=lambda cls: cls.__qualname__)
+def test_every_field_of_a_public_value_has_a_docstring(cls: type) -> None:
+    assert _fields(cls) - {name for name, text in field_docstrings(cls).items() if text} == set()
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [cls for cls in public_values() if not is_typeddict(cls)],
+    ids=lambda cls: cls.__qualname__,
+)
+def test_help_shows_every_field_with_its_docstring(cls: type) -> None:
+    shown = pydoc.plain(pydoc.render_doc(cls))
+    for name in _fields(cls):
+        assert f" {name}: " in shown
+        assert field_docstrings(cls)[name].splitlines()[0] in shown
+
+
+def test_help_of_a_model_fits_two_screens() -> None:
+    shown = pydoc.plain(pydoc.render_doc(agl.RolloutConfig)).splitlines()
+    assert len(shown) < 100
+    start = shown.index(" |      timeout_seconds: float | None = None")
+    assert shown[start + 1] == " |          Largest age of one attempt in seconds; None is no limit."
+
+
+def test_a_model_keeps_what_pydantic_gives_it_on_its_values() -> None:
+    assert {"model_dump", "model_copy", "timeout_seconds"} <= set(dir(agl.RolloutConfig()))
+    assert agl.RolloutConfig.model_validate({"max_attempts": 2}).max_attempts == 2
+
+
+class Tool(agl.LLM):
+    """A model of a user."""
+
+    cost: float = 0.0
+    """Dollars per call."""
+
+
+@explain_fields
+@dataclass
+class Point:
+    """A point."""
+
+    x: int
+    """To the right."""
+    y: list[int] = dataclasses.field(default_factory=list)
+
+
+def test_classes_of_users_explain_their_own_fields_and_those_they_inherit() -> None:
+    assert "Dollars per call." in (Tool.__doc__ or "")
+    assert "Base URL for the client" in (Tool.__doc__ or "")
+    assert Tool.model_json_schema()["properties"]["cost"]["description"] == "Dollars per call."
+    assert Tool.model_json_schema()["description"] == "A model of a user."
+
+
+def test_the_doc_of_a_dataclass_lists_types_defaults_and_meanings() -> None:
+    expected = "A point.\n\nFields:\n    x: int\n        To the right.\n    y: list[int] = list()"
+    assert Point.__doc__ == Point(1).__doc__ == expected
+
+
+def test_a_class_without_source_has_its_fields_without_docstrings() -> None:
+    made = type(
+        "Made", (Value,), {"__annotations__": {"n": int}, "__doc__": "Made at run time.", "__module__": "nowhere"}
+    )
+    assert made.__doc__ == "Made at run time.\n\nFields:\n    n: int"
+
+
+def test_openapi_explains_every_field_of_every_model() -> None:
+    document = json.loads(Path("docs/reference/openapi.json").read_text())
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    fields = [
+        (model, name, part) for model, schema in schemas.items() for name, part in schema.get("properties", {}).items()
+    ]
+    assert len(fields) > 150
+    assert [(model, name) for model, name, part in fields if not part.get("description")] == []
+
+
+@pytest.mark.heavy
+def test_type_checkers_know_the_fields_as_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from agentlightning.types import PaginatedResult, RolloutConfig\n"
+        "RolloutConfig(max_attempt=2)\n"
+        "reveal_type(PaginatedResult(items=[1], limit=1, offset=0, total=1))\n"
+    )
+    checker = [sys.executable, "-m", "basedpyright", str(program)]
+    said = subprocess.run(checker, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]).stdout
+    assert 'No parameter named "max_attempt"' in said
+    assert '"PaginatedResult[int]"' in said
