@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import socket
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from agentlightning.store.base import LightningStore
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 4747
-PAUSE_CEILING_SECONDS = 0.2
+POLL_SECONDS = 0.01
 _LOCAL = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}
 """Where a process of this machine connects when a server binds the key."""
 
@@ -68,32 +68,27 @@ class Address:
             logger.info("Port %d is in use; the store server of this run takes %s", self.port, server.endpoint)
         return server
 
-    def settled(self) -> Address:
-        """Return this address with the port that a server in another process will be able to bind.
 
-        Raises:
-            RuntimeError: the address cannot be bound.
-        """
-        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                if not (self.may_move and error.errno == errno.EADDRINUSE):
-                    text = f"Cannot listen on {self.host}:{self.port}: {error}. Choose another server_port."
-                    raise RuntimeError(text) from error
-                probe.bind((self.host, 0))
-            return self.at(int(probe.getsockname()[1]))
+class PortReport:
+    """The port that a server in a child process has bound, told to the parent through a pipe.
 
-    async def until_listening(self) -> None:
-        """Return once something accepts connections there. The caller sets the limit."""
-        pause = 0.01
+    The child chooses, because a port that the parent finds free may be another program's by the time the child binds
+    it, and a runner that connects there would work for that program's store. Inherited by forked children, and
+    picklable for children that are being spawned.
+    """
+
+    __slots__ = ("_reader", "_writer")
+
+    def __init__(self) -> None:
+        self._reader, self._writer = get_context().Pipe(duplex=False)
+
+    def tell(self, port: int) -> None:
+        """Tell the port of a socket that listens."""
+        self._writer.send(port)
+
+    async def port(self) -> int:
+        """Wait for the port. For one caller, which sets the limit: a child that dies first tells nothing."""
         while True:
-            try:
-                _, writer = await asyncio.open_connection(self.target, self.port)
-            except OSError:
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.5, PAUSE_CEILING_SECONDS)
-            else:
-                writer.close()
-                return
+            if self._reader.poll():
+                return int(self._reader.recv())
+            await asyncio.sleep(POLL_SECONDS)

@@ -26,11 +26,13 @@ from tests.execution.bundles import Serve, Tasks, blocking_runner, deaf_runner
 LAYOUTS: dict[str, Any] = {
     "shm-runner": lambda: SharedMemoryExecutionStrategy(),
     "shm-algorithm": lambda: SharedMemoryExecutionStrategy(n_runners=2),
-    "cs-fork": lambda: ClientServerExecutionStrategy(n_runners=2),
-    "cs-spawn": lambda: ClientServerExecutionStrategy(n_runners=2, start_method="spawn"),
-    "cs-forkserver": lambda: ClientServerExecutionStrategy(n_runners=2, start_method="forkserver"),
-    "cs-no-restarts": lambda: ClientServerExecutionStrategy(n_runners=2, max_runner_restarts=0),
-    "cs-runner": lambda: ClientServerExecutionStrategy(main_process="runner"),
+    "cs-fork": lambda: ClientServerExecutionStrategy(n_runners=2, server_port=0),
+    "cs-spawn": lambda: ClientServerExecutionStrategy(n_runners=2, server_port=0, start_method="spawn"),
+    "cs-forkserver": lambda: ClientServerExecutionStrategy(n_runners=2, server_port=0, start_method="forkserver"),
+    "cs-no-restarts": lambda: ClientServerExecutionStrategy(n_runners=2, server_port=0, max_runner_restarts=0),
+    "cs-runner": lambda: ClientServerExecutionStrategy(main_process="runner", server_port=0),
+    "cs-runner-4747": lambda: ClientServerExecutionStrategy(main_process="runner"),
+    "cs-fork-4747": lambda: ClientServerExecutionStrategy(n_runners=2),
     "cs-only-algorithm": lambda: ClientServerExecutionStrategy(role="algorithm", server_port=free_port()),
 }
 

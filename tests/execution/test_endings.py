@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -83,8 +84,8 @@ def start() -> Iterator[type[Program]]:
     class Kept(Program):
         def __init__(self, *args: str) -> None:
             self.family = []
-            super().__init__(*args)
             programs.append(self)
+            super().__init__(*args)
 
     yield Kept
     for program in programs:
@@ -100,6 +101,17 @@ def test_ctrl_c_ends_a_run_cleanly(start: type[Program], layout: str) -> None:
     assert "returned interrupted=True" in output
     assert "threads MainThread\n" in output
     program.assert_nothing_is_left()
+
+
+def test_runs_that_begin_together_have_a_store_each_though_none_names_a_port(start: type[Program]) -> None:
+    layouts = ["cs-runner-4747", "cs-fork-4747"] * 3
+    with ThreadPoolExecutor(len(layouts)) as together:
+        programs = list(together.map(start, layouts))
+    assert len({program.endpoint for program in programs}) == len(layouts)
+    for program in programs:
+        program.press_ctrl_c()
+    for program in programs:
+        assert "algorithm cleaned up" in program.output()
 
 
 @pytest.mark.parametrize("layout", ["cs-fork", "cs-runner"])

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.execution.address import Address
+from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, AlgorithmDiedError, RunnerBundle, open_work_counter
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.processes.children import ChildTask
@@ -85,26 +85,30 @@ class Layout:
 
     def with_main_runner(self) -> Any:
         """Worker 0 here, algorithm and server in a child. What the store holds at the end stays there."""
-        address = None if self.address is None else self.address.settled()
+        report = None if self.address is None else PortReport()
         event, released = MultiprocessingEvent(), MultiprocessingEvent()
-        task = self._runner_task(address)
+        count: Callable[[], Awaitable[int]] | None = None
 
-        async def serve() -> Any:
+        async def serve(connections: contextlib.AsyncExitStack) -> Any:
+            nonlocal count
             try:
-                if address is not None:
-                    await address.until_listening()
+                task = self._runner_task(self.address.at(await report.port()) if self.address and report else None)
+                store = await connections.enter_async_context(connected(task.url, task.store))
+                count = open_work_counter(self.algorithm, store)
                 return await task(0, event)
             finally:
                 released.set()
 
-        async def main(interrupts: Interrupts) -> Any:
-            async with connected(task.url, task.store) as store:
-                count = open_work_counter(self.algorithm, store)
-                team = TaskTeam({"runner-0": serve()})
-                work = until_ended(child, INTERRUPTED)
-                return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, count)
+        async def count_open_work() -> int:
+            return await count() if count else 0
 
-        algorithm = AlgorithmTask(self.algorithm, self.store, address, self.patience, self.stall, released)
+        async def main(interrupts: Interrupts) -> Any:
+            async with contextlib.AsyncExitStack() as connections:
+                team = TaskTeam({"runner-0": serve(connections)})
+                work = until_ended(child, INTERRUPTED)
+                return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, count_open_work)
+
+        algorithm = AlgorithmTask(self.algorithm, self.store, self.address, self.patience, self.stall, released, report)
         with self._children(algorithm, event, "algorithm", 1) as child:
             return run(main, terminable=True)
 

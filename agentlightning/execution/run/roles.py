@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.execution.address import Address
+from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.execution.run.remote import heed, term_left_to_parent, until_known
@@ -67,10 +67,14 @@ class AlgorithmTask:
     stall: StallPolicy
     released: ExecutionEvent
     """Set when no runner needs the server any more."""
+    report: PortReport | None
+    """Where to tell the port of the server; None if there is none."""
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Serve the store, run the bundle and return its result, once the runners have ended as well."""
         server = None if self.address is None else self.address.bound_server(self.store)
+        if server is not None and self.report is not None:
+            self.report.tell(server.server_launcher.port)
         async with own_connection(server or self.store) as store:
             return await self._serve(server, store, event)
 
