@@ -1,5 +1,6 @@
 """Servers that tests of several folders use, started when the first test asks; what a test leaves in the process."""
 
+import gc
 import logging
 from collections.abc import Generator, Iterator
 
@@ -31,6 +32,13 @@ def no_secrets_of_another_test() -> Iterator[None]:
     """A token that a test sets is held by the process until it is forgotten."""
     yield
     process_secrets.forget()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leaks_are_found_where_they_are_made() -> Iterator[None]:
+    """What a module leaves open warns while that module runs, not in whichever test the collector runs by chance."""
+    yield
+    gc.collect()
 
 
 _KEPT_OF_A_SECTION = 1_000_000
