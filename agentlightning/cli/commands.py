@@ -29,7 +29,7 @@ COMMANDS: dict[str, Place] = {
     "demo": Place("demo:demo", "An ordinary agent learns to use its calculator, in about two minutes.", _TRY),
     "doctor": Place("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
     "run": Place("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
-    "runner": Place("runner:runner", "Join a run: play its rollouts on this machine.", _RUN),
+    "runner": Place("runner:runner", "Join a run: run its rollouts on this machine.", _RUN),
     "store": Place("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
     "gateway": Place("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
     "prometheus": Place("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),

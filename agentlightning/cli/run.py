@@ -42,7 +42,7 @@ def start(
     target: str = typer.Argument(
         metavar="TARGET", help="A YAML or JSON file, or module:object: a Trainer, or a function to call."
     ),
-    agent: str | None = typer.Option(None, help="Who plays: module:object or file.py:object."),
+    agent: str | None = typer.Option(None, help="The agent: module:object or file.py:object."),
     train: str | None = typer.Option(None, help="Tasks to train on: a .jsonl or .json file, or module:object."),
     val: str | None = typer.Option(None, help="Tasks to validate on, in the same forms."),
     settings: list[str] = typer.Option([], "--set", help="A key of the file with its value; may be repeated."),
@@ -56,7 +56,7 @@ def start(
     Ctrl+C ends the run within seconds: exit code 130 (143 after SIGTERM). An exception of your own code is shown with
     its traceback, exit code 1.
 
-    Example: agl run train.py:trainer --agent train.py:play --train tasks.jsonl
+    Example: agl run train.py:trainer --agent train.py:agent --train tasks.jsonl
     """
     from agentlightning.cli.support.training import in_foreground
 

@@ -13,7 +13,7 @@ from agentlightning.process_secrets import TOKEN, hold, read_secret
 
 
 def runner(
-    agent: str = typer.Argument(metavar="AGENT", help="Who plays: module:object or file.py:object."),
+    agent: str = typer.Argument(metavar="AGENT", help="The agent to run: module:object or file.py:object."),
     store: str = typer.Option(
         ..., envvar="AGENT_LIGHTNING_STORE_URL", help="The store of the run: http://algorithm-machine:4747."
     ),
@@ -27,14 +27,14 @@ def runner(
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
 ) -> int:
-    """Play the rollouts of a run on this machine until the run ends or is told to stop.
+    """Run the rollouts of a run on this machine until the run ends or is told to stop.
 
     It waits for a store that does not answer yet, and for one that is started anew. Exit codes: 0 the run has ended;
     69 the store did not answer for --outage seconds; 77 it refuses the token; 130 Ctrl+C; 143 SIGTERM; 1 runners died
     again and again. Each runner is a process of its own, started again when an agent ends it; what agents start ends
     with it.
 
-    Example: agl runner my_agent:play --store http://10.0.0.5:4747 --run nightly --runners 4
+    Example: agl runner my_agent:agent --store http://10.0.0.5:4747 --run nightly --runners 4
     """
     from agentlightning.cli.support.training import in_foreground
 

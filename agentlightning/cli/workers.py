@@ -1,4 +1,4 @@
-"""`agl workers`: who plays the rollouts of a store, and since when it was heard of."""
+"""`agl workers`: the workers that run the rollouts of a store, and when each was last heard of."""
 
 from __future__ import annotations
 

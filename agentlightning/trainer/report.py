@@ -18,7 +18,7 @@ class EndedRollout:
     """A rollout of the run that has ended."""
 
     outcome: str
-    """Of its latest attempt; the status of the rollout where nobody played it."""
+    """Of its latest attempt; the status of the rollout where no runner claimed it."""
     seconds: float
     """From when it was enqueued to its end."""
     reward: float | None = None

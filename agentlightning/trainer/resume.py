@@ -80,7 +80,7 @@ async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable
     """Return what the run that `store` is the view of has done before; None if it begins.
 
     Rollouts that this program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is
-    not `resumable` has left open is cancelled, so that no runner plays it.
+    not `resumable` has left open is cancelled, so that no runner claims it.
     """
     there = await store.query_rollouts(sort_by="start_time", limit=-1)
     before = [r for r in there if not _was_stopped(r) and r.rollout_id not in seen]
@@ -97,7 +97,7 @@ async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable
 
 
 def _was_stopped(rollout: Rollout) -> bool:
-    """True for a rollout that ended only because its run did: cancelled, or its runner was stopped while it played."""
+    """True for a rollout that ended only because its run did: cancelled, or its runner was stopped while it ran."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     stopped = attempt is not None and (attempt.outcome, attempt.outcome_reason) == ("cancelled", "stopped")
     return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)

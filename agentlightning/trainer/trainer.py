@@ -182,7 +182,7 @@ class Trainer(TrainerParts):
         *,
         val_dataset: Dataset[Any] | Iterable[Any] | None = None,
     ) -> None:
-        """Run the algorithm with runners that play `agent`, until the algorithm ends. Its result is in `result`.
+        """Run the algorithm with runners that run `agent`, until the algorithm ends. Its result is in `result`.
 
         A plain function is made an agent by `rollout`. A dataset is a list, or whatever else `datasets.py` names.
         Without an algorithm it serves runners until interrupted. Inside a running event loop, as in a notebook, it
@@ -242,7 +242,7 @@ class Trainer(TrainerParts):
         n_samples: int = 1,
         resources: NamedResources | None = None,
     ) -> EvaluationResult:
-        """Play every task `n_samples` times without learning, and return rewards, outcomes and durations.
+        """Run every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
         `resources` are those that the agent is given; None takes `initial_resources`. The rollouts have the mode `val`,
         and a run of their own where this process has both sides. Two results on the same tasks are compared by

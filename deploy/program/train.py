@@ -1,6 +1,6 @@
-"""One program for every recipe of this folder: what the runners play, and what the algorithm does.
+"""One program for every recipe of this folder: the agent that the runners run, and the algorithm.
 
-A runner is `agl runner train.py:play`, the algorithm is `python train.py` with the role `algorithm`. Put your own
+A runner is `agl runner train.py:agent`, the algorithm is `python train.py` with the role `algorithm`. Put your own
 agent, tasks and algorithm in their place; the recipes name nothing else of this file.
 """
 
@@ -17,7 +17,7 @@ TASKS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 
 
 
 @agl.rollout
-def play(task: dict[str, Any], llm: agl.LLM) -> float:
+def agent(task: dict[str, Any], llm: agl.LLM) -> float:
     """Ask the model once; the reward is 1.0 if the right number is in its answer."""
     body = {"model": llm.model, "messages": [{"role": "user", "content": task["question"]}]}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {llm.api_key}"}
@@ -28,10 +28,10 @@ def play(task: dict[str, Any], llm: agl.LLM) -> float:
 
 
 def main() -> None:
-    """Have every task played once and print the rewards."""
+    """Run every task once and print the rewards."""
     model = agl.ProxyLLM(endpoint=os.environ["GATEWAY_URL"], model=os.environ["MODEL"])
     trainer = agl.Trainer(algorithm=agl.Baseline(), initial_resources={"llm": model})
-    trainer.fit(play, train_dataset=TASKS)
+    trainer.fit(agent, train_dataset=TASKS)
     print(trainer.result)
 
 

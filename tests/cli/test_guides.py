@@ -92,7 +92,7 @@ def test_the_file_of_the_reference_is_understood(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(written)
     (tmp_path / "tasks.jsonl").write_text('"Ada"\n')
     (tmp_path / "my_agent.py").write_text(
-        "def play(task, prompt_template):\n    return float(prompt_template.format(name=task) == 'Hello, Ada!')\n"
+        "def agent(task, prompt_template):\n    return float(prompt_template.format(name=task) == 'Hello, Ada!')\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "agentlightning.cli", "run", "run.yaml", "--json", "--log-level", "WARNING"],

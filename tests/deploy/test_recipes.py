@@ -189,8 +189,8 @@ def test_the_key_of_the_model_server_is_the_gateways_alone() -> None:
 def test_the_example_program_offers_what_the_recipes_start() -> None:
     defined = {node.name for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)}
     targets = {word for _, part in PARTS for word in part.command if ".py:" in word}
-    assert targets == {"train.py:play"}
-    assert {"play", "main"} <= defined
+    assert targets == {"train.py:agent"}
+    assert {"agent", "main"} <= defined
     assert MANIFESTS
 
 

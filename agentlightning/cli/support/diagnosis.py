@@ -41,7 +41,7 @@ EXTRAS = {
 _SECRET = frozenset(("AGL_TOKEN",))
 _OF_COMMANDS = ("AGL_DEBUG", "AGL_LOG_JSON", "AGENT_LIGHTNING_OTLP_ENDPOINT")
 _OF_PROGRAMS = ("ATTEMPT_ID", "MODE", "MODEL", "RESOURCES_FILE", "REWARD_FILE", "ROLLOUT_ID", "TASK_FILE")
-"""What a program that is played as an agent is told, with `AGL_` before it."""
+"""What a program that runs as an agent is told, with `AGL_` before it."""
 VARIABLES = frozenset(
     (*(variable.value for variable in LightningEnvVar), *_OF_COMMANDS, *(f"AGL_{name}" for name in _OF_PROGRAMS))
 )

@@ -1,7 +1,7 @@
 """Child processes: how one is described and started, what it reports, and that it never outlives its parent.
 
 `child_main` is what every child runs, whatever its start method. It is a module-level function and its task is a plain
-object, so that a child can be spawned as well as forked. What agents start ends with the runner that they play in.
+object, so that a child can be spawned as well as forked. What agents start ends with the runner that they run in.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _check_target(path: Path, target: Path, force: bool) -> None:
     if target.exists() and not force:
         raise ConflictError(f"{str(target)!r} is there already; choose another file, or replace it with --force")
     log = target.with_name(target.name + "-wal")
-    if log.exists():  # SQLite would play it back into the copy
+    if log.exists():  # SQLite would apply it to the copy
         raise ConflictError(
             f"{str(log)!r} is there: {str(target)!r} is a store in use, or one that was not closed. "
             "Choose another file, or open and close that store first."
