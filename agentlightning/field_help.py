@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
@@ -106,8 +107,14 @@ else:
 
         @override
         def __dir__(cls) -> list[str]:
-            """Leave out what every pydantic model has, so that `help()` shows what the class adds in two screens."""
-            return [name for name in super().__dir__() if not name.startswith("_") and name not in vars(BaseModel)]
+            """Leave out for `help()` what every pydantic model has: what the class adds fits two screens.
+
+            `help()` asks through `inspect`; everybody else, such as `Mock(spec=...)`, gets all names.
+            """
+            names = super().__dir__()
+            if sys._getframe(1).f_globals.get("__name__") != "inspect":
+                return names
+            return [name for name in names if not name.startswith("_") and name not in vars(BaseModel)]
 
 
 class Value(BaseModel, metaclass=_ValueType):

@@ -13,6 +13,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pydantic import BaseModel
@@ -90,6 +91,12 @@ def test_help_of_a_model_fits_two_screens() -> None:
 def test_a_model_keeps_what_pydantic_gives_it_on_its_values() -> None:
     assert {"model_dump", "model_copy", "timeout_seconds"} <= set(dir(agl.RolloutConfig()))
     assert agl.RolloutConfig.model_validate({"max_attempts": 2}).max_attempts == 2
+
+
+def test_a_mock_of_a_model_has_what_pydantic_gives_it() -> None:
+    mocked = mock.Mock(spec=agl.Span)
+    mocked.model_dump.return_value = {"name": "call"}
+    assert mocked.model_dump() == {"name": "call"}
 
 
 class Tool(agl.LLM):

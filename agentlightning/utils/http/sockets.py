@@ -48,7 +48,8 @@ def bracket(host: str) -> str:
 
 def _bind_failure(host: str, port: int, error: OSError | OverflowError) -> str:
     code = getattr(error, "errno", None)
-    text = f"Cannot listen on {host}:{port}: {os.strerror(code) if code and code > 0 else error}."
+    reason = os.strerror(code) if code and code > 0 else str(error).rstrip(".")
+    text = f"Cannot listen on {host}:{port}: {reason}."
     if code == errno.EADDRINUSE:
         return f"{text} Another program has this port (see 'ss -ltnp'): stop it, or choose another port."
     if code == errno.EACCES:
