@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.calls.matching import MatchedBy, SeenBy
@@ -120,7 +120,7 @@ class ExplainedCall:
             self.reason or self.begins or "continues its row",
         )
 
-    def _first(self, *keys: str) -> Any:
+    def _first(self, *keys: str) -> object:
         own = self.call.spans
         spans = () if own is None else (own.request, own.record, own.seen)
         found = (span.attributes.get(key) for key in keys for span in spans if span is not None)
@@ -226,7 +226,7 @@ def _usage(*names: str) -> list[str]:
     return [key for name in names for key in (f"gen_ai.usage.{name}_tokens", f"llm.token_count.{name}")]
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     return value if type(value) is int else None
 
 

@@ -31,7 +31,6 @@ from agentlightning.adapter.spans.tokens import (
     FAILED_STATES,
     RAW_SPAN,
     REQUEST_SPAN,
-    CallReading,
     call_name,
     has_failed,
     is_stale,
@@ -260,24 +259,22 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        with garbage_collection_paused():
-            return self._read(source)
-
-    def _read(self, source: Sequence[Span]) -> TripletReading:
-        problems: list[Problem] = []
-        triplets: list[Triplet] = []
+        reading = TripletReading([])
         unrewarded: list[tuple[int, Triplet]] = []
         seen: set[str] = set()
-        for span in sorted(source, key=_arrival):
-            if is_stale(span):
-                continue
-            if reward_value(span) is not None:
-                _earn(span, unrewarded, problems)
-            triplet = None if is_of_other_policy(span, self.policy) else _gateway_triplet(span, seen, problems)
-            if triplet is not None:
-                triplets.append(triplet)
-                unrewarded.append((span.sequence_id, triplet))
-        return TripletReading(triplets, problems)
+        with garbage_collection_paused():
+            for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
+                if is_stale(span):
+                    continue
+                if reward_value(span) is not None:
+                    _earn(span, unrewarded, reading.problems)
+                if is_of_other_policy(span, self.policy):
+                    continue
+                triplet = _gateway_triplet(span, seen, reading.problems)
+                if triplet is not None:
+                    reading.triplets.append(triplet)
+                    unrewarded.append((span.sequence_id, triplet))
+        return reading
 
 
 def _why_left_out(call: ModelCall, policy: str | None) -> str:
@@ -299,16 +296,12 @@ def _gateway_triplet(span: Span, seen: set[str], problems: list[Problem]) -> Tri
         return None
     if identity is not None:
         seen.add(identity)
+    logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
     return Triplet(
         prompt={"token_ids": call.prompt_token_ids},
-        response=_response(call),
+        response={"token_ids": call.completion_token_ids, **logprobs},
         metadata={"response_id": call.response_id, **known_metadata(call, span)},
     )
-
-
-def _response(call: CallReading) -> dict[str, object]:
-    logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
-    return {"token_ids": call.completion_token_ids, **logprobs}
 
 
 def _earn(reward: Span, unrewarded: list[tuple[int, Triplet]], problems: list[Problem]) -> None:
@@ -320,10 +313,6 @@ def _earn(reward: Span, unrewarded: list[tuple[int, Triplet]], problems: list[Pr
             del unrewarded[at]
             return
     problems.append(Problem("lost_reward", reward.span_id, f"reward {reward_value(reward)} found no call"))
-
-
-def _arrival(span: Span) -> tuple[int, float]:
-    return (span.sequence_id, 0.0 if span.start_time is None else span.start_time)
 
 
 def _stored(span: Span | ReadableSpan) -> Span:

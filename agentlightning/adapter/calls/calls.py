@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call
 from agentlightning.adapter.spans.attributes import Problem, as_dict
@@ -96,11 +96,8 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
 
 def call_id_of(triplet: Triplet) -> str | None:
     """Return the id of the call that a triplet was made from; None if its adapter did not say."""
-    for key in ("call_id", "response_id"):
-        value = triplet.metadata.get(key)
-        if isinstance(value, str) and value:
-            return value
-    return None
+    named = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
+    return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def agent_of(triplet: Triplet) -> str | None:
@@ -126,8 +123,8 @@ def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter:
     """
     name = call_id_of(triplet)
     call = by_name.get(name or "")
-    prompt: Any = as_dict(triplet.prompt).get("token_ids") or []
-    completion: Any = as_dict(triplet.response).get("token_ids") or []
+    prompt: object = as_dict(triplet.prompt).get("token_ids") or []
+    completion: object = as_dict(triplet.response).get("token_ids") or []
     if call is None:
         if not completion:
             return None

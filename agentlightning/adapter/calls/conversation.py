@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in, is_list
 from agentlightning.adapter.spans.content import in_order, read_content
@@ -62,14 +62,11 @@ def conversation_of(*spans: Span | None) -> Conversation | None:
 
     A span whose texts were not kept has none.
     """
-    for span in spans:
-        conversation = None if span is None else _read(span.attributes or {})
-        if conversation is not None:
-            return conversation
-    return None
+    read = (_read(span.attributes) for span in spans if span is not None)
+    return next((conversation for conversation in read if conversation is not None), None)
 
 
-def _read(attributes: Mapping[str, Any]) -> Conversation | None:
+def _read(attributes: Mapping[str, object]) -> Conversation | None:
     content = read_content(attributes)
     messages = in_order(content.prompt)
     if not messages or not all(map(_has_text, messages)):
@@ -79,43 +76,41 @@ def _read(attributes: Mapping[str, Any]) -> Conversation | None:
     tools = [f"{key}={value}" for key, value in attributes.items() if key.startswith(_TOOLS)]
     answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
     answered = bool(answers) and _has_text(answers[0])
+    text = answers[0].get("content") if answered else None
     return Conversation(
         system="\n".join(line.text for line in lines[:leading]),
         tools="\n".join(sorted(tools)),
         lines=tuple(lines[leading:]),
         answer=_line({"role": "assistant", **answers[0]}) if answered else None,
-        verbatim=answered and _is_verbatim(answers[0]),
+        verbatim=isinstance(text, str)
+        and text == text.strip()
+        and "<" not in text
+        and not any(answers[0].get(key) for key in ("tool_calls", "reasoning_content", "reasoning")),
     )
 
 
-def _has_text(message: Mapping[str, Any]) -> bool:
+def _has_text(message: Mapping[str, object]) -> bool:
     called = dicts_in(message.get("tool_calls"))
     return "content" in message or any("name" in call or "function" in call for call in called)
 
 
-def _is_verbatim(message: Mapping[str, Any]) -> bool:
-    text = message.get("content")
-    bare = isinstance(text, str) and text == text.strip() and "<" not in text
-    return bare and not any(message.get(key) for key in ("tool_calls", "reasoning_content", "reasoning"))
-
-
-def _line(message: Mapping[str, Any]) -> Line:
+def _line(message: Mapping[str, object]) -> Line:
     role = str(message.get("role") or "")
     calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
     return Line(_ROLES.get(role, role), _text(message.get("content")), " ".join(calls))
 
 
-def _call(call: Mapping[str, Any]) -> str:
+def _call(call: Mapping[str, object]) -> str:
     fields = as_dict(call.get("function")) or call
     arguments = fields.get("arguments")
     try:
-        value: Any = json.loads(arguments) if isinstance(arguments, str) else arguments
+        value: object = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = str(arguments).strip()
     return f"{fields.get('name')}({json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)})"
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     """Return a content as one text; parts that are no text are shown as JSON."""
     if isinstance(content, str):
         if not (content.startswith("[") and '"type"' in content):

@@ -67,7 +67,11 @@ class Record(NamedTuple):
 
 def spans_by_call(spans: Sequence[Span]) -> list[CallSpans]:
     """Return the spans of every model call, once each; calls that the gateway saw come first."""
-    requests, raw, seen = _sorted_out(spans)
+    requests = {_name(span, span.span_id): span for span in spans if span.name == REQUEST_SPAN}
+    raw = [span for span in spans if span.name == RAW_SPAN]
+    with_record = {_name(span, span.parent_id) for span in raw}
+    raw.extend(span for id, span in requests.items() if id not in with_record and is_call(span))
+    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
     found: dict[_Name, CallSpans] = {}
     by_reply: dict[_Name, CallSpans] = {}
     for record in raw:
@@ -98,24 +102,13 @@ def _name(span: Span, id: str | None) -> _Name:
     return span.rollout_id, span.attempt_id, id
 
 
-def _sorted_out(spans: Sequence[Span]) -> tuple[dict[_Name, Span], list[Span], list[Span]]:
-    """Return the gateway's request spans by id, its records, and the calls of tracers."""
-    requests = {_name(span, span.span_id): span for span in spans if span.name == REQUEST_SPAN}
-    raw = [span for span in spans if span.name == RAW_SPAN]
-    with_record = {_name(span, span.parent_id) for span in raw}
-    raw.extend(span for id, span in requests.items() if id not in with_record and is_call(span))
-    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
-    return requests, raw, seen
-
-
 def is_call(span: Span) -> bool:
     """True if a span that is not the gateway's tells of one model call."""
-    attributes = span.attributes or {}
     return (
-        "gen_ai.response.id" in attributes
+        "gen_ai.response.id" in span.attributes
         or has_client_tokens(span)
-        or says_model_call(span.name, attributes)
-        or is_completion_output(attributes)
+        or says_model_call(span.name, span.attributes)
+        or is_completion_output(span.attributes)
     )
 
 

@@ -21,9 +21,7 @@ def is_of_other_policy(record: Span | None, policy: str | None) -> bool:
     `record` is the gateway's span of the call; a call that no gateway saw is of no policy.
     """
     attributes = {} if record is None else record.attributes
-    if policy is not None:
-        return attributes.get(_POLICY) != policy
-    return attributes.get(_KIND) in _NOT_TRAINED
+    return attributes.get(_KIND) in _NOT_TRAINED if policy is None else attributes.get(_POLICY) != policy
 
 
 def is_call_of_other_policy(call: ModelCall, policy: str | None) -> bool:

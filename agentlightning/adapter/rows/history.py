@@ -48,11 +48,10 @@ class History:
 
     def add(self, call: ModelCall) -> None:
         conversation = conversation_of_call(call)
-        if conversation is None or not conversation.whole:
+        if conversation is None or not (whole := conversation.whole):
             return
         number = len(self._calls)
         self._calls.append((call, conversation))
-        whole = conversation.whole
         for seed in _seeds(conversation):
             beginnings = list(_chain(seed, whole))
             self._beginnings.update(dict.fromkeys(beginnings, number))
@@ -77,7 +76,8 @@ class History:
         answered = (at for at in reversed(range(len(conversation.lines))) if conversation.lines[at] in self._answers)
         last = next(answered, None)
         if last is None:
-            return self.longest(conversation) or self._with_any_line(conversation)
+            number = next((self._lines[line] for line in reversed(conversation.lines) if line in self._lines), None)
+            return self.longest(conversation) or (None if number is None else self._found(number, conversation))
         for seed in _seeds(conversation):
             number = self._wholes.get(_end(seed, conversation.lines[: last + 1]))
             if number is not None:
@@ -103,10 +103,6 @@ class History:
             if found is not None and (best is None or found.common > best.common):
                 best = found
         return best
-
-    def _with_any_line(self, conversation: Conversation) -> Predecessor | None:
-        number = next((self._lines[line] for line in reversed(conversation.lines) if line in self._lines), None)
-        return None if number is None else self._found(number, conversation)
 
     def _found(self, number: int, conversation: Conversation) -> Predecessor:
         call, before = self._calls[number]

@@ -95,15 +95,14 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
     Raises:
         ValueError: the calls are of several attempts, or one is named twice.
     """
-    _check_one_attempt(calls)
-    reading = SampleReading([], [])
-    usable: list[ModelCall] = []
-    for call in calls:
-        reason = unusable(call)
-        if reason is None:
-            usable.append(call)
-        else:
-            reading.unusable.append((call.call_id, reason))
+    attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
+    if len(attempts) > 1:
+        raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
+    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
+    if repeated:
+        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")
+    reading = SampleReading([], [], [(call.call_id, reason) for call in calls if (reason := unusable(call))])
+    usable = [call for call in calls if not unusable(call)]
     trees: dict[str | None, PrefixTree[Sample]] = {}
     seams = Seams(usable, decode)
     for number, call in enumerate(usable):
@@ -156,12 +155,3 @@ def _append(row: Sample, call: ModelCall) -> None:
     row.logprobs.extend([0.0] * len(added) + call.logprobs)
     row.call_ids.append(call.call_id)
     row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
-
-
-def _check_one_attempt(calls: Sequence[ModelCall]) -> None:
-    attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
-    if len(attempts) > 1:
-        raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
-    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
-    if repeated:
-        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")

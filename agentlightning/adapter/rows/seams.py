@@ -38,6 +38,8 @@ DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))
 
 _OPENING: Final = 2
 """Tokens at the end of a prompt that may belong to the answer already: a thought opened for it, a space before it."""
+_WINDOW: Final = 16
+"""Tokens after the first difference that are looked for further on, where the messages were not kept."""
 _LEAST_CUT: Final = 8
 """Characters that a text keeps when it is cut; a shorter one is another text."""
 
@@ -75,16 +77,15 @@ class Seams:
         conversation = conversation_of_call(call)
         if conversation is not None:
             found = self._history.predecessor(conversation)
-            if found is not None and not self._contradicts(call, conversation, found):
-                return self._by_words(call, conversation, found)
-            if found is None and len(self._history):
+            if found is not None:
+                # a prompt that goes on where that of its predecessor ends, while its words do not: they were not kept
+                before = found.call.prompt_token_ids
+                goes_on = call.prompt_token_ids[: len(before)] == before
+                if not (goes_on and conversation.request == found.conversation.request):
+                    return self._by_words(call, conversation, found)
+            elif len(self._history):
                 return RowStart(call.call_id, "other_agent")
         return self._by_tokens(call, walk)
-
-    def _contradicts(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> bool:
-        """True if the prompt goes on where that of its predecessor ends, and its words do not: they were not kept."""
-        prompt = found.call.prompt_token_ids
-        return conversation.request == found.conversation.request and call.prompt_token_ids[: len(prompt)] == prompt
 
     def _by_words(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowStart:
         row, before = tokens_of(found.call), found.conversation
@@ -97,7 +98,9 @@ class Seams:
         elif _are_others(call, found.call):
             cause = "other_agent"
         elif not same_instructions:
-            cause = _other_instructions(conversation, before)
+            old, new = before.system, conversation.system
+            alike = 2 * _alike_ends(old, new) >= max(len(old), len(new))
+            cause = "truncation" if _is_cut(old, new) else "edit" if alike else "other_agent"
         else:
             cause = _other_lines(conversation, found)
         return RowStart(call.call_id, cause, found.call.call_id, at)
@@ -143,8 +146,10 @@ class Seams:
             cause = drift_cause(
                 row, prompt, at, answer_from=answer_from, verbatim=True, cut_short=cut_short, decode=self._decode
             )
+        elif _is_within(prompt[at : at + _WINDOW], row[at + 1 :]):
+            cause = "truncation"
         else:
-            cause = _other_tokens(row, prompt, at)
+            cause = "edit" if _is_within(row[at : at + _WINDOW], prompt[at + 1 :]) else "other_agent"
         return RowStart(call.call_id, cause, before.call_id, at)
 
 
@@ -187,12 +192,6 @@ def _are_others(call: ModelCall, before: ModelCall) -> bool:
     return call.agent is not None and before.agent is not None and call.agent != before.agent
 
 
-def _other_instructions(conversation: Conversation, before: Conversation) -> RowCause:
-    if _is_cut(before.system, conversation.system):
-        return "truncation"
-    return "edit" if _are_alike(before.system, conversation.system) else "other_agent"
-
-
 def _other_lines(conversation: Conversation, found: Predecessor) -> RowCause:
     """Return what became of the lines after the common ones."""
     old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
@@ -229,10 +228,6 @@ def _is_cut(old: str, new: str) -> bool:
     return kept == len(new) or (3 * kept >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
 
 
-def _are_alike(left: str, right: str) -> bool:
-    return 2 * _alike_ends(left, right) >= max(len(left), len(right))
-
-
 def _alike_ends(left: str, right: str) -> int:
     """Return how many characters two texts have in common at their beginnings and ends together."""
     most = min(len(left), len(right))
@@ -257,13 +252,6 @@ def _brief(text: str) -> str:
 
 
 # --- tokens alone ----------------------------------------------------------------------------------------------------
-
-
-def _other_tokens(row: Sequence[int], prompt: Sequence[int], at: int, window: int = 16) -> RowCause:
-    """Return what became of the tokens after the parting, for calls whose messages were not kept."""
-    if _is_within(prompt[at : at + window], row[at + 1 :]):
-        return "truncation"
-    return "edit" if _is_within(row[at : at + window], prompt[at + 1 :]) else "other_agent"
 
 
 def _is_within(part: Sequence[int], whole: Sequence[int]) -> bool:

@@ -18,6 +18,8 @@ from pydantic_core import from_json
 from agentlightning.field_help import explain_fields
 from agentlightning.types import Span
 
+Fields = dict[str, Any]
+"""What was decoded: an object of JSON, or the attributes of a span put together again."""
 ProblemKind = Literal[
     "bad_attribute",
     "extra_choices",
@@ -49,7 +51,7 @@ class AttributeReader:
     __slots__ = ("attributes", "problems", "span_id")
 
     def __init__(self, span: Span, problems: list[Problem]) -> None:
-        self.attributes: Mapping[str, Any] = span.attributes or {}
+        self.attributes: Mapping[str, object] = span.attributes
         self.span_id = span.span_id
         self.problems = problems
 
@@ -110,21 +112,21 @@ class AttributeReader:
             return None
 
 
-def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple))
 
 
-def as_dict(value: Any) -> dict[str, Any]:
+def as_dict(value: object) -> Fields:
     """Return the value if it is a dict, else an empty one."""
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    return cast(Fields, value) if isinstance(value, dict) else {}
 
 
-def dicts_in(value: Any) -> list[dict[str, Any]]:
+def dicts_in(value: object) -> list[Fields]:
     """Return the dicts in a list or tuple; none for anything else."""
-    return [cast(dict[str, Any], item) for item in value if isinstance(item, dict)] if is_list(value) else []
+    return [cast(Fields, item) for item in value if isinstance(item, dict)] if is_list(value) else []
 
 
-def integers(value: Any) -> list[int] | None:
+def integers(value: object) -> list[int] | None:
     """Return a copy of a list or tuple of integers; None for anything else (a list of booleans is none)."""
     if not is_list(value) or (value and type(value[0]) is not int):
         return None
@@ -136,7 +138,7 @@ def integers(value: Any) -> list[int] | None:
         return None
 
 
-def finite_floats(value: Any) -> list[float] | None:
+def finite_floats(value: object) -> list[float] | None:
     """Return a list or tuple of finite numbers as floats; None for anything else."""
     if not is_list(value):
         return None
@@ -170,6 +172,16 @@ def decode_text(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError("neither JSON nor a Python literal") from error
+
+
+def decoded(value: object) -> Any:
+    """Return a value, a text as what it spells in JSON or as a Python literal; None for a text that is neither."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return decode_text(value)
+    except ValueError:
+        return None
 
 
 def _literal_as_json(text: str) -> str:

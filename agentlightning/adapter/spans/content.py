@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
-from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in, is_list
+from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.conventions import chat_messages
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.utils.attributes import unflatten_attributes
@@ -22,23 +22,23 @@ _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
 _OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
 _TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
 
-Flat = dict[str, Any]
+Flat = Fields
 
 
 @dataclass(frozen=True, slots=True)
 class CallContent:
     """The readable side of one model call; None where the span does not tell."""
 
-    prompt: Any
+    prompt: object
     """Messages: a list, or a dict where the span has keys beside the numbered ones."""
-    completion: Any
-    request: Any
+    completion: object
+    request: object
     """Parameters of the request without the messages."""
-    response: Any
+    response: object
     """Fields of the reply without choices and token ids."""
 
 
-def read_content(attributes: Mapping[str, Any]) -> CallContent:
+def read_content(attributes: Mapping[str, object]) -> CallContent:
     """Return the content of one model call out of the attributes of its span."""
     groups = _group(attributes)
     inputs, output = groups.get(_INPUT, {}), groups.get(_OUTPUT, {})
@@ -54,73 +54,53 @@ def read_content(attributes: Mapping[str, Any]) -> CallContent:
     )
 
 
-def in_order(messages: Any) -> list[dict[str, Any]]:
+def in_order(messages: object) -> list[Fields]:
     """Return the messages of a prompt, which is a list, or a dict with keys beside the numbered ones."""
-    if isinstance(messages, dict):
-        numbered = as_dict(messages)
+    if numbered := as_dict(messages):
         messages = [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
     return dicts_in(messages)
 
 
-def image_urls(messages: Any) -> list[str]:
+def image_urls(messages: object) -> list[str]:
     """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
-    return [url for message in in_order(messages) for url in _urls(message.get("content"))]
+    contents = [message.get("content") for message in in_order(messages)]
+    urls = [
+        as_dict(part.get("image_url")).get("url")
+        for content in contents
+        if not isinstance(content, str) or "image_url" in content
+        for part in dicts_in(decoded(content))
+        if part.get("type") == "image_url"
+    ]
+    return [url for url in urls if isinstance(url, str)]
 
 
-def _urls(content: Any) -> Iterable[str]:
-    if isinstance(content, str):
-        if "image_url" not in content:
-            return
-        try:
-            content = decode_text(content)
-        except ValueError:
-            return
-    for part in dicts_in(content):
-        url = as_dict(part.get("image_url")).get("url") if part.get("type") == "image_url" else None
-        if isinstance(url, str):
-            yield url
-
-
-def _nested(group: Flat | None) -> Any:
+def _nested(group: Flat | None) -> object:
     """Return a group as lists and dicts; a single value under the bare prefix may be text that spells the list."""
     if not group:
         return None
     if "" not in group:
         messages = _messages(group)
         return unflatten_attributes(group) if messages is None else messages
-    whole = group[""]
-    if not isinstance(whole, str):
-        return None
-    try:
-        decoded = decode_text(whole)
-    except ValueError:
-        return None
-    return decoded if is_list(decoded) else as_dict(decoded) or None
+    spelt = decoded(group[""]) if isinstance(group[""], str) else None
+    return spelt if is_list(spelt) else as_dict(spelt) or None
 
 
-def _group(attributes: Mapping[str, Any]) -> dict[str, Flat]:
+def _group(attributes: Mapping[str, object]) -> dict[str, Flat]:
     """Return the attributes by their first parts (`gen_ai.prompt`), the rest of each key as its key there."""
     groups: dict[str, Flat] = {}
     for key, value in attributes.items():
         if (place := _place(key)) is not None:
-            head, rest = place
-            if head in groups:
-                groups[head][rest] = value
-            else:
-                groups[head] = {rest: value}
+            groups.setdefault(place[0], {})[place[1]] = value
     return groups
 
 
 @lru_cache(maxsize=4096)  # the spans of a trace have the same keys again and again
 def _place(key: str) -> tuple[str, str] | None:
     """Return the first parts of a key and its rest; None for a key that is not of interest."""
-    if key.startswith(_GEN_AI):
-        start = len(_GEN_AI)
-    elif key.startswith(_OPERATION):
-        start = len(_OPERATION)
-    else:
+    root = next((root for root in (_GEN_AI, _OPERATION) if key.startswith(root)), None)
+    if root is None:
         return None
-    end = key.find(".", start)
+    end = key.find(".", len(root))
     return (key, "") if end < 0 else (key[:end], key[end + 1 :])
 
 
@@ -156,7 +136,7 @@ def _below(group: Flat, head: str) -> Flat:
     }
 
 
-def _without(group: Flat, heads: Iterable[str]) -> Any:
+def _without(group: Flat, heads: Iterable[str]) -> object:
     """Return a group nested, less some of its first parts and its bare value."""
     left = {key: value for key, value in group.items() if key and key.partition(".")[0] not in heads}
     if not any("." in key or key.isdecimal() for key in left):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-from agentlightning.adapter.spans.attributes import as_dict, decode_text, dicts_in
+from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in
 from agentlightning.utils.attributes import filter_attributes, unflatten_attributes
 
 CALL_NAME: Final = re.compile(r"openai\.chat\.completion")
@@ -21,10 +21,10 @@ _CALL_OPERATIONS: Final = frozenset(("chat", "text_completion", "generate_conten
 _CALL_TYPES: Final = frozenset(("chat", "completion"))
 _INFERENCE_KIND: Final = "openinference.span.kind"
 
-Message = dict[str, Any]
+Message = Fields
 
 
-def says_model_call(name: str, attributes: Mapping[str, Any]) -> bool:
+def says_model_call(name: str, attributes: Mapping[str, object]) -> bool:
     """True if a span is one model call by its name or by the attributes of any convention."""
     return (
         attributes.get("gen_ai.operation.name") in _CALL_OPERATIONS
@@ -35,15 +35,15 @@ def says_model_call(name: str, attributes: Mapping[str, Any]) -> bool:
     )
 
 
-def response_id_in_output(attributes: Mapping[str, Any]) -> str | None:
+def response_id_in_output(attributes: Mapping[str, object]) -> str | None:
     """Return the reply's id where OpenInference keeps the whole reply as JSON text."""
     if attributes.get(_INFERENCE_KIND) != "LLM":
         return None
-    found = as_dict(_decoded(attributes.get("output.value"))).get("id")
+    found = as_dict(decoded(attributes.get("output.value"))).get("id")
     return found if isinstance(found, str) and found else None
 
 
-def chat_messages(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+def chat_messages(attributes: Mapping[str, object]) -> tuple[list[Message], list[Message]]:
     """Return the messages of the prompt and those of the completion, in the form of the chat API; empty if unknown."""
     for read in (_of_conventions, _of_inference, _of_logfire):
         prompt, completion = read(attributes)
@@ -52,31 +52,22 @@ def chat_messages(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Me
     return [], []
 
 
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return decode_text(value)
-    except ValueError:
-        return None
-
-
 # --- the JSON lists of the newer conventions -------------------------------------------------------------------------
 
 
-def _of_conventions(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    system = dicts_in(_decoded(attributes.get("gen_ai.system_instructions")))
+def _of_conventions(attributes: Mapping[str, object]) -> tuple[list[Message], list[Message]]:
+    system = dicts_in(decoded(attributes.get("gen_ai.system_instructions")))
     prompt: list[Message] = [{"role": "system", "content": _part_texts(system)}] if system else []
-    for said in dicts_in(_decoded(attributes.get("gen_ai.input.messages"))):
+    for said in dicts_in(decoded(attributes.get("gen_ai.input.messages"))):
         prompt.extend(_from_parts(said))
     completion: list[Message] = []
-    for said in dicts_in(_decoded(attributes.get("gen_ai.output.messages"))):
+    for said in dicts_in(decoded(attributes.get("gen_ai.output.messages"))):
         reason = {"finish_reason": said["finish_reason"]} if said.get("finish_reason") else {}
         completion.extend({**message, **reason} for message in _from_parts(said))
     return prompt, completion
 
 
-def _from_parts(said: Mapping[str, Any]) -> Iterator[Message]:
+def _from_parts(said: Mapping[str, object]) -> Iterator[Message]:
     """Yield a message of typed parts as chat messages: each result of a tool is a message of its own."""
     parts = dicts_in(said.get("parts"))
     if not parts:
@@ -96,22 +87,22 @@ def _from_parts(said: Mapping[str, Any]) -> Iterator[Message]:
         yield {**message, "tool_calls": calls} if calls else message
 
 
-def _part_texts(parts: list[dict[str, Any]]) -> str:
+def _part_texts(parts: list[Fields]) -> str:
     return "".join(str(part.get("content", "")) for part in parts if part.get("type") == "text")
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 # --- OpenInference ---------------------------------------------------------------------------------------------------
 
 
-def _of_inference(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+def _of_inference(attributes: Mapping[str, object]) -> tuple[list[Message], list[Message]]:
     return _numbered(attributes, "llm.input_messages"), _numbered(attributes, "llm.output_messages")
 
 
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
+def _numbered(attributes: Mapping[str, object], prefix: str) -> list[Message]:
     found = filter_attributes(attributes, prefix)
     if not found:
         return []
@@ -119,7 +110,7 @@ def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
     return [_from_inference(as_dict(entry.get("message"))) for entry in dicts_in(nested)]
 
 
-def _from_inference(fields: dict[str, Any]) -> Message:
+def _from_inference(fields: Fields) -> Message:
     message = {key: fields[key] for key in ("role", "content", "name", "tool_call_id") if key in fields}
     parts = [as_dict(part.get("message_content")) for part in dicts_in(fields.get("contents"))]
     if parts and "content" not in message:
@@ -133,8 +124,8 @@ def _from_inference(fields: dict[str, Any]) -> Message:
 # --- Logfire ---------------------------------------------------------------------------------------------------------
 
 
-def _of_logfire(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    request = as_dict(_decoded(attributes.get("request_data")))
-    reply = as_dict(_decoded(attributes.get("response_data")))
+def _of_logfire(attributes: Mapping[str, object]) -> tuple[list[Message], list[Message]]:
+    request = as_dict(decoded(attributes.get("request_data")))
+    reply = as_dict(decoded(attributes.get("response_data")))
     answer = as_dict(reply.get("message"))
     return dicts_in(request.get("messages")), [answer] if answer else []

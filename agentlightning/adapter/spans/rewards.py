@@ -11,21 +11,21 @@ from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
 from agentlightning.types import Span
 from agentlightning.utils.otel import extract_links_from_attributes
 
-_PREFIX: Final = LightningSpanAttributes.REWARD.value + "."
-_PRIMARY: Final = _PREFIX + "0.value"
-_VENDOR_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+_PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
+_STATED: Final = (_PRIMARY, "agentops.task.output", "agentops.entity.output")
 
 
 def reward_value(span: Span) -> float | None:
     """Return the primary reward of a span; None if it has none that is a finite number."""
-    if not _may_be_reward(span):
-        return None
-    return as_reward(get_reward_value(span))
+    stated = any(key in span.attributes for key in _STATED)
+    if stated or span.name == AGL_ANNOTATION:
+        return as_reward(get_reward_value(span))
+    return None  # after a cheap first look: most spans of a trace are no rewards
 
 
 def is_unusable_reward(span: Span) -> bool:
     """True if the span states a reward and it is no finite number."""
-    return _PRIMARY in (span.attributes or {}) and reward_value(span) is None
+    return _PRIMARY in span.attributes and reward_value(span) is None
 
 
 def reward_dimensions(span: Span) -> dict[str, float]:
@@ -44,12 +44,6 @@ def links(span: Span) -> list[tuple[str, str]]:
     Links that cannot be read are none.
     """
     try:
-        return [(link.key_match, link.value_match) for link in extract_links_from_attributes(span.attributes or {})]
+        return [(link.key_match, link.value_match) for link in extract_links_from_attributes(span.attributes)]
     except ValueError:
         return []
-
-
-def _may_be_reward(span: Span) -> bool:
-    """A cheap first look: most spans of a trace are no rewards."""
-    attributes = span.attributes or {}
-    return _PRIMARY in attributes or span.name == AGL_ANNOTATION or any(key in attributes for key in _VENDOR_OUTPUTS)

@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
-from agentlightning.adapter.spans.attributes import AttributeReader, Problem, as_dict, finite_floats, integers, is_list
+from agentlightning.adapter.spans.attributes import (
+    AttributeReader,
+    Fields,
+    Problem,
+    as_dict,
+    finite_floats,
+    integers,
+    is_list,
+)
 from agentlightning.adapter.spans.conventions import response_id_in_output
 from agentlightning.semconv import BUDGET_EXHAUSTED, STALE, LightningCallAttributes, LightningSpanAttributes
 from agentlightning.types import Span
@@ -48,6 +56,7 @@ _PROMPT_KEYS: Final = (
     "prompt_token_ids",
     _OUTPUT + ".prompt_token_ids",
 )
+_REPLY_ID_KEYS: Final = ("gen_ai.response.id", _OUTPUT + ".id", _VLLM + "id")
 _CLIENT_COMPLETION_KEYS: Final = (
     "response_token_ids",
     _OUTPUT + ".response_token_ids.0",
@@ -84,33 +93,31 @@ def is_gateway_call(span: Span) -> bool:
 
 def is_stale(span: Span) -> bool:
     """True if the store marked the span as late: its attempt had lapsed."""
-    return (span.attributes or {}).get(STALE) is True
+    return span.attributes.get(STALE) is True
 
 
 def response_id(span: Span) -> str | None:
     """Return the id that the model server gave its reply; None if the span has none."""
-    attributes = span.attributes or {}
-    for key in ("gen_ai.response.id", _OUTPUT + ".id", _VLLM + "id"):
-        value = attributes.get(key)
+    for key in _REPLY_ID_KEYS:
+        value = span.attributes.get(key)
         if isinstance(value, str) and value:
             return value
-    return response_id_in_output(attributes)
+    return response_id_in_output(span.attributes)
 
 
 def has_client_tokens(span: Span) -> bool:
     """True if an instrumented client wrote token ids of an answer on the span."""
-    attributes = span.attributes or {}
-    return any(key in attributes for key in _CLIENT_COMPLETION_KEYS)
+    return any(key in span.attributes for key in _CLIENT_COMPLETION_KEYS)
 
 
-def is_completion_output(attributes: Mapping[str, Any]) -> bool:
+def is_completion_output(attributes: Mapping[str, object]) -> bool:
     """True if the output of an operation is the reply of a model server, not just anything that has an id."""
     return _OUTPUT + ".id" in attributes and any(key.startswith(_OUTPUT + ".choices") for key in attributes)
 
 
 def gateway_call_id(span: Span) -> str | None:
     """Return the id that the gateway gave the call; None if the span is not the gateway's."""
-    value = (span.attributes or {}).get(_CALL_ID)
+    value = span.attributes.get(_CALL_ID)
     return value if isinstance(value, str) and value else None
 
 
@@ -126,12 +133,12 @@ def refused_for_budget(span: Span | None) -> bool:
 
 def generated_nothing(span: Span) -> bool:
     """True for a call by whose nature a model says nothing (embeddings), so that no tokens of it are missing."""
-    return (span.attributes or {}).get(_STATE) == "no_generation"
+    return span.attributes.get(_STATE) == "no_generation"
 
 
 def has_failed(span: Span) -> bool:
     """True if the agent got no answer out of the call of this span."""
-    state = (span.attributes or {}).get(_STATE)
+    state = span.attributes.get(_STATE)
     if isinstance(state, str) and state in _STATES:
         return state in FAILED_STATES
     failed = span.status.status_code == "ERROR" and response_id(span) is None
@@ -145,10 +152,12 @@ def read_call(span: Span, problems: list[Problem]) -> CallReading:
     typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
     logprobs = read.floats(_LOGPROBS)
     finish_reason = read.text(_FINISH_REASON)
-    told = bool(typed and logprobs and finish_reason) and not _may_have_several(read)
+    choices = read.attributes.get(_CHOICES)
+    may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it would be slow
+    told = typed and logprobs and finish_reason and not may_have_several
     choice = {} if told else _first_choice(read)
     content = _client_logprobs(read)
-    completion = typed or _choice_ids(choice) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    completion = typed or integers(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
     return CallReading(
         call_id=gateway_call_id(span),
         response_id=response_id(span),
@@ -175,13 +184,7 @@ def _state(read: AttributeReader, span: Span, *, has_tokens: bool) -> CallState:
     return "upstream_error" if has_failed(span) else "no_tokens"
 
 
-def _may_have_several(read: AttributeReader) -> bool:
-    """True unless a glance at the text of the choices shows that there is one at most; reading it would be slow."""
-    text = read.attributes.get(_CHOICES)
-    return isinstance(text, str) and text.count("index") > 1
-
-
-def _first_choice(read: AttributeReader) -> dict[str, Any]:
+def _first_choice(read: AttributeReader) -> Fields:
     choices = read.decoded(_CHOICES)
     if choices is None:
         return {}
@@ -194,11 +197,7 @@ def _first_choice(read: AttributeReader) -> dict[str, Any]:
     return choices[0] if choices else {}
 
 
-def _choice_ids(choice: dict[str, Any]) -> list[int] | None:
-    return integers(choice.get("token_ids"))
-
-
-def _finish_reason(choice: dict[str, Any], read: AttributeReader) -> str | None:
+def _finish_reason(choice: Fields, read: AttributeReader) -> str | None:
     reason = choice.get("finish_reason")
     if isinstance(reason, str) and reason:
         return reason
@@ -219,11 +218,11 @@ def _client_logprobs(read: AttributeReader) -> list[Any] | None:
     return list(content)
 
 
-def _logprobs(value: Any) -> list[float] | None:
+def _logprobs(value: object) -> list[float] | None:
     """Return the numbers of a chat (`content`) or completions (`token_logprobs`) reply; None if there are none."""
     if not isinstance(value, dict):
         return None
-    fields = cast(dict[str, Any], value)
+    fields = cast(Fields, value)
     content: Any = fields.get("content")
     if not is_list(content):
         return finite_floats(fields.get("token_logprobs"))

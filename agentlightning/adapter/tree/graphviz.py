@@ -39,14 +39,9 @@ def dot_source(root: SpanNode, interested_span_match: str | None = None) -> str:
     for node in root.walk():
         filled = interested_span_match is not None and re.search(interested_span_match, node.span.name)
         style = ", style=filled, fillcolor=lightblue" if filled else ""
-        lines.append(f"  {names[id(node)]} [label={json.dumps(_label(node), ensure_ascii=False)}{style}];")
+        label = node.title()
+        if node.start_time is not None and node.end_time is not None:
+            label += f"\n{node.end_time - node.start_time:.3f} s"
+        lines.append(f"  {names[id(node)]} [label={json.dumps(label, ensure_ascii=False)}{style}];")
         lines.extend(f"  {names[id(node)]} -> {names[id(child)]};" for child in node.children)
     return "\n".join([*lines, "}", ""])
-
-
-def _label(node: SpanNode) -> str:
-    agent = node.agent_name()
-    name = node.span.name if agent is None else f"{node.span.name} [{agent}]"
-    if node.start_time is None or node.end_time is None:
-        return name
-    return f"{name}\n{node.end_time - node.start_time:.3f} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from agentlightning.adapter.spans.rewards import reward_value
 from agentlightning.semconv import AGL_OPERATION, AGL_REWARD, LightningSpanAttributes
@@ -52,35 +52,30 @@ class SpanNode:
 
     def agent_name(self) -> str | None:
         """Return the name of the agent whose span this is; None for spans that are no agent's."""
-        attributes = self.span.attributes or {}
-        for name in _agent_names(self.span.name, attributes):
-            if isinstance(name, str) and name:
-                return name
-        return None
+        attributes = self.span.attributes
+        found = (  # the places where frameworks write it, the most telling first
+            attributes.get("agent.name"),
+            attributes.get("gen_ai.agent.name"),
+            attributes.get("operation.name") if attributes.get("agentops.span.kind") == "agent" else None,
+            attributes.get("recipient_agent_type"),
+            attributes.get("langchain.chain.type"),
+            attributes.get("executor.id"),
+            attributes.get(_INPUT + ".name") if attributes.get("type") == "agent" else None,
+            attributes.get("lc_name") if self.span.name.startswith("langchain.Chain.") else None,
+        )
+        return next((name for name in found if isinstance(name, str) and name), None)
 
-    def maybe_reward_dict(self) -> dict[str, Any]:
+    def title(self) -> str:
+        """Return the name of the span; an agent's name follows in brackets."""
+        agent = self.agent_name()
+        return self.span.name if agent is None else f"{self.span.name} [{agent}]"
+
+    def maybe_reward_dict(self) -> dict[str, str | float]:
         """Return `{"type": "reward", "value": v}`, or nothing for a span without a reward."""
         value = reward_value(self.span)
         return {} if value is None else {"type": "reward", "value": value}
 
     def is_reward_span(self) -> bool:
         """True if the span carries a reward or is the operation that computes one."""
-        attributes = self.span.attributes or {}
-        if self.span.name == AGL_OPERATION and attributes.get(_OPERATION_NAME) == AGL_REWARD:
-            return True
-        return reward_value(self.span) is not None
-
-
-def _agent_names(span_name: str, attributes: dict[str, Any]) -> Iterator[Any]:
-    """Yield the places where frameworks write an agent's name, the most telling first."""
-    yield attributes.get("agent.name")
-    yield attributes.get("gen_ai.agent.name")
-    if attributes.get("agentops.span.kind") == "agent":
-        yield attributes.get("operation.name")
-    yield attributes.get("recipient_agent_type")
-    yield attributes.get("langchain.chain.type")
-    yield attributes.get("executor.id")
-    if attributes.get("type") == "agent":
-        yield attributes.get(_INPUT + ".name")
-    if span_name.startswith("langchain.Chain."):
-        yield attributes.get("lc_name")
+        computes_one = self.span.name == AGL_OPERATION and self.span.attributes.get(_OPERATION_NAME) == AGL_REWARD
+        return computes_one or reward_value(self.span) is not None

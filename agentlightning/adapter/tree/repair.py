@@ -41,7 +41,9 @@ def repair(root: SpanNode) -> None:
     remaining = len(fork.children)
     stay: list[SpanNode] = []
     for child in list(fork.children):
-        target = None if remaining == 1 else _new_parent(child, covers, parents)
+        target = None if remaining == 1 else covers.tightest(child)
+        if target is not None and _is_below(target, child, parents):
+            target = next((node for node in covers.by_tightness(child) if not _is_below(node, child, parents)), None)
         if target is None:
             stay.append(child)
             continue
@@ -49,13 +51,6 @@ def repair(root: SpanNode) -> None:
         parents[id(child)] = target
         remaining -= 1
     fork.children[:] = stay
-
-
-def _new_parent(child: NodeT, covers: _Covers[NodeT], parents: dict[int, NodeT]) -> NodeT | None:
-    tightest = covers.tightest(child)
-    if tightest is None or not _is_below(tightest, child, parents):
-        return tightest
-    return next((node for node in covers.by_tightness(child) if not _is_below(node, child, parents)), None)
 
 
 def _is_below(node: NodeT, ancestor: NodeT, parents: dict[int, NodeT]) -> bool:

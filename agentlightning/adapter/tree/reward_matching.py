@@ -127,7 +127,7 @@ def _linked_value(span: Span, key: str) -> str | None:
         return span.trace_id
     if key == "span_id":
         return span.span_id
-    value = (span.attributes or {}).get(key)
+    value = span.attributes.get(key)
     return value if isinstance(value, str) else None
 
 

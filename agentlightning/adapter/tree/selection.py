@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from agentlightning.adapter.calls.calls import ANY_AGENT
 from agentlightning.adapter.calls.matching import Record, match_the_rest
@@ -25,7 +25,7 @@ from agentlightning.adapter.spans.tokens import (
     response_id,
 )
 from agentlightning.adapter.tree.node import SpanNode
-from agentlightning.types import Span
+from agentlightning.types import Attributes, Span
 
 NodeT = TypeVar("NodeT", bound=SpanNode)
 
@@ -71,10 +71,10 @@ class SelectedCall(Generic[NodeT]):
         """Return one span that says all that is known of the call; the gateway's word counts most."""
         if self.record is None:
             return self.node.span
-        attributes: dict[str, Any] = {}
+        attributes: Attributes = {}
         for span in (self.request, self.node.span, self.record):
             if span is not None:
-                attributes.update(span.attributes or {})
+                attributes.update(span.attributes)
         return self.node.span.model_copy(update={"attributes": attributes, "sequence_id": self.record.sequence_id})
 
 
@@ -126,18 +126,14 @@ def _places(
         node, above, place = waiting.pop()
         yield node, above, place
         if node.children:
-            inner = _place_inside(node, place, rules, pattern)
+            name = node.agent_name()
+            label, branch = place.label, place.branch
+            if name is not None:
+                matches = rules.agent_match is None or re.search(rules.agent_match, name)
+                label, branch = (name if matches else None), node.id
+            in_call = place.in_call or (label is not None and pattern.search(node.span.name) is not None)
+            inner = _Place(label, branch, place.in_reward or node.is_reward_span(), in_call)
             waiting.extend((child, node, inner) for child in reversed(node.children))
-
-
-def _place_inside(node: SpanNode, place: _Place, rules: SelectionRules, pattern: re.Pattern[str]) -> _Place:
-    name = node.agent_name()
-    label, branch = place.label, place.branch
-    if name is not None:
-        matches = rules.agent_match is None or re.search(rules.agent_match, name)
-        label, branch = (name if matches else None), node.id
-    in_call = place.in_call or (label is not None and pattern.search(node.span.name) is not None)
-    return _Place(label, branch, place.in_reward or node.is_reward_span(), in_call)
 
 
 def _judge(
@@ -158,7 +154,7 @@ def _judge(
     if not pattern.search(span.name):
         if reply is not None and span.name != REQUEST_SPAN:
             found.other_places.setdefault(reply, place)
-        elif reply is None and not place.in_call and says_model_call(span.name, span.attributes or {}):
+        elif reply is None and not place.in_call and says_model_call(span.name, span.attributes):
             found.unnamed.append((span, place))
         return
     nested = rules.drop_unnamed_nested and reply is None and place.in_call

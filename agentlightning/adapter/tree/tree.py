@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Self
 
 from agentlightning.adapter.calls.calls import ANY_AGENT
-from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.spans.attributes import Fields, Problem
 from agentlightning.adapter.spans.content import image_urls, read_content
 from agentlightning.adapter.spans.rewards import is_unusable_reward, reward_dimensions, reward_value
 from agentlightning.adapter.spans.tokens import CallReading, has_failed, read_call
@@ -92,17 +92,14 @@ class TraceTree(SpanNode):
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """Return `(name, [the same of each child])`; an agent's name follows in brackets."""
-        tuples: dict[int, tuple[str, list[Any]]] = {}
-        for node in self.walk():
-            agent = node.agent_name()
-            tuples[id(node)] = (node.span.name if agent is None else f"{node.span.name} [{agent}]", [])
+        tuples: dict[int, tuple[str, list[Any]]] = {id(node): (node.title(), []) for node in self.walk()}
         for node in self.walk():
             tuples[id(node)][1].extend(tuples[id(child)] for child in node.children)
         return tuples[id(self)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """Return the tree as plain values with the keys `id`, `span` and `children`."""
-        values: dict[int, dict[str, Any]] = {
+        values: dict[int, Fields] = {
             id(node): {"id": node.id, "span": node.span.model_dump(), "children": []} for node in self.walk()
         }
         for node in self.walk():
@@ -137,7 +134,7 @@ class TraceTree(SpanNode):
         earned = match_rewards(self, calls, RewardMatchPolicy(reward_match)).earned
         return {node.id: reward_value(earned[node.id]) if node.id in earned else None for node in llm_calls}
 
-    def extract_prompt_image_urls(self, prompt_raw_content: Any) -> list[str]:
+    def extract_prompt_image_urls(self, prompt_raw_content: object) -> list[str]:
         """Return the addresses of the images in a prompt."""
         return image_urls(prompt_raw_content)
 
@@ -148,8 +145,8 @@ class TraceTree(SpanNode):
         could not be read is added to `self.problems`.
         """
         call = read_call(span, self.problems)
-        content = read_content(span.attributes or {})
-        response: dict[str, Any] = {"token_ids": call.completion_token_ids, "raw_content": content.completion}
+        content = read_content(span.attributes)
+        response: Fields = {"token_ids": call.completion_token_ids, "raw_content": content.completion}
         if call.logprobs_content is not None:
             response["logprobs"] = call.logprobs_content
         if call.logprobs is not None:
@@ -245,7 +242,7 @@ class TraceTree(SpanNode):
         return matches.earned
 
 
-def known_metadata(call: CallReading, span: Span) -> dict[str, Any]:
+def known_metadata(call: CallReading, span: Span) -> Fields:
     """Return what is known of a call beyond the fields that every triplet has."""
     known = {
         "call_id": call.call_id or (span.span_id if call.response_id is None else None),
