@@ -4,7 +4,7 @@ generator or a block and changes nothing else about it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
@@ -17,7 +17,7 @@ from agentlightning.tracer.base import Tracer, get_active_tracer
 from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.scope import ended_scope
-from agentlightning.types import SpanCoreFields, TraceStatus
+from agentlightning.types import Attributes, SpanCoreFields, TraceStatus
 from agentlightning.utils.otel import (
     check_attributes_sanity,
     emitter_debug,
@@ -41,37 +41,34 @@ _open: ContextVar[tuple[tuple[OperationContext, OpenOperation], ...]] = ContextV
 """The blocks that are open in this context, the innermost last."""
 
 
-def emitting_tracer(active: Tracer | None, what: str, propagate: bool) -> Tracer:
-    """Return the tracer that shall take a span: the active one, or one that sends nothing.
+def send(
+    active: Tracer | None, name: str, attributes: Attributes, status: TraceStatus | None, propagate: bool
+) -> SpanCoreFields:
+    """Create the span by the active tracer, or by one that sends nothing; `AGL_EMITTER_DEBUG` logs it.
 
     Raises:
         RuntimeError: the span shall be sent and no tracer is active; or what emits it was left behind by a rollout.
     """
-    if not propagate:
-        return _DUMMY
-    if active is None and (ended := ended_scope()) is not None:
+    what = name.rpartition(".")[2]
+    tracer = active if propagate else _DUMMY
+    if tracer is None and (ended := ended_scope()) is not None:
         ended.refuse()
         raise RuntimeError(
             f"No active tracer found: rollout {ended.rollout_id} has ended, and this {what} span comes from a task or "
             "thread that was started inside it. Wait for what you start before the agent returns."
         )
-    if active is None:
+    if tracer is None:
         raise RuntimeError(
             f"No active tracer found. Cannot emit {what} span. Emit inside a rollout, or inside "
             "`async with tracer.trace_context(...)`. In a thread of your own, run the function with "
             "contextvars.copy_context().run(...). To make the span without storing it, pass propagate=False."
         )
-    return active
-
-
-def send(tracer: Tracer, name: str, attributes: dict[str, Any], status: TraceStatus | None) -> SpanCoreFields:
-    """Create the span; logs it if `AGL_EMITTER_DEBUG` asks for that."""
     if emitter_debug():
         logger.debug("Emitting span %s: %s", name, attributes)
     return tracer.create_span(name, attributes=attributes, status=status)
 
 
-def emit_annotation(annotation: dict[str, Any], propagate: bool = True) -> SpanCoreFields:
+def emit_annotation(annotation: Mapping[str, object], propagate: bool = True) -> SpanCoreFields:
     """Attach attributes to the rollout, as a span of its own. Nested values are flattened.
 
     Raises:
@@ -80,8 +77,7 @@ def emit_annotation(annotation: dict[str, Any], propagate: bool = True) -> SpanC
     """
     attributes = flatten_attributes(annotation)
     check_attributes_sanity(attributes)
-    tracer = emitting_tracer(get_active_tracer() if propagate else None, "annotation", propagate)
-    return send(tracer, AGL_ANNOTATION, attributes, OK)
+    return send(get_active_tracer() if propagate else None, AGL_ANNOTATION, attributes, OK, propagate)
 
 
 class OperationContext:
@@ -91,7 +87,9 @@ class OperationContext:
     any number of blocks, also at the same time in several tasks and threads: each sees its own.
     """
 
-    def __init__(self, name: str | None, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+    def __init__(
+        self, name: str | None, attributes: Mapping[str, object] | None = None, propagate: bool = True
+    ) -> None:
         self._attributes = sanitize_attributes(flatten_attributes(attributes or {}))
         if name is not None:
             if NAME in self._attributes:
@@ -111,9 +109,8 @@ class OperationContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        operation = (
-            self._in_this_context() or self._running[-1]
-        )  # the collector closes generators in contexts of its own
+        # the collector closes generators in contexts of its own
+        operation = self._in_this_context() or self._running[-1]
         self._running.remove(operation)
         _open.set(tuple(entry for entry in _open.get() if entry[1] is not operation))
         try:
@@ -121,7 +118,7 @@ class OperationContext:
         finally:
             self._ended = operation
 
-    def set_input(self, *args: Any, **kwargs: Any) -> None:
+    def set_input(self, *args: object, **kwargs: object) -> None:
         """Record what the operation was given.
 
         Raises:
@@ -129,7 +126,7 @@ class OperationContext:
         """
         self._record({f"{INPUT}.args": list(args), **{f"{INPUT}.{key}": value for key, value in kwargs.items()}})
 
-    def set_output(self, output: Any) -> None:
+    def set_output(self, output: object) -> None:
         """Record what the operation gave.
 
         Raises:
@@ -152,7 +149,7 @@ class OperationContext:
         """Return the innermost block of this object that is open in this context."""
         return next((operation for owner, operation in reversed(_open.get()) if owner is self), None)
 
-    def _record(self, values: dict[str, Any]) -> None:
+    def _record(self, values: dict[str, object]) -> None:
         operation = self._in_this_context()
         if operation is None and len(self._running) == 1:  # a plain thread, which has no context
             operation = self._running[0]
@@ -168,7 +165,7 @@ class OperationContext:
         attributes = {NAME: getattr(fn, "__name__", type(fn).__name__), **self._attributes}
         signature = signature_of(fn)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenOperation | None:
+        def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> OpenOperation | None:
             tracer = get_active_tracer() if self._propagate else _DUMMY
             if tracer is None:
                 return None

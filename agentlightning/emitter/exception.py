@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from agentlightning.emitter.annotation import OK, emitting_tracer, send
+from agentlightning.emitter.annotation import OK, send
 from agentlightning.semconv import AGL_EXCEPTION
 from agentlightning.tracer.base import get_active_tracer
 from agentlightning.utils.otel import flatten_attributes, format_exception_attributes, sanitize_attributes
 
 
-def emit_exception(exception: BaseException, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+def emit_exception(
+    exception: BaseException, attributes: Mapping[str, object] | None = None, propagate: bool = True
+) -> None:
     """Leave type, message and stack trace of an exception on the trace. The span itself has status OK.
 
     Raises:
@@ -19,9 +21,6 @@ def emit_exception(exception: BaseException, attributes: dict[str, Any] | None =
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"Expected an exception, got: {type(exception).__name__}")
-    payload = {
-        **format_exception_attributes(exception),
-        **sanitize_attributes(flatten_attributes(attributes or {})),
-    }
-    tracer = emitting_tracer(get_active_tracer() if propagate else None, "exception", propagate)
-    send(tracer, AGL_EXCEPTION, payload, OK)
+    given = sanitize_attributes(flatten_attributes(attributes or {}))
+    payload = {**format_exception_attributes(exception), **given}
+    send(get_active_tracer() if propagate else None, AGL_EXCEPTION, payload, OK, propagate)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from agentlightning.emitter.annotation import emitting_tracer, send
+from agentlightning.emitter.annotation import send
 from agentlightning.semconv import AGL_MESSAGE, LightningSpanAttributes
 from agentlightning.tracer.base import get_active_tracer
 from agentlightning.types import SpanLike
@@ -13,7 +13,7 @@ from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 BODY = LightningSpanAttributes.MESSAGE_BODY.value
 
 
-def emit_message(message: str, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+def emit_message(message: str, attributes: Mapping[str, object] | None = None, propagate: bool = True) -> None:
     """Leave a text on the trace.
 
     Raises:
@@ -23,8 +23,7 @@ def emit_message(message: str, attributes: dict[str, Any] | None = None, propaga
     if not isinstance(message, str):
         raise TypeError(f"Message must be a string, got: {type(message).__name__}. Use emit_object for other values.")
     payload = {BODY: message, **sanitize_attributes(flatten_attributes(attributes or {}))}
-    tracer = emitting_tracer(get_active_tracer() if propagate else None, "message", propagate)
-    send(tracer, AGL_MESSAGE, payload, None)
+    send(get_active_tracer() if propagate else None, AGL_MESSAGE, payload, None, propagate)
 
 
 def get_message_value(span: SpanLike) -> str | None:

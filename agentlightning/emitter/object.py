@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from agentlightning.emitter.annotation import OK, emitting_tracer, send
+from agentlightning.emitter.annotation import OK, send
 from agentlightning.semconv import AGL_OBJECT, LightningSpanAttributes
 from agentlightning.tracer.base import get_active_tracer
 from agentlightning.types import SpanCoreFields, SpanLike
@@ -15,20 +16,28 @@ from agentlightning.utils.otel import flatten_attributes, full_qualified_name, s
 TYPE = LightningSpanAttributes.OBJECT_TYPE.value
 LITERAL = LightningSpanAttributes.OBJECT_LITERAL.value
 JSON = LightningSpanAttributes.OBJECT_JSON.value
+_FROM_LITERAL: Mapping[str, Callable[[str], object]] = {
+    "str": str,
+    "bool": lambda literal: literal.lower() == "true",
+    "int": int,
+    "float": float,
+    "bytes": base64.b64decode,
+}
 
 
-def emit_object(object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:
+def emit_object(
+    object: object, attributes: Mapping[str, object] | None = None, propagate: bool = True
+) -> SpanCoreFields:
     """Leave a value on the trace.
 
     Raises:
         RuntimeError: JSON cannot hold it; or no tracer is active and `propagate` is true.
     """
     payload = {**encode_object(object), **sanitize_attributes(flatten_attributes(attributes or {}))}
-    tracer = emitting_tracer(get_active_tracer() if propagate else None, "object", propagate)
-    return send(tracer, AGL_OBJECT, payload, OK)
+    return send(get_active_tracer() if propagate else None, AGL_OBJECT, payload, OK, propagate)
 
 
-def encode_object(object: Any) -> dict[str, Any]:
+def encode_object(object: object) -> dict[str, str]:
     """Return the attributes that hold a value: its type, and a literal (base64 for bytes) or JSON text.
 
     Raises:
@@ -57,18 +66,9 @@ def get_object_value(span: SpanLike) -> Any:
             return json.loads(str(text))
         except ValueError as error:
             raise RuntimeError(f"Object of span {span.name} is no JSON text: {error}") from error
-    return None if literal is None else _decode(str(literal), str(attributes.get(TYPE, "str")))
-
-
-def _decode(literal: str, kind: str) -> Any:
-    if kind == "str":
-        return literal
-    if kind == "bool":
-        return literal.lower() == "true"
-    if kind == "int":
-        return int(literal)
-    if kind == "float":
-        return float(literal)
-    if kind == "bytes":
-        return base64.b64decode(literal)
-    raise RuntimeError(f"Unsupported object type for literal deserialization: {kind}")
+    if literal is None:
+        return None
+    kind = str(attributes.get(TYPE, "str"))
+    if kind not in _FROM_LITERAL:
+        raise RuntimeError(f"Unsupported object type for literal deserialization: {kind}")
+    return _FROM_LITERAL[kind](str(literal))

@@ -37,7 +37,7 @@ def emit_reward(
     reward: float | Mapping[str, float],
     *,
     primary_key: str | None = None,
-    attributes: dict[str, Any] | None = None,
+    attributes: Mapping[str, object] | None = None,
     name: str | None = None,
     target: Target | None = None,
     target_id: str | None = None,
@@ -59,7 +59,7 @@ def emit_reward(
             its id; an attribute under the keys of the reward.
         RuntimeError: no tracer is active and `propagate` is true.
     """
-    payload: dict[str, Any] = {REWARD: _dimensions(reward, primary_key, name)}
+    payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
     for key in attributes or {}:
         if key == REWARD or key.startswith(f"{REWARD}."):
             raise ValueError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
@@ -119,7 +119,7 @@ def get_reward_value(span: SpanLike) -> float | None:
     rewards = get_rewards_from_span(span)
     if rewards:
         return rewards[0].value
-    attributes = cast(Mapping[str, Any], span.attributes or {})
+    attributes = span.attributes or {}
     for key in _LEGACY_OUTPUTS:
         if key in attributes:
             value = _legacy_output(attributes[key])
@@ -130,7 +130,7 @@ def get_reward_value(span: SpanLike) -> float | None:
     return None
 
 
-def _legacy_output(output: Any) -> float | None:
+def _legacy_output(output: object) -> float | None:
     """Read `{"type": "reward", "value": ...}`, given as text or as a dictionary."""
     if isinstance(output, str):
         try:
@@ -168,12 +168,12 @@ def reward(fn: F) -> F:
 
     if iscoroutinefunction(fn):
 
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(*args: object, **kwargs: object) -> object:
             return _emitted(await fn(*args, **kwargs))
 
         return cast(F, wraps(fn)(call_async))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return _emitted(fn(*args, **kwargs))
 
     return cast(F, wraps(fn)(call))

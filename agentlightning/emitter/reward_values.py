@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, cast
 _PRIMARY_NAMES = ("reward", "primary")
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
     if isinstance(value, (bool, int, float, numbers.Real)):
         return float(value)
@@ -24,13 +24,13 @@ def as_number(value: Any) -> float | None:
     return None
 
 
-def as_reward(value: Any) -> float | None:
+def as_reward(value: object) -> float | None:
     """Return a reward as a float; None for what is no finite number."""
     number = as_number(value)
     return number if number is not None and math.isfinite(number) else None
 
 
-def checked_reward(value: Any) -> float:
+def checked_reward(value: object) -> float:
     """Return a reward as a float.
 
     Raises:
@@ -45,7 +45,7 @@ def checked_reward(value: Any) -> float:
     return number
 
 
-def are_dimensions(value: Any) -> TypeGuard[Mapping[str, Any]]:
+def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
     """True for a dictionary of numbers by name, which is a reward of several dimensions."""
     if not isinstance(value, Mapping) or not value:
         return False

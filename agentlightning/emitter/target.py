@@ -17,7 +17,7 @@ from opentelemetry import trace as trace_api
 
 from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningSpanAttributes
-from agentlightning.types import SpanLike
+from agentlightning.types import Attributes, SpanLike
 from agentlightning.utils.otel import make_link_attributes
 
 Target = Literal["call", "step", "agent", "rollout"]
@@ -42,7 +42,7 @@ class RewardTarget:
     """Who gave the reward."""
 
 
-def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> dict[str, Any]:
+def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> Attributes:
     """Return the attributes that name a target and a giver, with the link that leads adapters to a call or step.
 
     A step without an id is that of the operation that is open here, if there is one.
@@ -59,20 +59,16 @@ def target_attributes(target: Target | None, target_id: str | None, source: str 
     if target in _NEEDS_ID and not target_id:
         what = "the id of the model's reply (response.id)" if target == "call" else "the name of the agent"
         raise ValueError(f"target={target!r} needs target_id, {what}")
-    if target == "step":
-        target_id = target_id or _open_span_id()
+    if target == "step" and not target_id:
+        context = trace_api.get_current_span().get_span_context()
+        target_id = trace_api.format_span_id(context.span_id) if context.is_valid else None
     given = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
-    named: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    named: Attributes = {key: value for key, value in given.items() if value is not None}
     if target == "call" and target_id is not None:
         named |= make_link_attributes({"gen_ai.response.id": target_id})
     elif target == "step" and target_id is not None:
         named |= make_link_attributes({"span_id": target_id})
     return named
-
-
-def _open_span_id() -> str | None:
-    context = trace_api.get_current_span().get_span_context()
-    return trace_api.format_span_id(context.span_id) if context.is_valid else None
 
 
 def get_reward_target(span: SpanLike) -> RewardTarget:
@@ -84,5 +80,5 @@ def get_reward_target(span: SpanLike) -> RewardTarget:
     )
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None

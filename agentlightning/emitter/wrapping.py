@@ -13,7 +13,7 @@ from typing import Any
 from agentlightning.semconv import AGL_OPERATION
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.conversion import any_attributes
-from agentlightning.types import SpanCoreFields, SpanRecordingContext
+from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext
 
 
 class OpenOperation:
@@ -21,7 +21,7 @@ class OpenOperation:
 
     __slots__ = ("_attributes", "_manager", "_recording", "_tracer")
 
-    def __init__(self, tracer: Tracer, attributes: dict[str, Any]) -> None:
+    def __init__(self, tracer: Tracer, attributes: Attributes) -> None:
         self._tracer = tracer
         self._attributes = attributes
         self._manager: AbstractContextManager[SpanRecordingContext] | None = None
@@ -38,7 +38,7 @@ class OpenOperation:
         assert self._manager is not None
         self._manager.__exit__(kind, error, trace)
 
-    def record(self, values: dict[str, Any]) -> None:
+    def record(self, values: dict[str, object]) -> None:
         """Put values on the span, whatever they are."""
         assert self._recording is not None
         self._recording.record_attributes(any_attributes(values))
@@ -60,7 +60,7 @@ def _nothing() -> None:
     """What a tracer of somebody's own does, whose recordings cannot be suspended."""
 
 
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], OpenOperation | None]
+Begin = Callable[[tuple[object, ...], dict[str, object]], OpenOperation | None]
 """Opens nothing yet: returns the operation of one call, None when it is not traced."""
 
 
@@ -71,7 +71,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
     """
     if _is(inspect.iscoroutinefunction, fn):
 
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(*args: object, **kwargs: object) -> object:
             op = begin(args, kwargs)
             if op is None:
                 return await fn(*args, **kwargs)
@@ -83,7 +83,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
         wrapper: Callable[..., Any] = call_async
     elif _is(inspect.isasyncgenfunction, fn):
 
-        async def iterate_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        async def iterate_async(*args: object, **kwargs: object) -> AsyncGenerator[object, object]:
             op, source = begin(args, kwargs), fn(*args, **kwargs)
             with _Pieces(op) as pieces:
                 step: Callable[[], Awaitable[Any]] = source.__anext__
@@ -105,7 +105,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
         wrapper = iterate_async
     elif _is(inspect.isgeneratorfunction, fn):
 
-        def iterate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        def iterate(*args: object, **kwargs: object) -> Generator[object, object, object]:
             op, source = begin(args, kwargs), fn(*args, **kwargs)
             with _Pieces(op) as pieces:
                 step: Callable[[], Any] = source.__next__
@@ -127,7 +127,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
         wrapper = iterate
     else:
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             op = begin(args, kwargs)
             if op is None:
                 return fn(*args, **kwargs)
@@ -140,7 +140,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
     return functools.update_wrapper(wrapper, fn)
 
 
-def _is(kind: Callable[[Any], bool], fn: Any) -> bool:
+def _is(kind: Callable[[Any], bool], fn: object) -> bool:
     """True if a function, or the `__call__` of an object that can be called, is of this kind."""
     return kind(fn) or (not inspect.isroutine(fn) and kind(inspect.getattr_static(fn, "__call__", None)))
 
@@ -185,8 +185,8 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def bound_arguments(
-    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+    signature: inspect.Signature | None, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
     """Return the arguments by parameter name, defaults included; keyword collections are spread."""
     try:
         if signature is None:
