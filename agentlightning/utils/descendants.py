@@ -80,17 +80,24 @@ def end_descendants(
 ) -> list[int]:
     """End everything below a process, that itself excepted, and return the ids of what would not end.
 
-    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace SIGKILL at once. With `reap`, children of this
-    process are waited for, whoever started them.
+    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace SIGKILL at once. With `reap`, which is for a
+    subreaper and its own id, children are waited for, whoever started them, until there are none: a look at all
+    processes misses what is below one that ends during the look, and only the kernel knows that nothing is left.
     """
     terminated: set[int] = set()
     began = time.monotonic()
-    while living := [child for child in _living_below(pid) if child.pid not in spared]:
-        spent = time.monotonic() - began
-        if spent > grace + KILL_SECONDS:
+    killed_since: float | None = None  # a look may take long on a busy machine, and must not count as a kill
+    while True:
+        living = [child for child in _living_below(pid) if child.pid not in spared]
+        if not living and not (reap and _has_children()):
+            return []
+        now = time.monotonic()
+        if killed_since is not None and now - killed_since > KILL_SECONDS:
             return [child.pid for child in living]
+        if now - began >= grace and killed_since is None:
+            killed_since = now
         for child in living:
-            if spent >= grace:
+            if killed_since is not None:
                 _send(child.pid, signal.SIGKILL)
             elif child.pid not in terminated:
                 terminated.add(child.pid)
@@ -98,7 +105,6 @@ def end_descendants(
         time.sleep(LOOK_SECONDS / 4)
         if reap:
             reap_children()
-    return []
 
 
 def helpers_of_python() -> set[int]:
@@ -120,6 +126,15 @@ def reap_children() -> dict[int, int]:
         if pid == 0:
             return statuses
         statuses[pid] = status
+
+
+def _has_children() -> bool:
+    """True while this process has a child, be it one that has ended and was not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _living_below(pid: int) -> list[Any]:
