@@ -1,10 +1,72 @@
-"""`agl doctor`: what is here, what is missing, and what would not work, before a run finds out."""
+"""`agl doctor`: what is here, what is missing, and what would not work, before a run finds out.
+
+Each check is a function that yields results and changes nothing.
+"""
 
 from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import Distribution, PackagePath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from agentlightning.cli.support.output import JSON, say, show_json, show_table
+from agentlightning.env_var import LightningEnvVar
+from agentlightning.utils.version import VERSION
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore, LightningStoreStatistics
+
+DISTRIBUTION = "agl-framework"
+PACKAGE = "agentlightning"
+_SHOWN = 3
+_REPAIR = f"uninstall both, then install {DISTRIBUTION} again"
+_MIB = 1024**2
+_SPARE_MIB = 500
+"""Free space below which a run is likely to end with a full disk."""
+EXTRAS = {
+    "grpo": ("torch", "transformers", "peft"),
+    "demo": ("openai",),
+    "mongo": ("pymongo",),
+    "postgres": ("psycopg",),
+    "agentops": ("agentops",),
+    "weave": ("weave",),
+    "ray": ("ray",),
+    "litellm": ("litellm",),
+}
+"""What each extra of the package brings."""
+_SECRET = frozenset(("AGL_TOKEN",))
+_OF_COMMANDS = ("AGL_DEBUG", "AGL_LOG_JSON", "AGENT_LIGHTNING_OTLP_ENDPOINT")
+_OF_PROGRAMS = ("ATTEMPT_ID", "MODE", "MODEL", "RESOURCES_FILE", "REWARD_FILE", "ROLLOUT_ID", "TASK_FILE")
+"""What a program that runs as an agent is told, with `AGL_` before it."""
+VARIABLES = frozenset(
+    (*(variable.value for variable in LightningEnvVar), *_OF_COMMANDS, *(f"AGL_{name}" for name in _OF_PROGRAMS))
+)
+"""Every variable of ours that somebody reads."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check. `absent` is something that a run may do without."""
+
+    state: Literal["ok", "absent", "wrong"]
+    what: str
+    found: str
 
 
 def doctor(
@@ -20,16 +82,173 @@ def doctor(
 
     Example: agl doctor --store http://10.0.0.5:4747
     """
-    from dataclasses import asdict
-
-    from agentlightning.cli.support.diagnosis import all_findings
-
-    found = all_findings(store, port)
+    results = run_checks(store, port)
     if as_json:
-        show_json([asdict(finding) for finding in found])
+        show_json([asdict(result) for result in results])
     else:
-        show_table(("", "what", "found"), [(each.state, each.what, each.found) for each in found])
-    wrong = [finding for finding in found if finding.state == "wrong"]
+        show_table(("", "what", "found"), [(each.state, each.what, each.found) for each in results])
+    wrong = [result for result in results if result.state == "wrong"]
     if not as_json:
         say(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
     return 1 if wrong else 0
+
+
+def run_checks(store: str | None, port: int) -> list[CheckResult]:
+    """Run every check, in the order in which one repairs what they find."""
+    checks = (
+        *(_python, _extras, _folder, partial(_port, port), _token, _variables, _proxies, _gpus),
+        *(() if store is None else (partial(_store, store),)),
+    )
+    return [result for check in checks for result in check()]
+
+
+def _python() -> Iterator[CheckResult]:
+    package = Path(__file__).parents[1]
+    yield CheckResult("ok", "agentlightning", f"{VERSION}, {package}")
+    for problem in misplaced(package, importlib.metadata.distributions()):
+        yield CheckResult("wrong", "agentlightning", problem)
+    new_enough = sys.version_info >= (3, 11)
+    yield CheckResult("ok" if new_enough else "wrong", "python", f"{platform.python_version()}, {sys.executable}")
+    yield CheckResult("ok", "machine", f"{platform.platform()}, {os.cpu_count()} cores")
+    upsert = sqlite3.sqlite_version_info >= (3, 35)
+    yield CheckResult("ok" if upsert else "wrong", "sqlite", f"{sqlite3.sqlite_version}; at least 3.35 is needed")
+
+
+def _extras() -> Iterator[CheckResult]:
+    for extra, packages in EXTRAS.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if missing:
+            text = f"{', '.join(missing)} not installed: pip install 'agl-framework[{extra}]'"
+            yield CheckResult("absent", f"extra {extra}", text)
+        else:
+            versions = [f"{package} {importlib.metadata.version(package)}" for package in packages]
+            yield CheckResult("ok", f"extra {extra}", ", ".join(versions))
+
+
+def _folder() -> Iterator[CheckResult]:
+    here = Path.cwd()
+    writable = os.access(here, os.W_OK)
+    text = f"{here}; stores and runs are written here" if writable else f"{here} cannot be written to"
+    yield CheckResult("ok" if writable else "wrong", "folder", text)
+    spare = shutil.disk_usage(here).free // _MIB
+    yield CheckResult("ok" if spare > _SPARE_MIB else "wrong", "disk", f"{spare} MiB are free")
+
+
+def _port(port: int) -> Iterator[CheckResult]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield CheckResult("absent", f"port {port}", f"{error.strerror}; choose another with --port")
+        else:
+            yield CheckResult("ok", f"port {port}", "free on 127.0.0.1")
+
+
+def _token() -> Iterator[CheckResult]:
+    from agentlightning.utils.http.auth import server_token
+
+    if server_token():
+        yield CheckResult("ok", "AGL_TOKEN", "set")
+    else:
+        yield CheckResult("absent", "AGL_TOKEN", "not set; servers beyond 127.0.0.1 need it")
+
+
+def _variables() -> Iterator[CheckResult]:
+    from agentlightning.store.spec import public_form
+
+    for name in sorted(os.environ):
+        if name in VARIABLES and name not in _SECRET:
+            value = os.environ[name]
+            yield CheckResult("ok", name, public_form(value) if "://" in value else value)
+        elif name not in VARIABLES and name.startswith(("AGL_", "AGENT_LIGHTNING_")) and "_TEST_" not in name:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield CheckResult("wrong", name, f"nobody reads this variable{hint}")
+
+
+def _proxies() -> Iterator[CheckResult]:
+    set_ones = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
+    if set_ones:
+        yield CheckResult("ok", "proxy", f"{', '.join(set_ones)}; traffic within this machine does not use it")
+
+
+def _gpus() -> Iterator[CheckResult]:
+    from agentlightning.utils.system_snapshot import system_snapshot
+
+    gpus: list[dict[str, Any]] = system_snapshot(include_gpu=True).get("gpus") or []
+    for gpu in gpus:
+        yield CheckResult("ok", "gpu", f"{gpu['gpu']}, {gpu['mem_total_mb']:.0f} MB")
+    if not gpus:
+        yield CheckResult("absent", "gpu", "none; small models train without")
+
+
+def _store(location: str) -> Iterator[CheckResult]:
+    from agentlightning.cli.support.store_access import with_store
+    from agentlightning.store.spec import public_form
+
+    async def ask(opened: LightningStore) -> LightningStoreStatistics:
+        return await opened.statistics()
+
+    try:
+        statistics = with_store(location, ask)
+    except Exception as error:  # the boundary: whatever keeps the store from answering is the result
+        yield CheckResult("wrong", f"store {public_form(location)}", str(error))
+    else:
+        kind, count = statistics.get("name"), statistics.get("total_rollouts", 0)
+        yield CheckResult("ok", f"store {public_form(location)}", f"{kind}, {count} rollouts")
+
+
+# --- whether the files of this package are its own: another distribution may install into the same folder -----------
+
+
+def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[str]:
+    """Say what in the folder of the package is not of its distribution; nothing where all is well.
+
+    `package` is the folder that is imported. A checkout, which no distribution lists, has no files to compare.
+    """
+    own: list[Distribution] = []
+    for distribution in distributions:
+        name = distribution.metadata["Name"] or ""
+        if name.lower().replace("_", "-") == DISTRIBUTION:
+            own.append(distribution)
+        elif files := [
+            str(file)
+            for file in distribution.files or ()
+            if file.parts[:1] == (PACKAGE,) and package in Path(str(distribution.locate_file(file))).parents
+        ]:
+            repair = f"{_REPAIR}: pip uninstall {name} {DISTRIBUTION}"
+            yield f"{name} {distribution.version} has {_some(files)} there; {repair}"
+    for distribution in own[:1]:
+        yield from _foreign_files(package, distribution)
+
+
+def _foreign_files(package: Path, distribution: Distribution) -> Iterator[str]:
+    listed = {Path(str(distribution.locate_file(file))): file for file in distribution.files or ()}
+    listed = {path: file for path, file in listed.items() if path.suffix == ".py" and PACKAGE in path.parts}
+    if not listed:
+        return
+    if package / "__init__.py" not in listed:
+        yield f"{package} is imported, and {DISTRIBUTION} {distribution.version} is installed elsewhere"
+        return
+    here = sorted(package.rglob("*.py"))
+    unlisted = [str(path.relative_to(package.parent)) for path in here if path not in listed]
+    if unlisted:
+        yield f"{_some(unlisted)} there, of no installed distribution; {_REPAIR}"
+    changed = [
+        str(path.relative_to(package.parent)) for path in here if path in listed and _differs(path, listed[path])
+    ]
+    if changed:
+        yield f"{_some(changed)} there, not as {DISTRIBUTION} {distribution.version} has installed it; {_REPAIR}"
+
+
+def _differs(path: Path, file: PackagePath) -> bool:
+    if file.hash is None or file.hash.mode != "sha256":
+        return False
+    digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+    return digest != file.hash.value
+
+
+def _some(files: list[str]) -> str:
+    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+    return f"{', '.join(files[:_SHOWN])}{more}"

@@ -108,7 +108,7 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
     def broken(*_: Any) -> None:
         raise LookupError("no such thing")
 
-    monkeypatch.setattr("agentlightning.cli.support.diagnosis.all_findings", broken)
+    monkeypatch.setattr("agentlightning.cli.doctor.run_checks", broken)
     assert main(["doctor"]) == 70
     [line] = capsys.readouterr().err.splitlines()
     assert line == "agl: unforeseen LookupError: no such thing. `agl --debug ...` shows where."

@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agentlightning.cli import main
-from agentlightning.cli.support.diagnosis import EXTRAS, VARIABLES
+from agentlightning.cli.doctor import EXTRAS, VARIABLES
 from agentlightning.store import SQLiteLightningStore
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.cli.support.package_place import misplaced
+from agentlightning.cli.doctor import misplaced
 
 
 def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
