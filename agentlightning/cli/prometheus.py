@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 import typer
 
 from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
+from agentlightning.errors import BadRequestError
 from agentlightning.private_files import private_folder
 
 
@@ -23,50 +27,29 @@ def prometheus(
 
     Example: PROMETHEUS_MULTIPROC_DIR=metrics agl prometheus --port 4748
     """
-    import asyncio
-
     log_to_stderr(log_level, json_lines=log_json)
-    asyncio.run(_serve(host, port, _path(metrics_path), _folder(), access_log))
-    return 0
-
-
-def _folder() -> str:
-    """Return the folder that the processes share, which is there.
-
-    Raises:
-        BadRequestError: the variable is not set.
-    """
-    import os
-
-    from agentlightning.errors import BadRequestError
-
+    path = metrics_path.rstrip("/")
+    if not path.startswith("/"):
+        raise BadRequestError(
+            f"--metrics-path {metrics_path!r} must begin with a slash and name a page, such as /metrics"
+        )
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         raise BadRequestError(
             "PROMETHEUS_MULTIPROC_DIR is not set: name the folder that the processes share, for them and for this one"
         )
     private_folder(folder)
-    return folder
-
-
-def _path(text: str) -> str:
-    from agentlightning.errors import BadRequestError
-
-    path = text.rstrip("/")
-    if not path.startswith("/"):
-        raise BadRequestError(f"--metrics-path {text!r} must begin with a slash and name a page, such as /metrics")
-    return path
+    asyncio.run(_serve(host, port, path, folder, access_log))
+    return 0
 
 
 async def _serve(host: str, port: int, path: str, folder: str, access_log: bool) -> None:
-    import asyncio
-
     from prometheus_client.exposition import choose_encoder
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from agentlightning.cli.support.small_server import app_with_doors, serve_until_signal
+    from agentlightning.cli.support.serving import app_with_checks, serve_until_signal
     from agentlightning.utils.metrics import get_prometheus_registry
     from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
@@ -77,5 +60,5 @@ async def _serve(host: str, port: int, path: str, folder: str, access_log: bool)
 
     routes = [Route(each, page, methods=["GET"]) for each in (path, path + "/")]
     args = PythonServerLauncherArgs(host=host, port=port, access_log=access_log)
-    app = app_with_doors(routes, host)
+    app = app_with_checks(routes, host)
     await serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"])

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from agentlightning.cli import store_data as store_file
-from agentlightning.cli.support.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.support.output import LOG_JSON, log_to_stderr, say
+from agentlightning.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from agentlightning.utils.metrics import MetricsBackend
+
+_SERVER_CHECK_SECONDS = 1.0
+"""Between two looks whether the server still runs, which tells nobody when it ends by itself."""
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class Backend(StrEnum):
@@ -31,7 +44,7 @@ app.command("backup")(store_file.backup)
 app.command("check")(store_file.check)
 app.command("stats")(store_file.stats)
 
-_DEFAULT_PLACES = {
+_DEFAULT_SPECS = {
     Backend.SQLITE: "sqlite:///agl.db",
     Backend.MEMORY: "memory",
     Backend.MONGO: "mongodb://127.0.0.1:27017",
@@ -70,29 +83,29 @@ def store(
     """
     if context.invoked_subcommand is not None:
         return _refuse_options(context)
-    from agentlightning.cli.support.amounts import read_bytes, read_seconds
-    from agentlightning.cli.support.serving import Serving, serve
+    from agentlightning.store.spec import retention_policy
+    from agentlightning.utils.http.auth import check_bind, server_token
 
     log_to_stderr(log_level, json_lines=log_json)
-    serving = Serving(
-        spec=place(db, backend, mongo_uri),
-        host=host,
-        port=port,
-        cors_origins=cors_origin,
-        allowed_hosts=allowed_host,
-        trackers=[each.value for each in tracker],
-        lease_seconds=lease_seconds,
+    spec = store_spec(db, backend, mongo_uri)
+    bounds = _given(
         keep_last=keep_last,
         max_age=None if max_age is None else read_seconds("--max-age", max_age),
         max_bytes=None if max_bytes is None else read_bytes("--max-bytes", max_bytes),
     )
-    return serve(serving)
+    check_bind(host, server_token())
+    metrics = _metrics_backend(tracker)
+    retention = retention_policy(**bounds) if bounds else None
+    settings = _given(lease_seconds=lease_seconds, retention=retention, tracker=metrics)
+    options = _given(allowed_hosts=allowed_host or None, tracker=metrics)
+    options.update(host=host, port=port, cors_allow_origins=cors_origin)
+    asyncio.run(_serve(spec, settings, options))
+    say("store closed")
+    return 0
 
 
 def _refuse_options(context: typer.Context) -> int:
     """Let the sub-command go on, unless an option stands before it, where it would have no effect."""
-    from agentlightning.errors import BadRequestError
-
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -102,13 +115,12 @@ def _refuse_options(context: typer.Context) -> int:
     return 0
 
 
-def place(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str:
+def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str:
     """Return the spec of the store that the options mean.
 
     Raises:
         BadRequestError: they contradict each other, or say too little.
     """
-    from agentlightning.errors import BadRequestError
     from agentlightning.store.spec import public_form, spec_of
 
     if mongo_uri is not None and db is not None:
@@ -121,8 +133,79 @@ def place(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str
             raise BadRequestError(
                 "--backend postgres needs its database: --db postgresql://user:password@host/database"
             )
-        return _DEFAULT_PLACES[backend or Backend.SQLITE]
+        return _DEFAULT_SPECS[backend or Backend.SQLITE]
     spec = spec_of(text)
     if backend is not None and not spec.startswith(backend.value):
         raise BadRequestError(f"--backend {backend.value} does not fit {public_form(spec)!r}; leave one of them out")
     return spec
+
+
+def read_seconds(option: str, text: str) -> float:
+    """Return the seconds that a text such as `90`, `90m` or `7d` means.
+
+    Raises:
+        BadRequestError: it is none; names the option and what is understood.
+    """
+    return _read_amount(option, text, _SECONDS, "seconds, or a number with one of s, m, h, d (90m)")
+
+
+def read_bytes(option: str, text: str) -> int:
+    """Return the bytes that a text such as `1000000`, `500MB` or `2GiB` means.
+
+    Raises:
+        BadRequestError: it is none; names the option and what is understood.
+    """
+    return int(_read_amount(option, text, _BYTES, "bytes, or a number with one of kB, MB, GB, KiB, MiB, GiB (500MB)"))
+
+
+def _read_amount(option: str, text: str, units: Mapping[str, int], expected: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or found[2] not in units:
+        raise BadRequestError(f"{option} {text!r}: expected {expected}")
+    return float(found[1]) * units[found[2]]
+
+
+def _given(**settings: object) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _metrics_backend(trackers: list[Tracker]) -> MetricsBackend | None:
+    if not trackers:
+        return None
+    from agentlightning.utils.metrics import ConsoleMetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
+
+    kinds = {Tracker.PROMETHEUS: PrometheusMetricsBackend, Tracker.CONSOLE: ConsoleMetricsBackend}
+    backends: list[MetricsBackend] = [kinds[tracker]() for tracker in dict.fromkeys(trackers)]
+    return backends[0] if len(backends) == 1 else MultiMetricsBackend(backends)
+
+
+async def _serve(spec: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Serve until SIGINT or SIGTERM; `settings` are those of the store's class, `options` those of the server.
+
+    At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
+    something), and everything that was answered is stored.
+
+    Raises:
+        RuntimeError: serving ended by itself.
+    """
+    from agentlightning.cli.support.serving import end_of_process
+    from agentlightning.store.client_server import LightningStoreServer
+    from agentlightning.store.spec import public_form, store_from_spec
+
+    store = store_from_spec(spec, **settings)
+    try:
+        server = LightningStoreServer(store, **options)
+        server.bind()
+        end = end_of_process()
+        say(f"store in {public_form(spec).removeprefix('sqlite:///')} listens on {server.endpoint}")
+        await server.start()
+        try:
+            while not end.done():
+                await asyncio.wait([end], timeout=_SERVER_CHECK_SECONDS)
+                if not end.done() and not server.server_launcher.is_running():
+                    raise RuntimeError("The server has ended by itself; the log says why")
+        finally:
+            await server.stop()
+    finally:
+        await store.close()

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.store import Backend, place
-from agentlightning.cli.support.amounts import read_bytes, read_seconds
+from agentlightning.cli.store import Backend, read_bytes, read_seconds, store_spec
 from agentlightning.errors import BadRequestError, StoreUnreachableError
 from agentlightning.store import LightningStoreClient, SQLiteLightningStore
 
@@ -81,7 +80,7 @@ async def client() -> AsyncIterator[Callable[[str], LightningStoreClient]]:
     ],
 )
 def test_the_options_name_one_place(db: str | None, backend: Backend | None, mongo_uri: str | None, spec: str) -> None:
-    assert place(db, backend, mongo_uri) == spec
+    assert store_spec(db, backend, mongo_uri) == spec
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_options_that_contradict_each_other_are_refused(
     db: str | None, backend: Backend | None, mongo_uri: str | None, text: str
 ) -> None:
     with pytest.raises(BadRequestError, match=text):
-        place(db, backend, mongo_uri)
+        store_spec(db, backend, mongo_uri)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,10 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 @asynccontextmanager
 async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.cli.support.agentops_server import Traces, agentops_routes
-    from agentlightning.cli.support.small_server import app_with_doors, serving
+    from agentlightning.cli.support.serving import app_with_checks, serving
 
     store = InMemoryLightningStore()
-    app = app_with_doors(agentops_routes(store, Traces(store)), "127.0.0.1", open_paths=["/v3/auth/token"])
+    app = app_with_checks(agentops_routes(store, Traces(store)), "127.0.0.1", open_paths=["/v3/auth/token"])
     async with serving(app, PythonServerLauncherArgs()) as endpoint:
         yield int(endpoint.rsplit(":", 1)[1]), ["/v3/auth/token", "/v1/traces", "/v4/logs/upload/", "/v1/logs"]
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentlightning.cli.support.small_server import app_with_doors, serve_until_signal
+from agentlightning.cli.support.serving import app_with_checks, serve_until_signal
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.otlp import TRACES_PATH, otlp_routes, store_spans
@@ -50,7 +50,7 @@ async def serve(spec: str, host: str, port: int) -> None:
     store = store_from_spec(spec)
     traces = Traces(store)
     try:
-        app = app_with_doors(agentops_routes(store, traces), host, open_paths=[TOKEN_PATH])
+        app = app_with_checks(agentops_routes(store, traces), host, open_paths=[TOKEN_PATH])
         await serve_until_signal(app, PythonServerLauncherArgs(host=host, port=port), _lines)
         await traces.close()
     finally:
@@ -109,8 +109,8 @@ class Traces:
             self._open[trace_id] = asyncio.create_task(self._begin(trace_id, name))
         try:
             return await asyncio.shield(self._open[trace_id])
-        except Exception:
-            self._open.pop(trace_id, None)  # the sender tries again, and so does the store
+        except Exception:  # the sender tries again, and so does the store
+            self._open.pop(trace_id, None)
             raise
 
     async def _begin(self, trace_id: bytes, name: str) -> _Ids:

@@ -1,100 +1,31 @@
-"""Serve a store until a signal ends it: the first one in good order, the second one at once."""
+"""Serve until a signal ends it: the first one in good order, the second one at once.
+
+Commands with a few routes of their own serve them here, behind the checks that every server of ours has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from agentlightning.cli.support.output import say
-from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.spec import public_form, retention_policy, store_from_spec
-from agentlightning.utils.http.auth import check_bind, server_token
+from agentlightning.errors import AgentLightningError
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Scope, check_bind, server_token
+from agentlightning.utils.http.errors import describe_error
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
-if TYPE_CHECKING:
-    from agentlightning.utils.metrics import MetricsBackend
-
+HEALTH_PATH = "/health"
 _ECHO_SECONDS = 0.3
 """A signal that follows so soon is the same one: `timeout`, for example, signals a child and then its group."""
-
-_LOOK_SECONDS = 1.0
-"""Between two looks whether the server still runs, which tells nobody when it ends by itself."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What is served where, as the command line says it."""
-
-    spec: str
-    host: str
-    port: int
-    cors_origins: list[str]
-    allowed_hosts: list[str]
-    trackers: list[str]
-    lease_seconds: float | None
-    keep_last: int | None
-    max_age: float | None
-    max_bytes: int | None
-
-
-def serve(serving: Serving) -> int:
-    """Serve until SIGINT or SIGTERM and return the exit code, 0. A second signal ends the process: 128 and its number.
-
-    At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
-    something), and everything that was answered is stored.
-    """
-    asyncio.run(_serve(serving))
-    say("store closed")
-    return 0
-
-
-async def _serve(serving: Serving) -> None:
-    check_bind(serving.host, server_token())
-    tracker = _tracker(serving.trackers)
-    store = store_from_spec(serving.spec, **_settings(serving, tracker))
-    options: dict[str, Any] = {"allowed_hosts": serving.allowed_hosts, "tracker": tracker}
-    try:
-        server = LightningStoreServer(
-            store,
-            host=serving.host,
-            port=serving.port,
-            cors_allow_origins=serving.cors_origins,
-            **{name: value for name, value in options.items() if value},
-        )
-        server.bind()
-        end = end_of_process()
-        say(f"store in {_where(serving.spec)} listens on {server.endpoint}")
-        await _run_until(server, end)
-    finally:
-        await store.close()
-
-
-def _settings(serving: Serving, tracker: MetricsBackend | None) -> dict[str, Any]:
-    """Return the settings of the store's class that were given."""
-    bounds = {"keep_last": serving.keep_last, "max_age": serving.max_age, "max_bytes": serving.max_bytes}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    settings = {
-        "lease_seconds": serving.lease_seconds,
-        "retention": retention_policy(**given) if given else None,
-        "tracker": tracker,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _tracker(names: list[str]) -> MetricsBackend | None:
-    if not names:
-        return None
-    from agentlightning.utils.metrics import ConsoleMetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
-
-    kinds = {"prometheus": PrometheusMetricsBackend, "console": ConsoleMetricsBackend}
-    backends: list[MetricsBackend] = [kinds[name]() for name in dict.fromkeys(names)]
-    return backends[0] if len(backends) == 1 else MultiMetricsBackend(backends)
-
-
-def _where(spec: str) -> str:
-    return public_form(spec).removeprefix("sqlite:///")
 
 
 def end_of_process() -> asyncio.Future[None]:
@@ -118,17 +49,55 @@ def end_of_process() -> asyncio.Future[None]:
     return asked
 
 
-async def _run_until(server: LightningStoreServer, end: asyncio.Future[None]) -> None:
-    """Serve until `end`.
+def app_with_checks(routes: Sequence[Route], host: str, open_paths: Sequence[str] = ()) -> ASGIApp:
+    """Return an app of the routes and `/health`, which asks for the token everywhere but there and at `open_paths`.
 
     Raises:
-        RuntimeError: serving ended by itself.
+        RuntimeError: `host` is beyond loopback and there is no token.
     """
+    token = server_token()
+    check_bind(host, token)
+    free = {HEALTH_PATH, *open_paths}
+
+    def is_open(scope: Scope) -> bool:
+        return scope["path"] in free
+
+    app: ASGIApp = Starlette(
+        routes=[*routes, Route(HEALTH_PATH, _health, methods=["GET"])],
+        exception_handlers={AgentLightningError: _on_error},
+    )
+    if token is not None:
+        app = BearerAuth(app, token, is_open)
+    return HostDoor(app, AllowedHosts.of(host, host, None), same_origin=token is None)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    reply = describe_error(error, f"{request.method} {request.url.path[:200]!a}")
+    return Response(reply.body, reply.status, {name.decode(): value.decode() for name, value in reply.headers})
+
+
+async def _health(request: Request) -> JSONResponse:
+    return JSONResponse({"status": "ok"})
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerator[str]:
+    """Serve for the body; gives the address to tell others."""
+    server = PythonServerLauncher(app, args)
+    server.bind()
     await server.start()
     try:
-        while not end.done():
-            await asyncio.wait([end], timeout=_LOOK_SECONDS)
-            if not end.done() and not server.server_launcher.is_running():
-                raise RuntimeError("The server has ended by itself; the log says why")
+        yield server.access_endpoint
     finally:
         await server.stop()
+
+
+async def serve_until_signal(
+    app: ASGIApp, args: PythonServerLauncherArgs, tell: Callable[[str], Sequence[str]]
+) -> None:
+    """Serve until SIGINT or SIGTERM; `tell` gives the lines to print for an address."""
+    end = end_of_process()
+    async with serving(app, args) as endpoint:
+        for line in tell(endpoint):
+            say(line)
+        await asyncio.wait([end])
