@@ -16,29 +16,29 @@ from typing_extensions import override
 
 
 @dataclass(frozen=True)
-class Place:
+class Command:
     """One sub-command: its object as `module:name` below this package, its line and its panel on the help page."""
 
-    home: str
-    line: str
+    target: str
+    help: str
     panel: str
 
 
 _TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
-COMMANDS: dict[str, Place] = {
-    "demo": Place("demo:demo", "An ordinary agent learns to use its calculator, in about two minutes.", _TRY),
-    "doctor": Place("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
-    "run": Place("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
-    "runner": Place("runner:runner", "Join a run: run its rollouts on this machine.", _RUN),
-    "store": Place("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
-    "gateway": Place("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
-    "prometheus": Place("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
-    "agentops": Place("agentops:agentops", "Take in what the AgentOps SDK sends, and keep it in a store.", _SERVE),
-    "vllm": Place("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
-    "rollouts": Place("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
-    "resources": Place("resources:app", "List and show what algorithms have published.", _LOOK),
-    "workers": Place("workers:workers", "List the workers that a store knows.", _LOOK),
-    "stats": Place("store_data:stats", "Show how much a store holds.", _LOOK),
+COMMANDS: dict[str, Command] = {
+    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, in about two minutes.", _TRY),
+    "doctor": Command("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
+    "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
+    "runner": Command("runner:runner", "Join a run: run its rollouts on this machine.", _RUN),
+    "store": Command("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
+    "gateway": Command("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
+    "prometheus": Command("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
+    "agentops": Command("agentops:agentops", "Take in what the AgentOps SDK sends, and keep it in a store.", _SERVE),
+    "vllm": Command("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
+    "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
+    "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
+    "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),
+    "stats": Command("store_data:stats", "Show how much a store holds.", _LOOK),
 }
 
 
@@ -47,8 +47,10 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, place in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=place.line, rich_help_panel=place.panel, add_help_option=False))
+        for name, command in COMMANDS.items():
+            self.add_command(
+                TyperCommand(name, help=command.help, rich_help_panel=command.panel, add_help_option=False)
+            )
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -59,7 +61,7 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """Import a sub-command and return it as typer runs it."""
-    module, _, attribute = COMMANDS[name].home.partition(":")
+    module, _, attribute = COMMANDS[name].target.partition(":")
     found: Any = getattr(importlib.import_module(f"agentlightning.cli.{module}"), attribute)
     holder = typer.Typer(add_completion=False)
     if isinstance(found, typer.Typer):

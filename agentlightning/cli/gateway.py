@@ -80,19 +80,10 @@ _KEYS = ("model_list", "policies", "limits", "health", "keep", "num_retries", "r
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
+    from agentlightning.cli.support.target import read_mapping
     from agentlightning.llm_proxy import GatewayLimits, HealthChecks
 
-    try:
-        read: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise ValueError(f"--config {path} must hold a mapping with model_list; got {type(read).__name__}")
-    options: dict[str, Any] = {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
+    options = read_mapping("--config", path, expected="a mapping with model_list")
     if unknown := [key for key in options if key not in _KEYS]:
         raise ValueError(f"--config {path}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
     for key, settings in (("limits", GatewayLimits), ("health", HealthChecks)):

@@ -68,20 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # the boundary: an error becomes a line and an exit code
-        return _usage_error(error) or _told(error)
+        return _report(error)
     return code if isinstance(code, int) else 0
 
 
-def _usage_error(error: Exception) -> int:
-    """Show an error of the command line itself and return its exit code; 0 if it is none."""
+def _report(error: Exception) -> int:
+    """Show an error and return its exit code; one of the command line itself knows how it is shown."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if not callable(show) or not isinstance(code, int):
-        return 0
-    show()
-    return code
-
-
-def _told(error: Exception) -> int:
+    if callable(show) and isinstance(code, int):
+        show()
+        return code
     if _debug.get():
         show_traceback(error)
     if isinstance(error, (*WRONG_INPUT, *FAILED)):

@@ -10,7 +10,6 @@ from agentlightning.cli.support.output import JSON, moment, say, shortened, show
 from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.store.base import LightningStore
     from agentlightning.types import Resource, ResourcesUpdate
 
 app = typer.Typer(no_args_is_help=True)
@@ -34,12 +33,15 @@ def list_resources(
 
     Example: agl resources list --store http://127.0.0.1:4747
     """
-    found = with_store(store, lambda opened: _newest(opened, limit))
+    newest = with_store(
+        store, lambda opened: opened.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
+    )
+    found = [_without_keys(each) for each in newest]
     if as_json:
         show_json(found)
         return 0
     lines = [
-        (each.resources_id, str(each.version), each.run_id or "-", moment(each.update_time), name, _said(resource))
+        (each.resources_id, str(each.version), each.run_id or "-", moment(each.update_time), name, _summary(resource))
         for each in found
         for name, resource in each.resources.items()
     ]
@@ -58,25 +60,14 @@ def show(
 
     Exit code 2 if there is none. Example: agl resources show re-1a2b3c --version 3 --store run.db
     """
-    show_json(with_store(store, lambda opened: _one(opened, resources_id, version)))
-    return 0
-
-
-async def _newest(store: LightningStore, limit: int) -> list[ResourcesUpdate]:
-    return [
-        _without_keys(each)
-        for each in await store.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
-    ]
-
-
-async def _one(store: LightningStore, resources_id: str, version: int | None) -> ResourcesUpdate:
     from agentlightning.errors import NotFoundError
 
-    found = await store.get_resources_by_id(resources_id, version)
+    found = with_store(store, lambda opened: opened.get_resources_by_id(resources_id, version))
     if found is None:
         which = "" if version is None else f" in version {version}"
         raise NotFoundError(f"There are no resources {resources_id!r}{which}; agl resources list shows those there are")
-    return _without_keys(found)
+    show_json(_without_keys(found))
+    return 0
 
 
 def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
@@ -86,7 +77,7 @@ def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
     return hide_secrets("query_resources", PaginatedResult(items=[update], limit=1, offset=0, total=1))[0]
 
 
-def _said(resource: Resource) -> str:
+def _summary(resource: Resource) -> str:
     """Return a resource as one line: its kind, then the model and where it is, or the start of the prompt."""
     from agentlightning.types import LLM, PromptTemplate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +12,7 @@ from agentlightning.cli.support.output import JSON, moment, number, say, shorten
 from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
 
 if TYPE_CHECKING:
+    from agentlightning.adapter.messages import Message
     from agentlightning.algorithm.collect import Evidence
     from agentlightning.store.base import LightningStore
     from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
@@ -45,7 +46,15 @@ def list_rollouts(
 
     Example: agl rollouts list --store run.db --status failed
     """
-    found = with_store(store, lambda opened: _newest(opened, status, contains, run, limit))
+    filters: dict[str, Any] = {"status_in": status or None} | ({} if run is None else {"run_id": run})
+    found = list(
+        with_store(
+            store,
+            lambda opened: opened.query_rollouts(
+                **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
+            ),
+        )
+    )
     if as_json:
         show_json(found)
         return 0
@@ -68,14 +77,12 @@ def show(
 
     Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
     """
-    from agentlightning.cli.support.conversation import conversation, lines_of
-
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     own = _spans_of(found, attempt)
-    said = conversation(own)
+    conversation = _conversation(own)
     if as_json:
-        told: dict[str, Any] = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
-        show_json({**told, "messages": said, **({"spans": own} if spans else {})})
+        head = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
+        show_json({**head, "messages": conversation, **({"spans": own} if spans else {})})
         return 0
     for line in _story(found, found.reward):
         say(line)
@@ -83,7 +90,7 @@ def show(
         if each.error is not None and each.error.traceback:
             say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
     say(f"task: {found.rollout.input}")
-    for line in lines_of(said):
+    for line in _conversation_lines(conversation):
         say(line, lines=True)
     if spans:
         show_table(("span", "name", "status", "seconds"), [_span_line(span) for span in own])
@@ -103,18 +110,18 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)
-    told = record.explain()
-    cells = [each.cells() for each in told.calls]
+    explanation = record.explain()
+    cells = [each.cells() for each in explanation.calls]
     if as_json:
         calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
         head = {"rollout_id": rollout_id, "status": found.rollout.status, "reward": record.reward}
-        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": told.words()})
+        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": explanation.words()})
         return 0
     for line in _story(found, record.reward):
         say(line)
     if cells:
         show_table(HEADER, cells)
-    say(told.words())
+    say(explanation.words())
     return 0
 
 
@@ -125,15 +132,6 @@ async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evide
     from agentlightning.algorithm.collect import evidence
 
     return await evidence(store, await existing_rollout(store, rollout_id, place))
-
-
-async def _newest(
-    store: LightningStore, status: list[str], contains: str | None, run: str | None, limit: int
-) -> list[AttemptedRollout | Rollout]:
-    filters: dict[str, Any] = {"status_in": status or None, "rollout_id_contains": contains}
-    if run is not None:
-        filters["run_id"] = run
-    return list(await store.query_rollouts(**filters, sort_by="start_time", sort_order="desc", limit=limit))
 
 
 def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:
@@ -149,7 +147,39 @@ def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:
     return sorted((s for s in found.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
 
 
+def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
+    """Return for each model call, in order, the messages that the calls before it have not shown already."""
+    from agentlightning.adapter.messages import TraceToMessages
+
+    shown: list[Message] = []
+    parts: list[list[Message]] = []
+    for call in TraceToMessages().adapt(spans):
+        messages = call["messages"]
+        goes_on = bool(shown) and messages[: len(shown)] == shown
+        parts.append(messages[len(shown) :] if goes_on else messages)
+        shown = messages
+    return parts
+
+
 # --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def _conversation_lines(parts: Sequence[Sequence[Message]]) -> Iterator[str]:
+    """Yield a conversation as lines: a number for each model call, then who said what."""
+    for index, messages in enumerate(parts, start=1):
+        yield f"--- model call {index}"
+        for message in messages:
+            content = message.get("content")
+            if content:
+                yield f"{message['role']}: {_text(content)}"
+            for call in message.get("tool_calls") or ():
+                yield f"{message['role']} calls {call['function']['name']}({call['function']['arguments']})"
+
+
+def _text(content: str | Sequence[Mapping[str, object]]) -> str:
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
 def _story(found: Evidence, reward: float | None) -> list[str]:

@@ -56,7 +56,16 @@ def cancel(
 
     if bool(ids) == (run is not None):
         raise BadRequestError("Say which rollouts: their ids, or --run RUN_ID for all of a run that are open; not both")
-    return with_store(store, lambda opened: _cancel(opened, ids, run, store))
+
+    async def cancel_each(opened: LightningStore) -> int:
+        from agentlightning.store.base import QUEUING, RUNNING
+
+        if run is None:
+            return await _set_each(opened, ids, store, "cancelled")
+        page = await opened.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
+        return await _set_each(opened, [rollout.rollout_id for rollout in page], store, "cancelled")
+
+    return with_store(store, cancel_each)
 
 
 def export(
@@ -76,15 +85,6 @@ def export(
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
-
-
-async def _cancel(store: LightningStore, ids: list[str], run: str | None, place: str) -> int:
-    from agentlightning.store.base import QUEUING, RUNNING
-
-    if run is not None:
-        page = await store.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
-        ids = [rollout.rollout_id for rollout in page]
-    return await _set_each(store, ids, place, "cancelled")
 
 
 async def _set_each(store: LightningStore, ids: list[str], place: str, status: RolloutStatus) -> int:
@@ -131,7 +131,7 @@ async def _pages(store: LightningStore, status: list[str], run: str | None) -> A
             return
 
 
-async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, Any]]:
+async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:
     from agentlightning.adapter.messages import TraceToMessages
     from agentlightning.algorithm.collect import evidence
     from agentlightning.store.http.redaction import hide_secrets

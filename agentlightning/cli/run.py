@@ -94,7 +94,7 @@ def stop(
     return 0
 
 
-def _result_of(target: str, settings: list[str], given: dict[str, Any]) -> Any:
+def _result_of(target: str, settings: list[str], given: dict[str, object]) -> object:
     """Run what the target names and return its result."""
     from agentlightning.cli.support.plan import Plan, read_plan
     from agentlightning.cli.support.target import is_target, load_target
@@ -114,7 +114,7 @@ def _result_of(target: str, settings: list[str], given: dict[str, Any]) -> Any:
     return fit(replace(plan, **given).checked())
 
 
-def _called(target: str, found: Any, given: dict[str, Any]) -> Any:
+def _called(target: str, found: object, given: dict[str, object]) -> object:
     from agentlightning.errors import BadRequestError
 
     if not callable(found):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -36,47 +35,33 @@ def runner(
 
     Example: agl runner my_agent:agent --store http://10.0.0.5:4747 --run nightly --runners 4
     """
-    from agentlightning.cli.support.training import in_foreground
+    from agentlightning.cli.support.training import fit, in_foreground
+    from agentlightning.errors import BadRequestError
 
     log_to_stderr(log_level, json_lines=log_json)
     if token_file is not None:
-        hold(TOKEN, _token_in(token_file))
+        try:
+            hold(TOKEN, read_secret(str(token_file), f"--token-file {token_file}"))
+        except ValueError as error:
+            raise BadRequestError(str(error)) from error
     if run is not None:
         os.environ["AGL_RUN_ID"] = run
-    settings = {"concurrency": concurrency, "store_unreachable_timeout": outage}
-    return in_foreground(lambda: _play(agent, store, runners, max_rollouts, tracer, settings))
 
+    def work() -> None:
+        from agentlightning.cli.support.plan import Plan
+        from agentlightning.cli.support.target import load_target
+        from agentlightning.store.spec import spec_of
+        from agentlightning.trainer import Trainer
 
-def _play(
-    agent: str, store: str, runners: int, max_rollouts: int | None, tracer: str | None, settings: dict[str, Any]
-) -> None:
-    from agentlightning.cli.support.plan import Plan
-    from agentlightning.cli.support.target import load_target
-    from agentlightning.cli.support.training import fit
-    from agentlightning.store.spec import spec_of
-    from agentlightning.trainer import Trainer
+        player = load_target("AGENT", agent)
+        trainer = Trainer(
+            strategy={"type": "cs", "role": "runner", "managed_store": False},
+            store=spec_of(store),
+            n_runners=runners,
+            max_rollouts=max_rollouts,
+            tracer=tracer,
+            runner={"concurrency": concurrency, "store_unreachable_timeout": outage},
+        )
+        fit(Plan(trainer, agent=player() if isinstance(player, type) else player))
 
-    player = load_target("AGENT", agent)
-    trainer = Trainer(
-        strategy={"type": "cs", "role": "runner", "managed_store": False},
-        store=spec_of(store),
-        n_runners=runners,
-        max_rollouts=max_rollouts,
-        tracer=tracer,
-        runner=settings,
-    )
-    fit(Plan(trainer, agent=player() if isinstance(player, type) else player))
-
-
-def _token_in(file: Path) -> str:
-    """Return the token in a file.
-
-    Raises:
-        BadRequestError: the file cannot be read, is empty, or others may read it.
-    """
-    from agentlightning.errors import BadRequestError
-
-    try:
-        return read_secret(str(file), f"--token-file {file}")
-    except ValueError as error:
-        raise BadRequestError(str(error)) from error
+    return in_foreground(work)

@@ -26,7 +26,8 @@ def vllm(context: typer.Context) -> int:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         raise ImportError("agl vllm runs the package 'vllm', which is not installed: pip install vllm") from None
-    if not _gives_token_ids(version):
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+    if numbers < _FIRST_WITH_TOKEN_IDS:
         first = ".".join(map(str, _FIRST_WITH_TOKEN_IDS))
         raise ImportError(
             f"vllm {version} gives no token ids, so that nothing it says could be trained; "
@@ -45,8 +46,3 @@ def vllm(context: typer.Context) -> int:
 vllm.command_settings = {  # pyright: ignore[reportFunctionMemberAccess] -- read by `commands.load`
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 }
-
-
-def _gives_token_ids(version: str) -> bool:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
-    return numbers >= _FIRST_WITH_TOKEN_IDS

@@ -10,7 +10,6 @@ from agentlightning.cli.support.output import JSON, moment, say, show_json, show
 from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.store.base import LightningStore
     from agentlightning.types import Worker
 
 
@@ -24,21 +23,17 @@ def workers(
 
     Example: agl workers --store http://127.0.0.1:4747
     """
-    found = with_store(store, lambda opened: _heard_of_last(opened, run, limit))
+    from agentlightning.semconv import CONTROL_PREFIX
+
+    known = with_store(store, lambda opened: opened.query_workers(sort_by="last_heartbeat_time", sort_order="desc"))
+    players = [worker for worker in known if not worker.worker_id.startswith(CONTROL_PREFIX)]
+    found = [worker for worker in players if run is None or worker.run_id == run][:limit]
     if as_json:
         show_json(found)
         return 0
     show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in found])
     say(f"{len(found)} workers")
     return 0
-
-
-async def _heard_of_last(store: LightningStore, run: str | None, limit: int) -> list[Worker]:
-    from agentlightning.semconv import CONTROL_PREFIX
-
-    found = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc")
-    players = [worker for worker in found if not worker.worker_id.startswith(CONTROL_PREFIX)]
-    return [worker for worker in players if run is None or worker.run_id == run][:limit]
 
 
 def _line(worker: Worker) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 
 from agentlightning.terminal import json_text, one_line, some_lines
 
-JSON: Any = typer.Option(False, "--json", help="Print one JSON document instead.")
-LOG_JSON: Any = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
+JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
+LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
 _WIDTH_OF_FILES = 200
 """Columns where the output is no terminal, so that no line of a table is broken."""
 
@@ -30,7 +29,7 @@ def log_to_stderr(level: str, *, json_lines: bool) -> None:
     setup(level, color=sys.stderr is not None and sys.stderr.isatty(), json_lines=json_lines)
 
 
-def show_json(value: Any) -> None:
+def show_json(value: object) -> None:
     """Print a value as JSON, models included; what has no form there, as text."""
     import json
 
@@ -84,7 +83,7 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def shortened(value: Any, columns: int = 60) -> str:
+def shortened(value: object, columns: int = 60) -> str:
     """Return a value as text of at most so many characters."""
     text = str(value)
     return text if len(text) <= columns else f"{text[: columns - 3]}..."

@@ -18,6 +18,7 @@ from agentlightning.errors import BadRequestError
 
 if TYPE_CHECKING:
     from agentlightning.trainer import Trainer
+    from agentlightning.types import NamedResources
 
 
 @dataclass
@@ -71,18 +72,18 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
     return Plan(**found)
 
 
-def _put(found: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _put(found: dict[str, object], keys: Sequence[str], value: object) -> None:
     for key in keys[:-1]:
         below = found.setdefault(key, {})
         if not isinstance(below, dict):
             raise BadRequestError(
                 f"--set {'.'.join(keys)}=...: {key!r} is {below!r} in the file, and has nothing below"
             )
-        found = cast("dict[str, Any]", below)
+        found = cast("dict[str, object]", below)
     found[keys[-1]] = value
 
 
-def made_trainer(settings: Any) -> Trainer:
+def made_trainer(settings: object) -> Trainer:
     """Return the Trainer with these settings; one that is made already is returned as it is.
 
     Raises:
@@ -102,13 +103,13 @@ def made_trainer(settings: Any) -> Trainer:
     return Trainer(**given)
 
 
-def _resources(value: Any) -> Any:
+def _resources(value: object) -> NamedResources:
     from pydantic import TypeAdapter, ValidationError
 
     from agentlightning.types import NamedResources
 
     try:
-        return TypeAdapter[Any](NamedResources).validate_python(value)
+        return TypeAdapter(NamedResources).validate_python(value)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise BadRequestError(
@@ -117,13 +118,13 @@ def _resources(value: Any) -> Any:
         ) from None
 
 
-def _hooks(value: Any) -> Any:
-    named: list[Any] = list(cast("list[Any]", value)) if isinstance(value, list) else [value]
+def _hooks(value: object) -> list[object]:
+    named = list(cast("list[object]", value)) if isinstance(value, list) else [value]
     found = [_object("trainer.hooks", each) for each in named]
     return [each() if isinstance(each, type) else each for each in found]
 
 
-def _faults(value: Any) -> Any:
+def _faults(value: object) -> dict[object, float]:
     import builtins
 
     if not isinstance(value, Mapping):
@@ -135,15 +136,15 @@ def _faults(value: Any) -> Any:
     }
 
 
-def _object(option: str, value: Any) -> Any:
+def _object(option: str, value: object) -> object:
     return load_target(option, value) if isinstance(value, str) else value
 
 
-def _algorithm(value: Any) -> Any:
+def _algorithm(value: object) -> object:
     return load_target("trainer.algorithm", value) if isinstance(value, str) and is_target(value) else value
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
+_READERS: dict[str, Callable[[object], object]] = {
     "initial_resources": _resources,
     "hooks": _hooks,
     "policy_faults": _faults,

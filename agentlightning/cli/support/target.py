@@ -59,7 +59,7 @@ def _module(option: str, name: str) -> ModuleType:
     return module
 
 
-def read_mapping(option: str, path: Path) -> dict[str, Any]:
+def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[str, Any]:
     """Return what a YAML or JSON file holds.
 
     Raises:
@@ -68,17 +68,17 @@ def read_mapping(option: str, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        read: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRequestError(f"{option} {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise BadRequestError(f"{option} {path} is neither YAML nor JSON: {error}") from error
     if not isinstance(read, dict):
-        raise BadRequestError(f"{option} {path} must hold a mapping; got {type(read).__name__}")
+        raise BadRequestError(f"{option} {path} must hold {expected}; got {type(read).__name__}")
     return {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
 
 
-def load_dataset(option: str, value: Any) -> Any:
+def load_dataset(option: str, value: object) -> Any:
     """Return a dataset: a list as it is, the tasks of a `.json` or `.jsonl` file, or the object that is named.
 
     A function is called without arguments.
@@ -102,7 +102,7 @@ def load_dataset(option: str, value: Any) -> Any:
     return _task(option, value, 1, "\n".join(lines))
 
 
-def _task(option: str, file: str, number: int, text: str) -> Any:
+def _task(option: str, file: str, number: int, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:

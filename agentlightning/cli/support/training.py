@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentlightning.cli.support.output import say, show_traceback
 from agentlightning.execution.base import exit_code_of
@@ -55,7 +55,7 @@ def in_foreground(work: Callable[[], None]) -> int:
     return 0
 
 
-def fit(plan: Plan) -> Any:
+def fit(plan: Plan) -> object:
     """Run a plan's Trainer, close its store, and return the result."""
     trainer = plan.trainer
     run = trainer.dev if plan.dev else trainer.fit
