@@ -163,11 +163,11 @@ class Algorithm:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name in _BY_METHOD:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {_BY_METHOD[name]}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def get_client(self) -> Any:
+    def get_client(self) -> object:
         """Deprecated: belongs to the v0.1 protocol."""
         raise NotImplementedError(f"{type(self).__name__} has no v0.1 client; use get_store()")

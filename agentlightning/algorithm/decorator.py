@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.litagent.decorator import PickledByName
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset
 
@@ -19,7 +19,7 @@ INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset
 """Names that a function may ask for."""
 
 
-class FunctionalAlgorithm(Algorithm):
+class FunctionalAlgorithm(PickledByName, Algorithm):
     """An algorithm whose `run` calls a function with the parts that its parameters name.
 
     With `auto_start_proxy` the gateway runs while the function does.
@@ -42,18 +42,9 @@ class FunctionalAlgorithm(Algorithm):
         functools.update_wrapper(self, function)
 
     @override
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function as it was written."""
         return self._function(*args, **kwargs)
-
-    @override
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by name where the decorated name is found in its module, else with the function."""
-        name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(getattr(self, "__module__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self and name else super().__reduce_ex__(protocol)
 
     @override
     def is_async(self) -> bool:
@@ -81,11 +72,11 @@ class FunctionalAlgorithm(Algorithm):
         return self._function(**self._given(datasets))
 
     @with_llm_proxy(required=True)
-    async def _run_beside_proxy(self, llm_proxy: LLMProxy, given: dict[str, Any]) -> Any:
+    async def _run_beside_proxy(self, llm_proxy: LLMProxy, given: dict[str, object]) -> Any:
         return await self._function(**given)
 
-    def _given(self, datasets: dict[str, Any]) -> dict[str, Any]:
-        sources: dict[str, Callable[[], Any]] = {
+    def _given(self, datasets: dict[str, Dataset[Any] | None]) -> dict[str, object]:
+        sources: dict[str, Callable[[], object]] = {
             "store": self.get_store,
             "adapter": self.get_adapter,
             "llm_proxy": self.get_llm_proxy,
@@ -114,7 +105,7 @@ def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool =
     return FunctionalAlgorithm(function, auto_start_proxy=auto_start_proxy)
 
 
-def _check_parameters(function: Callable[..., Any], parameters: Any) -> None:
+def _check_parameters(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> None:
     for parameter in parameters.values():
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise TypeError(f"@algo gives parts by name, and {parameter.name!r} is positional-only: remove the '/'")

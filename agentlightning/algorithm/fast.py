@@ -6,7 +6,6 @@ import logging
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -117,16 +116,15 @@ class Baseline(FastAlgorithm):
         initial = self.get_initial_resources()
         if initial is not None:
             resources_id = (await store.update_resources("default", initial)).resources_id
-        limits = with_timeout(
-            self.get_rollout_config(), self.timeout_seconds
-        )  # so that a hanging agent frees its runner
+        # The time limit frees a runner whose agent hangs.
+        limits = with_timeout(self.get_rollout_config(), self.timeout_seconds)
         result = BaselineResult()
         outcomes: Counter[str] = Counter()
         for _ in range(self.n_epochs):
-            for batch in _in_batches(tasks, self.max_queue_length):
+            for start in range(0, len(tasks), self.max_queue_length):
                 requests = [
                     EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=limits)
-                    for task, mode in batch
+                    for task, mode in tasks[start : start + self.max_queue_length]
                 ]
                 rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds, late=self.late_rollouts)
                 for rollout in rollouts[: len(requests)]:
@@ -154,31 +152,20 @@ class Baseline(FastAlgorithm):
         for span in spans if self.span_verbosity != "none" else ():
             self._log_span(span)
         if model_calls(spans):  # without a call there is nothing for an adapter
-            logger.info("[Rollout %s] adapted: %s", rollout.rollout_id, self._adapted(spans))
+            try:
+                adapted: object = self.get_adapter().adapt(spans)
+            except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test
+                adapted = f"nothing ({error})"
+            logger.info("[Rollout %s] adapted: %s", rollout.rollout_id, adapted)
 
     def _log_span(self, span: Span) -> None:
         shown: object = span.attributes if self.span_verbosity == "key_values" else sorted(span.attributes)
-        where = (span.rollout_id, span.attempt_id, span.span_id)
         seconds = (span.end_time or 0.0) - (span.start_time or 0.0)
         logger.info(
             "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
-            *where,
-            span.sequence_id,
-            span.name,
-            seconds,
-            shown,
+            *(span.rollout_id, span.attempt_id, span.span_id, span.sequence_id, span.name, seconds, shown),
         )
-
-    def _adapted(self, spans: list[Span]) -> object:
-        try:
-            return self.get_adapter().adapt(spans)
-        except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test
-            return f"nothing ({error})"
 
 
 def _with_mode(dataset: Dataset[Any] | None, mode: RolloutMode) -> list[tuple[Any, RolloutMode]]:
     return [(dataset[index], mode) for index in range(len(dataset))] if dataset is not None else []
-
-
-def _in_batches(tasks: Sequence[tuple[Any, RolloutMode]], size: int) -> Iterator[Sequence[tuple[Any, RolloutMode]]]:
-    return (tasks[start : start + size] for start in range(0, len(tasks), size))

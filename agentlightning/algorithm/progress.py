@@ -6,9 +6,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+
+from typing_extensions import override
 
 from agentlightning.terminal import one_line, some_lines
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 Style = Literal["auto", "live", "plain", "none"]
 
@@ -89,23 +94,19 @@ class Silent:
         pass
 
 
-class Plain:
+class Plain(Silent):
     """One line per event."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    @override
     def note(self, text: str) -> None:
         print(some_lines(text), file=self._stream, flush=True)
 
-    def rollouts(self, done: int, of: int, what: str) -> None:
-        pass
-
+    @override
     def step(self, figures: StepFigures) -> None:
         print(one_line(step_line(figures)), file=self._stream, flush=True)
-
-    def close(self) -> None:
-        pass
 
 
 def step_line(figures: StepFigures) -> str:
@@ -161,7 +162,7 @@ class Live:
         self._live.update(self._draw(), refresh=True)
         self._live.stop()
 
-    def _draw(self) -> Any:
+    def _draw(self) -> Group:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

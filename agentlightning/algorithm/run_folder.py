@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private, private_folder
@@ -77,14 +76,17 @@ class RunFolder:
         if (self.path / "metrics.jsonl").exists():
             raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
 
-    def write_config(self, **sections: Mapping[str, Any]) -> None:
+    def write_config(self, **sections: Mapping[str, object]) -> None:
         """Write `config.json`: the settings, by who takes them, and the versions of what ran. Sections that are there
         already stay."""
         path = self.path / "config.json"
-        present: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        _write_json(path, {**present, **sections, "versions": versions()})
+        present: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+        temporary = path.with_suffix(".tmp")
+        with open_private(temporary, "w") as file:
+            file.write(json.dumps({**present, **sections, "versions": versions()}, indent=2, default=str) + "\n")
+        temporary.replace(path)
 
-    def append_metrics(self, figures: Mapping[str, Any]) -> None:
+    def append_metrics(self, figures: Mapping[str, object]) -> None:
         """Append one line to `metrics.jsonl`; numbers that are not finite become null."""
         with open_private(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(_finite(figures)) + "\n")
@@ -103,18 +105,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    with open_private(temporary, "w") as file:
-        file.write(json.dumps(value, indent=2, default=str) + "\n")
-    temporary.replace(path)
-
-
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- JSON data
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType] -- JSON data
+        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- JSON data
     return value

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.base import Algorithm
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T
     """Pass the algorithm's store to a coroutine method, as its first argument after self."""
 
     @functools.wraps(method)
-    async def wrapped(self: Any, *args: Any, **kwargs: Any) -> T:
+    async def wrapped(self: Algorithm, *args: object, **kwargs: object) -> T:
         return await method(self, self.get_store(), *args, **kwargs)
 
     return wrapped
@@ -74,7 +77,7 @@ def with_llm_proxy(
 
     def decorate(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         @functools.wraps(method)
-        async def wrapped(self: Any, *args: Any, **kwargs: Any) -> T:
+        async def wrapped(self: Algorithm, *args: object, **kwargs: object) -> T:
             proxy = self.get_llm_proxy()
             if proxy is None and required:
                 raise ValueError(f"{type(self).__name__} needs an LLM proxy: pass llm_proxy= to the Trainer")

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, overload
+from typing import Any, SupportsIndex, TypeVar, cast, overload
 
 from typing_extensions import override
 
@@ -18,7 +18,19 @@ T = TypeVar("T")
 Func = Callable[..., Any]
 
 
-class FunctionalLitAgent(LitAgent[T]):
+class PickledByName:
+    """What a decorator makes of a function; pickles by name where the name is found in its module."""
+
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        name = getattr(self, "__qualname__", "")
+        found: object = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self and name else super().__reduce_ex__(protocol)
+
+
+class FunctionalLitAgent(PickledByName, LitAgent[T]):
     """A function as an agent. It keeps the function's name, and calling it calls the function.
 
     With `strip_proxy` (the default) a `ProxyLLM` reaches the function as a plain `LLM` whose address belongs to the
@@ -42,14 +54,6 @@ class FunctionalLitAgent(LitAgent[T]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""
         return self._func(*args, **kwargs)
-
-    @override
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(getattr(self, "__module__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self and name else super().__reduce_ex__(protocol)
 
     @override
     def is_async(self) -> bool:
