@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from typing_extensions import override
 
@@ -100,7 +100,7 @@ class MetricsBackend:
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def _run(work: Coroutine[object, object, None]) -> None:
     """Run a coroutine as a task of the running loop, or to its end where none runs."""
     try:
         loop = asyncio.get_running_loop()
@@ -138,6 +138,34 @@ class ImmediateBackend(MetricsBackend):
     @override
     async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
         self.observe(name, value, labels)
+
+
+class RegisteringBackend(ImmediateBackend):
+    """A backend that keeps what is registered: `_register` takes each metric."""
+
+    @override
+    def register_counter(
+        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
+    ) -> None:
+        self._register(Metric("Counter", name, tuple(label_names or ()), None, group_level))
+
+    @override
+    def register_histogram(
+        self,
+        name: str,
+        label_names: Sequence[str] | None = None,
+        buckets: Sequence[float] | None = None,
+        group_level: int | None = None,
+    ) -> None:
+        bounds = None if buckets is None else tuple(buckets)
+        self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, group_level))
+
+    @override
+    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
+        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
+
+    def _register(self, metric: Metric) -> None:
+        raise NotImplementedError
 
 
 class MultiMetricsBackend(ImmediateBackend):

@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
-from agentlightning.utils.metrics.backend import ImmediateBackend, Kind, Labels, Metric, Registered
+from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registered, RegisteringBackend
 from agentlightning.utils.metrics.window import Window
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ _DEFAULT_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
-class ConsoleMetricsBackend(ImmediateBackend):
+class ConsoleMetricsBackend(RegisteringBackend):
     """Logs all metrics in one line at INFO, at most every `log_interval_seconds`, the first event at once.
 
     A counter shows its rate per second, a histogram its 50th, 95th and 99th percentile, over the last `window_seconds`
@@ -48,27 +49,9 @@ class ConsoleMetricsBackend(ImmediateBackend):
         self._timer: threading.Timer | None = None
 
     @override
-    def register_counter(
-        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
-    ) -> None:
-        self._register(Metric("Counter", name, tuple(label_names or ()), None, group_level))
-
-    @override
-    def register_histogram(
-        self,
-        name: str,
-        label_names: Sequence[str] | None = None,
-        buckets: Sequence[float] | None = None,
-        group_level: int | None = None,
-    ) -> None:
-        bounds = tuple(buckets) if buckets is not None else _DEFAULT_BUCKETS
-        self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, group_level))
-
-    @override
-    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
-
     def _register(self, metric: Metric) -> None:
+        if metric.kind == "Histogram" and metric.buckets is None:
+            metric = replace(metric, buckets=_DEFAULT_BUCKETS)
         with self._lock:
             self._registered.add(metric)
 
@@ -113,7 +96,10 @@ class ConsoleMetricsBackend(ImmediateBackend):
         """True if a line is to be logged at once; else the timer sees to it. Under the lock."""
         left = self._logged_at + self._interval - now
         if left > 0:
-            self._arm(left)
+            if self._timer is None:
+                self._timer = threading.Timer(left, self._log)
+                self._timer.daemon = True
+                self._timer.start()
             return False
         self._logged_at = now
         return True
@@ -121,12 +107,6 @@ class ConsoleMetricsBackend(ImmediateBackend):
     def _level(self, metric: Metric) -> int:
         level = self._group_level if self._group_level is not None else metric.group_level
         return max(0, level or 0)
-
-    def _arm(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = threading.Timer(seconds, self._log)
-            self._timer.daemon = True
-            self._timer.start()
 
     def _log(self) -> None:
         now = time.monotonic()

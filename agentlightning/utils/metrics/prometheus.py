@@ -9,12 +9,13 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from agentlightning.utils.metrics.backend import ImmediateBackend, Labels, Metric, Registered
+from agentlightning.utils.metrics.backend import Labels, Metric, Registered, RegisteringBackend
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -27,7 +28,7 @@ _collectors_lock = threading.Lock()
 _own_directory: str | None = None
 
 
-class PrometheusMetricsBackend(ImmediateBackend):
+class PrometheusMetricsBackend(RegisteringBackend):
     """Counts in the global registry of `prometheus_client`; the dots of a name become underscores.
 
     Raises:
@@ -46,27 +47,8 @@ class PrometheusMetricsBackend(ImmediateBackend):
         return True
 
     @override
-    def register_counter(
-        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
-    ) -> None:
-        self._register(Metric("Counter", name, tuple(label_names or ()), None, None))
-
-    @override
-    def register_histogram(
-        self,
-        name: str,
-        label_names: Sequence[str] | None = None,
-        buckets: Sequence[float] | None = None,
-        group_level: int | None = None,
-    ) -> None:
-        bounds = tuple(buckets) if buckets is not None else None
-        self._register(Metric("Histogram", name, tuple(label_names or ()), bounds, None))
-
-    @override
-    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
-
     def _register(self, metric: Metric) -> None:
+        metric = replace(metric, group_level=None)  # nothing is grouped here
         exposed = prometheus_name(metric.name)
         with _collectors_lock:
             known = _collectors.get(exposed)
@@ -160,7 +142,7 @@ def get_prometheus_registry() -> CollectorRegistry:
     return registry
 
 
-def shutdown_metrics(server: Any = None, worker: Any = None, *args: Any, **kwargs: Any) -> None:
+def shutdown_metrics(server: object = None, worker: object = None, *args: object, **kwargs: object) -> None:
     """Mark a worker process (by default this one) as gone, if `setup_multiprocess_prometheus` made the directory.
 
     The arguments are those of gunicorn's `child_exit`.
