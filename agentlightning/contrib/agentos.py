@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 VIOLATION_NAME = "policy_violation"
 """Name of the annotation that records a violation in the trace."""
 
-violations_of_attempt: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("agl_violations", default=None)
+violations_of_attempt: ContextVar[list[tuple[PolicyKernel, object]] | None] = ContextVar("agl_violations", default=None)
 """Kernel and violation, in their order; None outside of an attempt that is watched."""
 
 
@@ -21,11 +21,11 @@ violations_of_attempt: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("ag
 class PolicyKernel(Protocol):
     """What is asked of a kernel."""
 
-    def on_violation(self, callback: Callable[[Any], None], /) -> Any:
+    def on_violation(self, callback: Callable[[Any], None], /) -> object:
         """Call `callback` with every action that is refused from here on."""
 
 
-def check_kernel(kernel: Any) -> PolicyKernel:
+def check_kernel(kernel: object) -> PolicyKernel:
     """Return the kernel.
 
     Raises:

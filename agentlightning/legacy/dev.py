@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import override
 
@@ -35,18 +35,22 @@ class DevTaskLoader(AgentLightningClient):
             raise ValueError("DevTaskLoader takes tasks of one kind: all of them Task, or none; got both")
         self.rollouts: list[RolloutLegacy] = []
         """Results, in the order in which they were posted."""
-        self._given = resources if isinstance(resources, ResourcesUpdate) else _update(resources)
-        self._tasks = cast("list[Task]", list(tasks)) if kinds == {True} else self._as_tasks(tasks)
+        if not isinstance(resources, ResourcesUpdate):
+            now = time.time()
+            resources = ResourcesUpdate(
+                resources_id=_LOCAL, create_time=now, update_time=now, version=1, resources=resources
+            )
+        self._given = resources
+        self._tasks = [
+            task
+            if isinstance(task, Task)
+            else Task(rollout_id=f"local_task_{number:03d}", input=task, resources_id=resources.resources_id)
+            for number, task in enumerate(tasks, start=1)
+        ]
 
     @override
     def _warn(self) -> None:
         warn_once("DevTaskLoader", "use agl.Trainer(...).dev(agent, tasks)", depth=3)
-
-    def _as_tasks(self, inputs: Sequence[Any]) -> list[Task]:
-        return [
-            Task(rollout_id=f"local_task_{number:03d}", input=sample, resources_id=self._given.resources_id)
-            for number, sample in enumerate(inputs, start=1)
-        ]
 
     @override
     def poll_next_task(self) -> Task | None:
@@ -70,15 +74,7 @@ class DevTaskLoader(AgentLightningClient):
         return self._given
 
     @override
-    async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        return self.get_resources_by_id(resource_id)
-
-    @override
     def get_latest_resources(self) -> ResourcesUpdate | None:
-        return self._given
-
-    @override
-    async def get_latest_resources_async(self) -> ResourcesUpdate | None:
         return self._given
 
     @override
@@ -87,14 +83,5 @@ class DevTaskLoader(AgentLightningClient):
         return {"status": "received", "rollout_id": rollout.rollout_id}
 
     @override
-    async def post_rollout_async(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        return self.post_rollout(rollout)
-
-    @override
     def __repr__(self) -> str:
         return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._given.resources_id!r})"
-
-
-def _update(resources: NamedResources) -> ResourcesUpdate:
-    now = time.time()
-    return ResourcesUpdate(resources_id=_LOCAL, create_time=now, update_time=now, version=1, resources=resources)

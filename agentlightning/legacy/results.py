@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -13,7 +13,7 @@ from agentlightning.adapter import TraceAdapter
 from agentlightning.types import RolloutLegacy, Span, Task, Triplet
 
 
-def as_rollout(output: Any, task: Task, spans: Sequence[Span], exporter: TraceAdapter[Any]) -> RolloutLegacy:
+def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: TraceAdapter[Any]) -> RolloutLegacy:
     """Return a result: what the agent returned, and for the rest the trace; the reward is that of the last triplet.
 
     Raises:
@@ -22,7 +22,7 @@ def as_rollout(output: Any, task: Task, spans: Sequence[Span], exporter: TraceAd
     result = _partial_result(output, task)
     triplets = result.triplets
     if triplets is None and spans:
-        found: Any = exporter.adapt(spans)
+        found: object = exporter.adapt(spans)
         triplets = [triplet for triplet in found if isinstance(triplet, Triplet)] if isinstance(found, list) else None  # pyright: ignore[reportUnknownVariableType] -- an exporter of the user's
     rewards = [triplet.reward for triplet in triplets or () if triplet.reward is not None]
     return result.model_copy(
@@ -35,7 +35,7 @@ def as_rollout(output: Any, task: Task, spans: Sequence[Span], exporter: TraceAd
     )
 
 
-def _partial_result(output: Any, task: Task) -> RolloutLegacy:
+def _partial_result(output: object, task: Task) -> RolloutLegacy:
     if isinstance(output, RolloutLegacy):
         return output
     result: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def _partial_result(output: Any, task: Task) -> RolloutLegacy:
     return RolloutLegacy(rollout_id=task.rollout_id, **result)
 
 
-def _plain(span: Any) -> dict[str, Any]:
+def _plain(span: ReadableSpan | BaseModel | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(span, ReadableSpan):
         return json.loads(span.to_json())
     return span.model_dump(mode="json") if isinstance(span, BaseModel) else dict(span)

@@ -63,38 +63,38 @@ class LegacyAgentRunner(ParallelWorkerBase):
         task = await self.client.poll_next_task_async()
         if task is None:
             return False
-        resources = await self._resources_of(task)
+        if task.resources_id is None:
+            resources = await self.client.get_latest_resources_async()
+        else:
+            resources = await self.client.get_resources_by_id_async(task.resources_id)
         if resources is None:
             logger.error("[Rollout %s] there are no resources %s", task.rollout_id, task.resources_id or "at all")
             return False
         rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
         try:
-            rollout = await self._run_task(task, resources)
+            rollout = await self._run_task(task, resources.resources)
         except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is done
             logger.exception("[Rollout %s] the agent failed", task.rollout_id)
         await self.client.post_rollout_async(rollout)
         return True
 
-    async def _resources_of(self, task: Task) -> NamedResources | None:
-        if task.resources_id is None:
-            found = await self.client.get_latest_resources_async()
-        else:
-            found = await self.client.get_resources_by_id_async(task.resources_id)
-        return None if found is None else found.resources
-
     async def _run_task(self, task: Task, resources: NamedResources) -> RolloutLegacy:
         self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
         async with self.tracer.trace_context(name=task.rollout_id):
             output = await self._call(task, resources)
-        rollout = as_rollout(output, task, self._trace(), self.triplet_exporter)
+        try:
+            spans = list(self.tracer.get_last_trace())
+        except NotImplementedError:
+            spans = []
+        rollout = as_rollout(output, task, spans, self.triplet_exporter)
         self._tell("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
         return rollout
 
-    async def _call(self, task: Task, resources: NamedResources) -> Any:
+    async def _call(self, task: Task, resources: NamedResources) -> object:
         name = "training_rollout" if task.mode == "train" else "validation_rollout"
         method = getattr(self.agent, f"{name}_async" if self.agent.is_async() else name)
         if is_v0_1_rollout_api(method):
-            arguments: tuple[Any, ...] = (task.input, task.rollout_id, resources)
+            arguments: tuple[object, ...] = (task.input, task.rollout_id, resources)
         else:
             described = Rollout(
                 rollout_id=task.rollout_id,
@@ -108,14 +108,8 @@ class LegacyAgentRunner(ParallelWorkerBase):
         output = method(*arguments) if self.agent.is_async() else await asyncio.to_thread(method, *arguments)
         return await output if inspect.isawaitable(output) else output
 
-    def _tell(self, hook: str, *about: Any, **parts: Any) -> None:
+    def _tell(self, hook: str, *about: object, **parts: object) -> None:
         try:
             getattr(self.agent, hook)(*about, **parts)
         except Exception:  # a hook must not cost the rollout
             logger.exception("%s of %s failed", hook, type(self.agent).__name__)
-
-    def _trace(self) -> list[Any]:
-        try:
-            return list(self.tracer.get_last_trace())
-        except NotImplementedError:
-            return []

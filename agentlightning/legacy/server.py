@@ -82,7 +82,7 @@ class AgentLightningServer:
 
     async def queue_task(
         self,
-        sample: Any,
+        sample: object,
         mode: RolloutMode | None = None,
         resources_id: str | None = None,
         metadata: dict[str, Any] | None = None,

@@ -23,7 +23,7 @@ class TaskQueue:
 
     def add(
         self,
-        sample: Any,
+        sample: object,
         mode: RolloutMode | None,
         resources_id: str | None,
         metadata: dict[str, Any] | None,

@@ -21,7 +21,7 @@ class PolicyReward:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: object,
         reward_fn: Callable[[Any, Any], float] | None = None,
         *,
         clean: float = 1.0,
@@ -34,7 +34,7 @@ class PolicyReward:
         self._clean = clean
         self._penalty = penalty
 
-    async def __call__(self, output: Any, task: Any) -> float:
+    async def __call__(self, output: object, task: object) -> float:
         """Return the reward of the attempt that is being judged.
 
         Raises:

@@ -35,7 +35,7 @@ class AgentOSRunner(LitAgentRunner[T]):
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: object,
         tracer: Tracer | None = None,
         *,
         fail_on_violation: bool = False,
@@ -72,7 +72,7 @@ class AgentOSRunner(LitAgentRunner[T]):
         finally:
             violations_of_attempt.reset(token)
 
-    def _note(self, violation: Any) -> None:
+    def _note(self, violation: object) -> None:
         found = violations_of_attempt.get()
         if found is None:  # somebody else uses the kernel as well
             return
