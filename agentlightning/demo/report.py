@@ -69,7 +69,7 @@ def conversation_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def _messages(span: Span, prefix: str) -> list[dict[str, Any]]:
-    found: Any = filter_and_unflatten_attributes(span.attributes, prefix)
+    found: object = filter_and_unflatten_attributes(span.attributes, prefix)
     return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
 
@@ -84,7 +84,7 @@ def _text(message: dict[str, Any]) -> str:
     return " ".join(parts) or "(says nothing)"
 
 
-def _arguments(text: Any) -> str:
+def _arguments(text: object) -> str:
     try:
         values = json.loads(text)
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from agentlightning.algorithm.progress import Style
 from agentlightning.algorithm.run_folder import RunFolder, check_writable, new_run_folder
@@ -23,6 +23,7 @@ from agentlightning.errors import BadRequestError, MissingExtraError
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo import GRPOResult
+    from agentlightning.demo.measurement import Measured
     from agentlightning.store.base import LightningStore
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,10 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
         KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder is left.
     """
     _check_packages()
-    _check(options)
+    for name in ("steps", "runners"):
+        value = getattr(options, name)
+        if value < 1:
+            raise BadRequestError(f"--{name} must be 1 or more; got {value}")
     folder: Path | None = None
     try:
         train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
@@ -80,7 +84,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     except KeyboardInterrupt:
         _say(out, _interrupted(folder))
         raise
-    except Exception:
+    except Exception:  # whatever ended the demo is in its log, and ends the command
         if folder is not None:
             logger.exception("the demo failed")
             _say(out, f"failed; the traceback is in {folder / 'log.txt'}")
@@ -129,13 +133,6 @@ def _interrupted(folder: Path | None) -> str:
     return f"interrupted; the run lies in {folder} and holds: {held}"
 
 
-def _check(options: DemoOptions) -> None:
-    for name in ("steps", "runners"):
-        value = getattr(options, name)
-        if value < 1:
-            raise BadRequestError(f"--{name} must be 1 or more; got {value}")
-
-
 def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, out: TextIO) -> DemoOutcome:
     import agentlightning as agl
     from agentlightning.demo.report import conversations, draw_curve, evaluation_of, report_lines, verdict
@@ -176,7 +173,7 @@ def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float
     began = time.monotonic()
     _say(out, "warm start: the policy imitates conversations until it uses the calculator now and then")
 
-    def tell(steps: int, measured: Any) -> None:
+    def tell(steps: int, measured: Measured) -> None:
         uses, right = f"{measured.tool_use:.0%}", f"{measured.accuracy:.0%}"
         _say(out, f"  imitation step {steps:3d}: uses the calculator in {uses} of its own tasks, right in {right}")
 

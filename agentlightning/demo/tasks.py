@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -60,18 +60,6 @@ _RESULTS: Final[dict[Operator, Callable[[int, int], int]]] = {
     "*": lambda a, b: a * b,
 }
 _MOST_TASKS: Final = 3000  # of a part, each of which has 5,000 facts or more
-_PARTS: Final[Sequence[Part]] = (
-    "train",
-    "train",
-    "train",
-    "train",
-    "held_out",
-    "held_out",
-    "held_out",
-    "imitation",
-    "imitation",
-    "imitation",
-)
 
 
 def make_tasks(
@@ -108,15 +96,10 @@ def _draw_fact(part: Part, rng: random.Random) -> Fact:
         if operator == "-" and a < b:
             a, b = b, a
         fact: Fact = (a, operator, b)
-        if _part_of(fact) == part:
+        low, high = sorted((a, b))  # `3 + 4` and `4 + 3` lie in the same part
+        digit = (low * 7919 + high * 104_729 + ord(operator) * 31) % 1_000_003 % 10
+        if part == ("train" if digit < 4 else "held_out" if digit < 7 else "imitation"):
             return fact
-
-
-def _part_of(fact: Fact) -> Part:
-    """Return the part that owns the fact; `3 + 4` and `4 + 3` lie in the same one."""
-    a, operator, b = fact
-    low, high = sorted((a, b))
-    return _PARTS[(low * 7919 + high * 104_729 + ord(operator) * 31) % 1_000_003 % 10]
 
 
 def _task(fact: Fact, rng: random.Random) -> Task:
@@ -143,10 +126,6 @@ def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Tas
         )
     random.Random(f"split {seed}").shuffle(questions)
     held_out_questions = set(questions[: min(HELD_OUT_TASKS, len(questions) // 5)])
-    return _split(tasks, held_out_questions)
-
-
-def _split(tasks: list[Task], held_out_questions: Collection[str]) -> tuple[list[Task], list[Task]]:
     train = [task for task in tasks if task["question"] not in held_out_questions]
     held_out = [task for task in tasks if task["question"] in held_out_questions]
     return train, held_out
