@@ -67,7 +67,10 @@ def _with_fields(cls: type, summary: str | None) -> str:
     docstrings = field_docstrings(cls)
     lines: list[str] = []
     for name, default in _fields(cls):
-        lines.append(f"    {name}: {_annotation(cls, name)}{default}")
+        # the type as it is written in the source
+        written = next(known[name] for base in cls.__mro__ if name in (known := inspect.get_annotations(base)))
+        annotation = written if isinstance(written, str) else inspect.formatannotation(written)
+        lines.append(f"    {name}: {annotation}{default}")
         lines.extend(f"        {line}" for line in docstrings.get(name, "").splitlines())
     return "\n".join([inspect.cleandoc(summary or ""), *(["", "Fields:", *lines] if lines else [])])
 
@@ -82,12 +85,6 @@ def _fields(cls: type) -> Iterator[tuple[str, str]]:
             yield name, ""
         else:
             yield name, f" = {field.default!r}"
-
-
-def _annotation(cls: type, name: str) -> str:
-    """Return the type of a field as it is written in the source."""
-    written = next(known[name] for base in cls.__mro__ if name in (known := inspect.get_annotations(base)))
-    return written if isinstance(written, str) else inspect.formatannotation(written)
 
 
 def _summary(cls: type) -> str:

@@ -56,7 +56,11 @@ def attach_stub(
             kind = ImportError if _stands_at_import(name, sys._getframe(1)) else AttributeError
             raise kind(f"{package}.{name} does not exist. {removed[name]}")
         else:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(name, homes())}")
+            import difflib  # only for an error
+
+            near = difflib.get_close_matches(name, homes(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         setattr(sys.modules[package], name, value)
         return value
 
@@ -84,13 +88,6 @@ def _homes_in_stub(package: str) -> dict[str, _Home]:
                 home = _Home(module, name.name, public=True)
             homes[name.name] = home
     return homes
-
-
-def _hint(name: str, right: Mapping[str, _Home]) -> str:
-    import difflib  # only for an error
-
-    near = difflib.get_close_matches(name, right, n=1)
-    return f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
 
 
 def _stands_at_import(name: str, frame: FrameType) -> bool:

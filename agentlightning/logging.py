@@ -102,7 +102,10 @@ def setup(
     for handler in dict.fromkeys(extra_handlers or ()):
         base.addHandler(handler)
     for name, submodule_level in (submodule_levels or {}).items():
-        _set_submodule_level(base, name, submodule_level)
+        number = level_number(submodule_level)
+        if number < base.level:
+            base.warning("the level of %s is below that of %s; its handlers decide what is shown", name, base.name)
+        logging.getLogger(name).setLevel(number)
     named = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
     for name, path in named.items():
         _add_file(logging.getLogger(name), Path(path), lines)
@@ -201,13 +204,6 @@ def _console_class() -> type[Any]:
             return Text(shortened(message, MOST_ON_CONSOLE))
 
     return BoundedHandler
-
-
-def _set_submodule_level(base: logging.Logger, name: str, level: int | str) -> None:
-    number = level_number(level)
-    if number < base.level:
-        base.warning("the level of %s is below that of %s; its handlers decide what is shown", name, base.name)
-    logging.getLogger(name).setLevel(number)
 
 
 def _add_file(logger: logging.Logger, path: Path, lines: logging.Formatter) -> None:

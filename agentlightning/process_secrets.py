@@ -151,17 +151,13 @@ def _take(name: str) -> None:
 
 
 def _leave_environment(name: str) -> None:
+    """Remove the variable and that of its file, and overwrite them where the kernel shows those of the start."""
     for variable in (name, name + _FILE):
-        _blank(variable)
+        head = variable.encode() + b"="
+        for address, entry in _initial(_ENVIRONMENT):
+            if entry.startswith(head):
+                ctypes.memset(address + len(head), 0, len(entry) - len(head))
         os.environ.pop(variable, None)
-
-
-def _blank(name: str) -> None:
-    """Overwrite a variable's value where the kernel shows the environment of the start."""
-    for address, entry in _initial(_ENVIRONMENT):
-        if entry.startswith(name.encode() + b"="):
-            skipped = len(name.encode()) + 1
-            ctypes.memset(address + skipped, 0, len(entry) - skipped)
 
 
 def _initial(which: slice) -> Iterator[tuple[int, bytes]]:

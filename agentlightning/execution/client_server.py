@@ -94,7 +94,12 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.connect_host = connect_host
         self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
-        self._check_sides()
+        if self.main_process == "runner" and self.role != "both":
+            raise ValueError(f"main_process='runner' is only supported when role='both'; the role is {self.role!r}")
+        if self.main_process == "runner" and self.n_runners != 1:
+            raise ValueError(f"main_process='runner' requires n_runners to be 1; got {self.n_runners}")
+        if self._port == 0 and self.role != "both" and self.managed_store:
+            raise ValueError(f"server_port=0 is for role='both'; as {self.role!r} both sides must know the port")
 
     @property
     def server_port(self) -> int:
@@ -105,18 +110,15 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def server_port(self, port: int | None) -> None:
         self._port = None if port is None else check_port("server_port", port)
 
-    def _check_sides(self) -> None:
-        if self.main_process == "runner" and self.role != "both":
-            raise ValueError(f"main_process='runner' is only supported when role='both'; the role is {self.role!r}")
-        if self.main_process == "runner" and self.n_runners != 1:
-            raise ValueError(f"main_process='runner' requires n_runners to be 1; got {self.n_runners}")
-        if self._port == 0 and self.role != "both" and self.managed_store:
-            raise ValueError(f"server_port=0 is for role='both'; as {self.role!r} both sides must know the port")
-
     @override
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
-        self._warn_if_reachable()
+        if self.role == "both" and self.managed_store and not is_loopback(self.server_host):
+            logger.warning(
+                "role='both' listens on %s: another process with role='both' has a store of its own. "
+                "For several machines use the roles 'algorithm' and 'runner'.",
+                self.server_host,
+            )
         layout = Layout(
             algorithm=algorithm,
             runner=runner,
@@ -141,11 +143,3 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def _address(self) -> Address:
         may_move = self._port is None and self.role == "both"
         return Address(self.server_host, self.server_port, may_move, self.connect_host)
-
-    def _warn_if_reachable(self) -> None:
-        if self.role == "both" and self.managed_store and not is_loopback(self.server_host):
-            logger.warning(
-                "role='both' listens on %s: another process with role='both' has a store of its own. "
-                "For several machines use the roles 'algorithm' and 'runner'.",
-                self.server_host,
-            )

@@ -114,7 +114,10 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         try:
             return run(lambda i: self._conduct(algorithm, runner, store, i, threads), terminable=True)
         finally:
-            self._join(threads)
+            timeout = 0.1 if self.interrupted else self.join_timeout
+            alive = [thread.name for thread in threads if not thread.join(timeout)]
+            if alive:
+                logger.error("Threads that did not end are left behind: %s", ", ".join(alive))
 
     async def _conduct(
         self,
@@ -166,9 +169,3 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         with contextlib.suppress(Exception):  # the store is away: then the lease runs out
             ending = end_attempts(store, workers, message, stopped=True, run_id=run_id)
             await within(SETTLE_STOPPED_SECONDS, ending)
-
-    def _join(self, threads: list[LoopThread]) -> None:
-        timeout = 0.1 if self.interrupted else self.join_timeout
-        alive = [thread.name for thread in threads if not thread.join(timeout)]
-        if alive:
-            logger.error("Threads that did not end are left behind: %s", ", ".join(alive))

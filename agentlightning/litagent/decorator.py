@@ -46,7 +46,7 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
         _check_callable(rollout_func)
         self._asks = asks_of(rollout_func)
         self._func = rollout_func
-        self._is_async = _is_coroutine_function(rollout_func)
+        self._is_async = is_coroutine_function(rollout_func)
         self._strip_proxy = strip_proxy
         self.needs_resources = any(ask.kind in ("resource", "resources") and not ask.optional for ask in self._asks)
         functools.update_wrapper(cast(Any, self), rollout_func)
@@ -199,6 +199,6 @@ def _check_callable(func: Any) -> None:
         )
 
 
-def _is_coroutine_function(func: Any) -> bool:
+def is_coroutine_function(func: Any) -> bool:
     """True for coroutine functions, and for objects whose `__call__` is one."""
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)

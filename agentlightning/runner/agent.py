@@ -115,7 +115,9 @@ class LitAgentRunner(Runner[T]):
         self._agent = as_agent(agent)
         self._agent.set_runner(self)
         if self._isolation == "process":
-            self._parts = pickled_parts(self._agent, LitAgentRunner[T](_without_store(self._tracer)))
+            tracer = copy.copy(self._tracer)  # which may have had a worker before, without that worker's store
+            tracer._store = None
+            self._parts = pickled_parts(self._agent, LitAgentRunner[T](tracer))
         self._tracer.init()
 
     @override
@@ -325,13 +327,6 @@ class LitAgentRunner(Runner[T]):
         worker = f"Worker {self.worker_id}" if self.worker_id is not None else None
         known = " | ".join(part for part in (worker, f"Rollout {rollout_id}" if rollout_id else None) if part)
         return f"[{known or 'Default Worker'}]"
-
-
-def _without_store(tracer: Tracer) -> Tracer:
-    """Return a copy of a tracer, which may have had a worker before, without that worker's store."""
-    twin = copy.copy(tracer)
-    twin._store = None
-    return twin
 
 
 def _check_at_least(name: str, value: Any, least: int) -> None:

@@ -6,7 +6,6 @@ end of the attempt. Where the second does not follow, the lease runs out and ano
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 from agentlightning.emitter.reward import find_final_reward
 from agentlightning.errors import BusyError
+from agentlightning.litagent.decorator import is_coroutine_function
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
 from agentlightning.runner.base import Runner
@@ -155,7 +155,11 @@ class AttemptRunner:
     async def _judge(self, output: Any, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
         """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
         if self.reward_fn is not None and not is_result(output):
-            output = await self._reward_of(self.reward_fn, output, rollout)
+            call = bind_reward_fn(self.reward_fn, output, rollout, self._trace())
+            threads = None if is_coroutine_function(self.reward_fn) else self.executor.threads
+            limit = rollout.config.timeout_seconds
+            value = await invoke(call, threads=threads, limit=limit, label=rollout.rollout_id)
+            output = reward_of(value, self.reward_fn)
         results = spans_of(output, rollout)
         if find_final_reward(results) is not None or find_final_reward(self._trace()) is not None:
             return SCORED, results
@@ -173,13 +177,6 @@ class AttemptRunner:
         except Exception as error:  # the store's failure, which no mapping of the user's may take for the agent's
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
         return find_final_reward(spans.items) is not None
-
-    async def _reward_of(self, reward_fn: RewardFn, output: Any, rollout: AttemptedRollout) -> Any:
-        call = bind_reward_fn(reward_fn, output, rollout, self._trace())
-        asynchronous = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(type(reward_fn).__call__)
-        threads = None if asynchronous else self.executor.threads
-        value = await invoke(call, threads=threads, limit=rollout.config.timeout_seconds, label=rollout.rollout_id)
-        return reward_of(value, reward_fn)
 
     def _keep(self, results: list[Span]) -> list[Span]:
         """Add spans to the trace that is open; return them where the tracer keeps no scope that delivers."""

@@ -93,7 +93,13 @@ class Claims:
     async def close(self) -> None:
         """Give back what was claimed for lanes that have ended meanwhile."""
         while self._claimed:
-            await self._give_back(self._claimed.popleft())
+            rollout = self._claimed.popleft()
+            try:
+                await self._store.update_rollout(rollout.rollout_id, status="requeuing")
+            except Exception as error:  # named no longer, its lease runs out
+                logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
+            finally:
+                self._held.discard(rollout)
 
     def _take(self, claims: list[AttemptedRollout]) -> None:
         for rollout in claims:
@@ -140,14 +146,6 @@ class Claims:
         if request.done() and not request.cancelled() and request.exception() is None:
             self._take(request.result())
             await self.close()
-
-    async def _give_back(self, rollout: AttemptedRollout) -> None:
-        try:
-            await self._store.update_rollout(rollout.rollout_id, status="requeuing")
-        except Exception as error:  # named no longer, its lease runs out
-            logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
-        finally:
-            self._held.discard(rollout)
 
     def _note_away(self, began: float, error: OSError) -> None:
         now = time.monotonic()

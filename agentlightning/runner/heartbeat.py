@@ -161,7 +161,11 @@ class AttemptHeartbeats:
         if silence is None:
             yield
             return
-        renewing = self._start(rollout, max(silence / 3, SHORTEST_INTERVAL))
+        interval = max(silence / 3, SHORTEST_INTERVAL)
+        if self._store_thread is not None:
+            renewing = self._store_thread.call(lambda store: _renew(store, rollout, interval))
+        else:
+            renewing = asyncio.create_task(_renew(self._store, rollout, interval))
         try:
             yield
         finally:
@@ -171,13 +175,6 @@ class AttemptHeartbeats:
         """End the thread, if there is one. May be called twice."""
         if self._store_thread is not None:
             self._store_thread.close()
-
-    def _start(
-        self, rollout: AttemptedRollout, interval: float
-    ) -> asyncio.Task[None] | concurrent.futures.Future[None]:
-        if self._store_thread is not None:
-            return self._store_thread.call(lambda store: _renew(store, rollout, interval))
-        return asyncio.create_task(_renew(self._store, rollout, interval))
 
 
 async def _renew(store: LightningStore, rollout: AttemptedRollout, interval: float) -> None:

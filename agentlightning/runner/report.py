@@ -39,7 +39,14 @@ async def report(
     except ConflictError as error:
         logger.warning("%s ended meanwhile: %s", prefix, error)
     except Exception as error:  # not answered in time; or refused, which no repetition could mend
-        _log_unreported(rollout, ending, prefix, error)
+        logger.error(
+            "%s the end of attempt %s (%s) could not be stored: %s: %s. Its lease will run out.",
+            prefix,
+            rollout.attempt.attempt_id,
+            ending.outcome,
+            type(error).__name__,
+            error,
+        )
 
 
 def log_failure(ending: Ending, prefix: str) -> None:
@@ -69,17 +76,6 @@ async def _update(store: LightningStore, rollout: AttemptedRollout, ending: Endi
         outcome=ending.outcome,
         outcome_reason=ending.reason,
         error=ending.error,
-    )
-
-
-def _log_unreported(rollout: AttemptedRollout, ending: Ending, prefix: str, error: BaseException) -> None:
-    logger.error(
-        "%s the end of attempt %s (%s) could not be stored: %s: %s. Its lease will run out.",
-        prefix,
-        rollout.attempt.attempt_id,
-        ending.outcome,
-        type(error).__name__,
-        error,
     )
 
 

@@ -78,36 +78,16 @@ def same_setting(name: str, value: Any, other_name: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def check_whole(name: str, value: Any) -> int:
-    """Return a whole number of at least 1.
-
-    Raises:
-        TypeError, ValueError: it is none; names the setting.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of at least 1; got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}")
-    return value
-
-
 def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """Return hooks as a tuple: of none, of one, of a sequence.
 
     Raises:
         TypeError: one is no `Hook`, says which; or a callback asks for something that it is not told.
     """
-    found = _listed_hooks(hooks)
-    for hook in found:
-        check_hook(hook)
-    return found
-
-
-def _listed_hooks(hooks: Any) -> tuple[Hook, ...]:
     if hooks is None:
         return ()
     if isinstance(hooks, Hook):
-        return (hooks,)
+        hooks = (hooks,)
     if isinstance(hooks, str | bytes) or not isinstance(hooks, Iterable):
         raise TypeError(f"hooks must be a Hook or a sequence of them; got {hooks!r}")
     found = tuple(cast("Iterable[Any]", hooks))
@@ -116,6 +96,8 @@ def _listed_hooks(hooks: Any) -> tuple[Hook, ...]:
             is_class = isinstance(hook, type) and issubclass(hook, Hook)
             hint = f"; give an object: {hook.__name__}()" if is_class else "; derive its class from agl.Hook"
             raise TypeError(f"hooks[{number}] is no Hook: {hook!r}{hint}")
+    for hook in found:
+        check_hook(hook)
     return found
 
 

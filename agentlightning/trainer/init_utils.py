@@ -199,7 +199,7 @@ def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered
         if callable(name) and not registered_only:
             return name
         raise ValueError(f"{spec_name}: a type is a class, an import path{_known(registry)}; got {name!r}")
-    registered = _look_up(name, registry)
+    registered = (registry or {}).get(name, (registry or {}).get(name.lower()))
     if registered is not None:
         return load_class(registered) if isinstance(registered, str) else registered
     if "." in name and not registered_only:
@@ -207,11 +207,6 @@ def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered
     near = difflib.get_close_matches(name.lower(), registry or (), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{_known(registry)}")
-
-
-def _look_up(name: str, registry: Registry | None) -> Any:
-    registry = registry or {}
-    return registry.get(name, registry.get(name.lower()))
 
 
 def _known(registry: Registry | None) -> str:

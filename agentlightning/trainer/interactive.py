@@ -48,10 +48,13 @@ def check_children_can_import(method: str | None, *parts: Any) -> None:
     if method in (None, "fork") or getattr(sys.modules["__main__"], "__file__", None) is not None:
         return
     for part in parts:
-        found = _of_main_module(part)
-        if found:
+        pickler = _NamesOfMain()
+        with contextlib.suppress(Exception):  # what cannot be pickled is told of by the strategy, which names the part
+            pickler.dump(part)
+        if pickler.found:
+            names = ", ".join(pickler.found)
             raise TypeError(
-                f"start_method={method!r} begins child processes that import what they need, and {', '.join(found)} "
+                f"start_method={method!r} begins child processes that import what they need, and {names} "
                 "is defined in a cell of this session, where they cannot find it. Ways out: put it into a module and "
                 "import it; strategy='shm', which has no child processes; or start_method='fork' on Linux."
             )
@@ -70,10 +73,3 @@ class _NamesOfMain(pickle.Pickler):
         if named and obj.__module__ == "__main__":
             self.found[obj.__qualname__] = None
         return NotImplemented
-
-
-def _of_main_module(part: Any) -> list[str]:
-    pickler = _NamesOfMain()
-    with contextlib.suppress(Exception):  # what cannot be pickled is told of by the strategy, which names the part
-        pickler.dump(part)
-    return list(pickler.found)

@@ -102,7 +102,7 @@ class TrainerParts:
             expected_type=Runner,
             spec_name="runner",
             default_factory=lambda: LitAgentRunner[Any](self.tracer, **settings),
-            optional_defaults={"tracer": lambda: self.tracer, **{k: _constant(v) for k, v in settings.items()}},
+            optional_defaults={"tracer": lambda: self.tracer, **{k: lambda v=v: v for k, v in settings.items()}},
             dict_requires_type=False,
             dict_default_cls=LitAgentRunner,
         )
@@ -132,10 +132,6 @@ class TrainerParts:
 def _made(component: Any) -> Any:
     assert component is not None
     return component
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
 
 
 def check_serves(runner: Runner[Any]) -> None:

@@ -15,7 +15,7 @@ from agentlightning.algorithm.evaluation.result import EvaluationResult
 from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 from agentlightning.algorithm.progress import Style
 from agentlightning.env_var import LightningEnvVar
-from agentlightning.execution.base import ExecutionStrategy, check_port
+from agentlightning.execution.base import ExecutionStrategy, check_count, check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
@@ -34,7 +34,6 @@ from agentlightning.trainer.arguments import (
     check_reward_fn,
     check_rollout_config,
     check_run_id,
-    check_whole,
     refuse_unknown,
     resolve_alias,
     runner_count,
@@ -138,8 +137,8 @@ class Trainer(TrainerParts):
         server_token()  # leaves the environment before anything is started that would inherit it
         collector_of()  # a collector that cannot be used is told of here, not by the first worker
 
-        self.n_runners = 1 if n_runners is None else check_whole("n_runners", n_runners)
-        self.max_rollouts = None if max_rollouts is None else check_whole("max_rollouts", max_rollouts)
+        self.n_runners = 1 if n_runners is None else check_count("n_runners", n_runners)
+        self.max_rollouts = None if max_rollouts is None else check_count("max_rollouts", max_rollouts)
         self.max_tasks = self.max_rollouts if max_tasks is None else max_tasks
         self.port = None if port is None else check_port("port", port)
         self.initial_resources = check_resources(initial_resources)
@@ -253,7 +252,7 @@ class Trainer(TrainerParts):
             ValueError: the agent asks for resources and there are none; the dataset is empty.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
-        evaluator, agent = Evaluator(check_whole("n_samples", n_samples)), as_agent(agent)
+        evaluator, agent = Evaluator(check_count("n_samples", n_samples)), as_agent(agent)
         tasks = as_dataset("dataset", dataset)
         if tasks is None or len(tasks) == 0:
             raise ValueError("an evaluation needs tasks; the dataset is empty")

@@ -116,16 +116,12 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
             return sanitize_list_attribute_sanity(cast(list[Any], object))
         except ValueError as error:
             logger.warning("%s It becomes JSON text.", error)
-    return _json_text(object, force)
-
-
-def _json_text(value: Any, force: bool) -> str:
     try:
-        return json.dumps(value)
+        return json.dumps(object)
     except (TypeError, ValueError) as error:
         if force:
-            return str(value)
-        raise ValueError(f"Object must be JSON serializable, got: {type(value).__name__} ({error})") from error
+            return str(object)
+        raise ValueError(f"Object must be JSON serializable, got: {type(object).__name__} ({error})") from error
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
@@ -134,7 +130,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: there is no such type.
     """
-    kinds = {_kind(value) for value in maybe_list}
+    kinds = {next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value)) for value in maybe_list}
     if kinds <= {str} or kinds <= {bool}:
         return list(maybe_list)
     if kinds <= {int, bool}:
@@ -143,13 +139,6 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
         return [float(value) for value in maybe_list]
     names = ", ".join(sorted({type(value).__name__ for value in maybe_list}))
     raise ValueError(f"List must contain only one type of primitive values, got: {names}.")
-
-
-def _kind(value: Any) -> type[Any]:
-    for kind in _PRIMITIVES:
-        if isinstance(value, kind):
-            return kind
-    return cast(Any, type(value))
 
 
 def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:

@@ -6,6 +6,7 @@ knows better: a pidfd can be read when its process has ended, and where there is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -144,20 +145,14 @@ def _living_below(pid: int) -> list[Any]:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [child for child in below if _lives(child)]
-
-
-def _lives(process: Any) -> bool:
-    import psutil
-
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    living: list[Any] = []
+    for child in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.append(child)
+    return living
 
 
 def _send(pid: int, signum: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # ended meanwhile; of another user, and still living
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):  # ended meanwhile; of another user, and counted as living
-        return

@@ -172,20 +172,16 @@ def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -
 
 
 def _matches(span: Any, link: LinkPydanticModel) -> bool:
-    if link.key_match in ("trace_id", "span_id"):
-        return _hex_id(span, link.key_match) == link.value_match
-    attributes: Mapping[str, Any] = span.attributes or {}
-    return attributes.get(link.key_match) == link.value_match
-
-
-def _hex_id(span: Any, name: str) -> str | None:
+    name = link.key_match
+    if name not in ("trace_id", "span_id"):
+        attributes: Mapping[str, object] = span.attributes or {}
+        return attributes.get(name) == link.value_match
     own = getattr(span, name, None)
-    if isinstance(own, str):
-        return own
-    context = span.get_span_context() if hasattr(span, "get_span_context") else None
-    if context is None:
-        return None
-    return format(getattr(context, name), "032x" if name == "trace_id" else "016x")
+    if not isinstance(own, str):
+        context = span.get_span_context() if hasattr(span, "get_span_context") else None
+        digits = "032x" if name == "trace_id" else "016x"
+        own = None if context is None else format(getattr(context, name), digits)
+    return own == link.value_match
 
 
 # --- exceptions --------------------------------------------------------------------------------------------------

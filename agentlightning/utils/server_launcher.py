@@ -92,7 +92,11 @@ class PythonServerLauncher:
         *,
         headers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        _check_mode(args.launch_mode)
+        mode: str = args.launch_mode
+        if mode == "mp":
+            raise ValueError("launch_mode='mp' is not supported: use 'thread' (a loop of its own) or 'asyncio'")
+        if mode not in ("asyncio", "thread"):
+            raise ValueError(f"Unsupported launch mode: {mode}; use 'asyncio' or 'thread'")
         self.app = app
         self.args = args
         self.host = args.host or "127.0.0.1"
@@ -178,7 +182,10 @@ class PythonServerLauncher:
         try:
             if server is not None and serving is not None:
                 server.request_stop()
-                await _settle(serving, self.args.shutdown_timeout + self.args.thread_join_timeout)
+                seconds = self.args.shutdown_timeout + self.args.thread_join_timeout
+                await asyncio.wait([_on_this_loop(serving)], timeout=seconds)
+                if error := _failure(serving):  # logged, since nobody asked for it
+                    logger.error("the server had ended with an error", exc_info=error)
                 if thread is not None and serving.done():
                     thread.join()  # it has nothing left to do
                 elif not serving.done():
@@ -255,13 +262,6 @@ class PythonServerLauncher:
             raise RuntimeError(text) from None
 
 
-def _check_mode(mode: str) -> None:
-    if mode == "mp":
-        raise ValueError("launch_mode='mp' is not supported: use 'thread' (a loop of its own) or 'asyncio'")
-    if mode not in ("asyncio", "thread"):
-        raise ValueError(f"Unsupported launch mode: {mode}; use 'asyncio' or 'thread'")
-
-
 def _on_this_loop(serving: _Serving) -> asyncio.Future[Exception | None]:
     return serving if isinstance(serving, asyncio.Task) else asyncio.wrap_future(serving)
 
@@ -270,40 +270,29 @@ def _failure(serving: _Serving) -> Exception | None:
     return serving.result() if serving.done() and not serving.cancelled() else None
 
 
-async def _settle(serving: _Serving, timeout: float) -> None:
-    """Wait for the end of serving; an error that had ended it is logged, since nobody asked for it."""
-    await asyncio.wait([_on_this_loop(serving)], timeout=timeout)
-    if error := _failure(serving):
-        logger.error("the server had ended with an error", exc_info=error)
-
-
 async def _until_200(host: str, port: int, path: str) -> None:
     """Return once GET `path` answers 200; a plain socket, so that no proxy setting of the environment matters."""
-    while await _status_of(host, port, path) != 200:  # noqa: ASYNC110 -- the app has no event to offer
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    while True:  # the app has no event to offer
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n".encode())
+            status = (await reader.readline()).split(b" ")
+        finally:
+            writer.close()
+        if len(status) > 1 and int(status[1]) == 200:
+            return
         await asyncio.sleep(0.05)
 
 
-async def _status_of(host: str, port: int, path: str) -> int:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n".encode())
-        status = (await reader.readline()).split(b" ")
-        return int(status[1]) if len(status) > 1 else 0
-    finally:
-        writer.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _run_on_new_loop(work: Coroutine[Any, Any, T]) -> T:
+    loop: asyncio.AbstractEventLoop
     try:
         import uvloop
     except ImportError:  # not on every platform
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _run_on_new_loop(work: Coroutine[Any, Any, T]) -> T:
-    loop = _new_loop()
+        loop = asyncio.new_event_loop()
+    else:
+        loop = uvloop.new_event_loop()
     try:
         result = loop.run_until_complete(work)
         loop.run_until_complete(_cancel_leftovers())

@@ -81,13 +81,9 @@ def _gpus() -> list[dict[str, Any]]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [_gpu(line) for line in answer.splitlines() if line.count(",") == 4]
-
-
-def _gpu(line: str) -> dict[str, Any]:
-    name, *numbers = (part.strip() for part in line.split(","))
     keys = ("util_pct", "mem_used_mb", "mem_total_mb", "temp_c")
-    return {"gpu": name, **{key: _number(text) for key, text in zip(keys, numbers, strict=True)}}
+    parts = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") == 4]
+    return [{"gpu": name, **dict(zip(keys, map(_number, figures), strict=True))} for name, *figures in parts]
 
 
 def _number(text: str) -> float | None:

@@ -141,7 +141,9 @@ def child_main(
         _work(task, index, event, reports)
     finally:
         if ends_descendants:  # here already: the exit of a process joins what `multiprocessing` has started in it
-            _end_all_below()
+            left = end_descendants(os.getpid(), spared=helpers_of_python())
+            if left:
+                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
 
 
 def _work(task: ChildTask, index: int, event: ExecutionEvent, reports: Connection) -> None:
@@ -159,12 +161,6 @@ def _work(task: ChildTask, index: int, event: ExecutionEvent, reports: Connectio
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as above
         reports.send(_report_result(name, result))
-
-
-def _end_all_below() -> None:
-    left = end_descendants(os.getpid(), spared=helpers_of_python())
-    if left:
-        logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
 
 
 async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent, interrupts: Interrupts) -> Any:

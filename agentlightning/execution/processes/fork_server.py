@@ -119,20 +119,16 @@ def fork_server_main(children: ChildProcesses, commands: Connection, far_end: Co
             ready = wait([commands, *children.filenos()], children.look_seconds)
             for exit_ in children.collect():
                 commands.send(exit_)
-            if commands in ready and not _obey(children, commands.recv()):
-                return
+            if commands not in ready:
+                continue
+            match commands.recv():
+                case ("start", int(index)):
+                    children.start(index)
+                case ("signal", int(index), int(signum)):
+                    children.signal(index, signum)
+                case _:
+                    return
     except (EOFError, ConnectionError) as error:
         logger.debug("The parent of the fork server is gone: %s", error)
     finally:
         children.close()
-
-
-def _obey(children: ChildProcesses, command: tuple[Any, ...]) -> bool:
-    match command:
-        case ("start", int(index)):
-            children.start(index)
-        case ("signal", int(index), int(signum)):
-            children.signal(index, signum)
-        case _:
-            return False
-    return True

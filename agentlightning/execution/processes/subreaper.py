@@ -88,7 +88,10 @@ class _Subreaper:
             signal.signal(signal.SIGTERM, self._pass_on)
             signal.signal(signal.SIGCHLD, self._reap)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
-            orphaned = self._parent in _readable(self._parent, ended)
+            poll = select.poll()
+            poll.register(self._parent, select.POLLIN)
+            poll.register(ended, select.POLLIN)
+            orphaned = self._parent in {fd for fd, _ in poll.poll()}
             if orphaned:
                 self._pass_on(signal.SIGKILL)
             end_descendants(os.getpid(), grace=0.0 if orphaned else TERMINATE_SECONDS, reap=True)
@@ -104,14 +107,6 @@ class _Subreaper:
 
     def _reap(self, _signum: int = signal.SIGCHLD, _frame: FrameType | None = None) -> None:
         self._status = reap_children().get(self._child, self._status)
-
-
-def _readable(*fds: int) -> set[int]:
-    """Wait until one of them can be read, and return those that can."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll()}
 
 
 def _close_all_but(*kept: int) -> None:

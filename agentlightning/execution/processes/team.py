@@ -208,29 +208,20 @@ class ProcessTeam:
 
     async def _end_held(self, exit_: ChildExit) -> frozenset[str]:
         """Return the rollouts that a child held when it died, ended now; none of one that was told to end."""
-        if self.event.is_set():
-            await self._settle_stopped(exit_)
-            return frozenset()
-        if self.settle is None or exit_.finished:
+        stopped = self.event.is_set()
+        settle = self.settle_stopped if stopped else self.settle
+        if settle is None or exit_.finished:
             return frozenset()
         try:
-            return await within(SETTLE_SECONDS, self.settle(exit_))
+            held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settle(exit_))
         except Exception as error:  # the store is away, or does not know the operation
-            logger.warning(
-                "%s died, and what it had in hand could not be ended; its leases will run out: %r",
-                exit_.describe(),
-                error,
-            )
+            if stopped:  # the end of the run does not wait for it
+                logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+            else:
+                text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
+                logger.warning(text, exit_.describe(), error)
             return frozenset()
-
-    async def _settle_stopped(self, exit_: ChildExit) -> None:
-        """End what a child still holds that was told to end and did not come to its own end."""
-        if self.settle_stopped is None or exit_.finished:
-            return
-        try:
-            await within(SETTLE_STOPPED_SECONDS, self.settle_stopped(exit_))
-        except Exception as error:  # see above; the end of the run does not wait for it
-            logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+        return frozenset() if stopped else held
 
     def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
         done = exit_.finished or self.event.is_set() or not self.alone

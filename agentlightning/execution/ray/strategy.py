@@ -122,6 +122,8 @@ class RayExecutionStrategy(ExecutionStrategy):
     @override
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
+        options: dict[str, Any] = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        options |= {k: v for k, v in (("resources", self.resources), ("runtime_env", self.runtime_env)) if v}
         with joined(self.address, self.n_runners * self.num_cpus) as cluster:
             server, task = None, RunnerTask(runner, None, store)
             if self.managed_store:
@@ -131,7 +133,7 @@ class RayExecutionStrategy(ExecutionStrategy):
             actors = RayActors(
                 ray=cluster.ray,
                 task=sent(cluster.ray, task),
-                options=self._options(),
+                options=options,
                 token=server_token(),
                 start_timeout=self.start_timeout,
             )
@@ -177,12 +179,6 @@ class RayExecutionStrategy(ExecutionStrategy):
     def _address(self, cluster: Cluster) -> Address:
         port = DEFAULT_PORT if self.server_port is None else self.server_port
         return Address(self.server_host or cluster.host, port, self.server_port is None, self.connect_host)
-
-    def _options(self) -> dict[str, Any]:
-        """Return what each actor asks of Ray."""
-        asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
-        further = {"resources": self.resources, "runtime_env": self.runtime_env}
-        return asked | {name: value for name, value in further.items() if value}
 
 
 class ActorTeam(ProcessTeam):

@@ -144,7 +144,11 @@ class RayActors:
             if self._actors.get(actor.index) is not actor:
                 continue  # buried already
             if kind == "placed" and future.exception() is None:
-                self._set_to_work(actor, future.result())
+                actor.timer.cancel()
+                actor.place = future.result()
+                logger.info("%s runs as %s", name_of(self.prefix, actor.index), actor.place)
+                # Only now that it is known where: one that dies at once is told from one that never ran.
+                self._report(actor, "ended", actor.handle.serve.remote().future())
             elif kind != "late":
                 exits.append(self._reap(actor, future))
             elif actor.place is None:
@@ -185,13 +189,6 @@ class RayActors:
                 self._writer.send(b"!")
 
         future.add_done_callback(bring)
-
-    def _set_to_work(self, actor: _Actor, place: str) -> None:
-        """Let it serve once it is known where: one that dies at once is told from one that never ran."""
-        actor.timer.cancel()
-        actor.place = place
-        logger.info("%s runs as %s", name_of(self.prefix, actor.index), place)
-        self._report(actor, "ended", actor.handle.serve.remote().future())
 
     def _reap(self, actor: _Actor, future: Future[Any]) -> ActorExit:
         actor.timer.cancel()

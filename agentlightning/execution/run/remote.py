@@ -77,7 +77,11 @@ class RunWatch:
                 self._note_away(began, error)
                 note = None
             else:
-                self._note_answer()
+                if self._away_since is not None:
+                    seconds = time.monotonic() - self._away_since
+                    logger.warning("The store at %s answers after %.0f s", self.where, seconds)
+                    self._away_since = None
+                    self._reported = float("-inf")  # a store that was started anew may know nothing of this process
             if note is not None:
                 logger.info("Told of the end of %s: %s", name_of_run(self.remote.run_id), note.reason)
                 self.event.set()
@@ -117,13 +121,6 @@ class RunWatch:
                 f"(store_unreachable_timeout={self.outage_seconds:g}; last: {type(error).__name__}: {error}). "
                 "Is the algorithm running there, and may this machine reach the port?"
             ) from error
-
-    def _note_answer(self) -> None:
-        if self._away_since is not None:
-            seconds = time.monotonic() - self._away_since
-            logger.warning("The store at %s answers after %.0f s", self.where, seconds)
-            self._away_since = None
-            self._reported = float("-inf")  # a store that was started anew may know nothing of this process
 
 
 async def until_known(remote: RemoteRunners, store: LightningStore, event: ExecutionEvent) -> None:

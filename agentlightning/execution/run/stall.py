@@ -97,21 +97,17 @@ class StallDetector:
 
     async def _report(self, view: LightningStore, run_id: str | None) -> None:
         proxy: Any = getattr(self.algorithm, "llm_proxy", None)
-        report = await stall_report(
-            view,
-            run_id,
-            algorithm=self.position() if self.position else self._algorithm_stack(),
-            gateway=proxy.stats() if proxy is not None else None,
-        )
+        if self.position:
+            stack = self.position()
+        else:  # its thread if it is synchronous, else its task
+            task = next((task for task in asyncio.all_tasks() if task.get_name() == "algorithm"), None)
+            stack = thread_stack("algorithm") or (task_stack(task) if task is not None else [])
+        gateway = proxy.stats() if proxy is not None else None
+        report = await stall_report(view, run_id, algorithm=stack, gateway=gateway)
         text = f"No progress for {self.policy.seconds:g} s (stall_timeout). What each part waits for:\n{report}"
         if self.policy.on_stall == "raise":
             raise StalledError(text)
         logger.warning("%s", text)
-
-    def _algorithm_stack(self) -> list[str]:
-        """Where the algorithm stands: its thread if it is synchronous, else its task."""
-        task = next((task for task in asyncio.all_tasks() if task.get_name() == "algorithm"), None)
-        return thread_stack("algorithm") or (task_stack(task) if task is not None else [])
 
 
 SHOWN = 20

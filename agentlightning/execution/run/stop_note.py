@@ -105,15 +105,13 @@ async def tell_remote_runners(
         rows = [row for row in await remote_runners(store, run_id) if _lives(row, note)]
         told = all((row.heartbeat_stats or {}).get("told") for row in rows)
         known = sum(int((row.heartbeat_stats or {}).get("runners", 0)) for row in rows)
-        if told and (not all_are_away or await _runners_of(store, run_id, note) <= known):
+        if told and not all_are_away:
             return
+        if told:
+            workers = [row for row in await store.query_workers() if not row.worker_id.startswith(CONTROL_PREFIX)]
+            if sum(row.run_id == run_id and _lives(row, note) for row in workers) <= known:
+                return
         await asyncio.sleep(_TELL_POLL_SECONDS)
-
-
-async def _runners_of(store: LightningStore, run_id: str | None, note: StopNote) -> int:
-    """Return how many workers of the run are alive."""
-    workers = [row for row in await store.query_workers() if not row.worker_id.startswith(CONTROL_PREFIX)]
-    return sum(row.run_id == run_id and _lives(row, note) for row in workers)
 
 
 def _lives(row: Worker, note: StopNote) -> bool:

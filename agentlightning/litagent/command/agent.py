@@ -30,7 +30,7 @@ from agentlightning.litagent.command.settings import (
     check_reward,
     check_task,
 )
-from agentlightning.litagent.command.user import ProgramUser, check_user, user_of
+from agentlightning.litagent.command.user import check_user, user_of
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.types import AttemptedRollout, NamedResources, Rollout, RolloutRawResult
 
@@ -119,15 +119,13 @@ class CommandAgent(LitAgent[Any]):
         try:
             own = attempt_resources(resources, rollout)
             data = write_files(folder, task, own)
-            env = environment(folder.path, rollout, model_of(own, self.llm), self.pass_env, self._own_env(user))
+            own_env = self.env if user is None else {"HOME": user.home, **self.env}
+            env = environment(folder.path, rollout, model_of(own, self.llm), self.pass_env, own_env)
             program = Program(self.command, env, self.cwd, self.limits, secrets=keys_of(own), user=ids)
             output = await self._run(program, data if self.task == "stdin" else None)
             return cast("RolloutRawResult", await asyncio.to_thread(result_of, output, self.reward, folder))
         finally:
             await asyncio.to_thread(folder.remove)
-
-    def _own_env(self, user: ProgramUser | None) -> dict[str, str]:
-        return self.env if user is None else {"HOME": user.home, **self.env}
 
     async def _run(self, program: Program, data: bytes | None) -> ProgramOutput:
         with operation(name=Path(self.command[0]).name) as span:

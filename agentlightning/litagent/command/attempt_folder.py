@@ -85,7 +85,10 @@ class AttemptFolder:
         try:
             if os.geteuid() != 0:  # root needs no rights
                 os.fchmod(self._descriptor, 0o700)
-            here = _place_of(self._descriptor) or self.path
+            try:
+                here = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+            except OSError:  # the system does not tell
+                here = self.path
             _empty(self._descriptor)
             if os.fstat(self._descriptor).st_nlink > 0:  # the program may have removed it
                 os.rmdir(here)
@@ -94,14 +97,6 @@ class AttemptFolder:
             logger.warning("The folder %s of an attempt could not be removed: %s", self.path, error)
         finally:
             os.close(self._descriptor)
-
-
-def _place_of(descriptor: int) -> Path | None:
-    """Return where an open folder lies; None where the system does not tell."""
-    try:
-        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    except OSError:
-        return None
 
 
 def _remove_impostor(path: Path) -> None:

@@ -103,7 +103,9 @@ async def call_in_thread(function: Callable[..., T], *args: Any, name: str, grac
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
-        _raise_in(thread, asyncio.CancelledError)
+        if thread.ident is not None and thread.is_alive():
+            error = ctypes.py_object(asyncio.CancelledError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), error)
         await asyncio.wait([ended], timeout=grace)
         if not ended.done():
             logger.error("%s is in a blocking call that did not end when it was cancelled; it is left behind", name)
@@ -123,8 +125,3 @@ def _transfer(source: concurrent.futures.Future[T], target: asyncio.Future[T]) -
     else:
         target.set_exception(error)
         target.exception()  # not "never retrieved" when the waiter was cancelled
-
-
-def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
-    if thread.ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))

@@ -65,7 +65,7 @@ class BoundedHttp(BoundedMessages):
         """Close connections on which no request is worked on: first those with half a request, the oldest of them
         first, then idle ones. Whoever sends requests and waits for answers keeps its connection."""
         connections = [each for each in cast("set[Any]", self.connections) if isinstance(each, BoundedHttp)]
-        others = [other for other in connections if other._has_no_work()]
+        others = [other for other in connections if other._running is None and other._is_answered()]
         others.sort(key=lambda other: other._made_at if other._arriving_since is None else other._arriving_since)
         others.sort(key=BoundedHttp._is_idle)
         closed = others[: max(1, self._bounds.connections // _ROOM_MADE)]
@@ -74,9 +74,6 @@ class BoundedHttp(BoundedMessages):
             self.connections.discard(other)
         if closed:
             logger.info("closed %d connections that asked for nothing: all were in use", len(closed))
-
-    def _has_no_work(self) -> bool:
-        return self._running is None and self._is_answered()
 
     def _is_idle(self) -> bool:
         return self._arriving_since is None and cast("RequestResponseCycle | None", self.cycle) is not None
@@ -90,8 +87,10 @@ class BoundedHttp(BoundedMessages):
     def data_received(self, data: bytes) -> None:
         if self._refused_at is None:
             super().data_received(data)
-        else:
-            self._discard(len(data))
+            return
+        self._discarded += len(data)
+        if self._discarded > _LINGER_BYTES:
+            self.transport.abort()
 
     # --- an end to it ----------------------------------------------------------------------------------------------
 
@@ -188,11 +187,6 @@ class BoundedHttp(BoundedMessages):
     def _is_answered(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is None or cycle.response_complete
-
-    def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > _LINGER_BYTES:
-            self.transport.abort()
 
 
 def _release(cycle: RequestResponseCycle) -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from pydantic import BaseModel
 
@@ -53,7 +52,8 @@ def steps_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
     turn."""
     step, work = list[Span](), 0
     for group in request.resource_spans:
-        resource = _resource(group)
+        fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
+        resource = _made(OtelResource, fields)
         for scoped in group.scope_spans:
             shared = (group.resource.ByteSize() + scoped.scope.ByteSize()) * len(scoped.spans)
             if shared > MAX_SHARED_BYTES:
@@ -113,6 +113,7 @@ def _span(
         return None
     trace_id, span_id = trace.hex().zfill(32), identity.hex().zfill(16)
     code, text, kind = message.status.code, message.status.message, message.kind
+    status = STATUS_CODES[code] if 0 <= code < len(STATUS_CODES) else "UNSET"
     return _made(
         Span,
         {
@@ -123,7 +124,7 @@ def _span(
             "span_id": span_id,
             "parent_id": parent.hex().zfill(16) if parent else None,
             "name": message.name,
-            "status": _made(TraceStatus, {"status_code": _status_code(code), "description": text or None}),
+            "status": _made(TraceStatus, {"status_code": status, "description": text or None}),
             "attributes": attributes,
             "events": [_event(event) for event in events] if (events := message.events) else [],
             "links": [_link(link) for link in links] if (links := message.links) else [],
@@ -155,15 +156,6 @@ def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
     if digits.isascii() and digits.isdecimal() and len(digits) <= _SEQUENCE_DIGITS:
         return int(digits)
     return -1
-
-
-def _status_code(code: int) -> str:
-    return STATUS_CODES[code] if 0 <= code < len(STATUS_CODES) else "UNSET"
-
-
-def _resource(group: ResourceSpans) -> OtelResource:
-    fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
-    return _made(OtelResource, fields)
 
 
 def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, Any] | None:

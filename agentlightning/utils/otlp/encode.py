@@ -42,8 +42,10 @@ def request_of(spans: Iterable[Span]) -> ExportTraceServiceRequest:
         by_scope = (by_resource, repr(span.scope))
         try:
             if by_resource not in resources:
+                ids = {ROLLOUT_ID: span.rollout_id, ATTEMPT_ID: span.attempt_id}
+                resource = Resource(attributes=pairs_of({**span.resource.attributes, **ids}))
                 resources[by_resource] = request.resource_spans.add(
-                    resource=_resource(span), schema_url=span.resource.schema_url
+                    resource=resource, schema_url=span.resource.schema_url
                 )
             if by_scope not in scopes:
                 scopes[by_scope] = _scope_group(resources[by_resource], span.scope)
@@ -51,11 +53,6 @@ def request_of(spans: Iterable[Span]) -> ExportTraceServiceRequest:
         except (ValueError, TypeError) as error:
             raise BadRequestError(f"span {span.name!r} ({span.span_id!r}) cannot be exported: {error}") from error
     return request
-
-
-def _resource(span: Span) -> Resource:
-    ids = {ROLLOUT_ID: span.rollout_id, ATTEMPT_ID: span.attempt_id}
-    return Resource(attributes=pairs_of({**span.resource.attributes, **ids}))
 
 
 def _scope_group(group: ResourceSpans, scope: Mapping[str, Any] | None) -> ScopeSpans:

@@ -66,7 +66,8 @@ async def answer_export(
         encoding, rejections = request.headers.get("content-encoding", ""), Rejections()
         asked = kind, body, form, encoding, signal, rejections, hold
         if encoding or len(body) > _INLINE_BYTES:
-            async with _one_at_a_time():
+            # one at a time for each loop: several threads that parse would take the interpreter from it
+            async with _parsing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 message = await asyncio.to_thread(parse_body, *asked)
         else:
             message = parse_body(*asked)
@@ -86,11 +87,6 @@ async def answer_export(
         return _reply(request, form, 503, status, retry_after=_TRY_LATER_SECONDS)
     finally:
         hold.close()
-
-
-def _one_at_a_time() -> asyncio.Lock:
-    """Return the loop's lock for parsing in a thread: several of them would take the interpreter from the loop."""
-    return _parsing.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def _reply(
