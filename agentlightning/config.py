@@ -69,7 +69,7 @@ class _Option:
     enum: type[Enum] | None
 
     @classmethod
-    def of(cls, annotation: Any) -> _Option:
+    def of(cls, annotation: object) -> _Option:
         members = list(_members(annotation))
         plain = [member for member in members if member is not type(None)]
         origins = [typing.get_origin(member) or member for member in plain]
@@ -85,7 +85,7 @@ class _Option:
         )
 
 
-def _members(annotation: Any) -> Iterator[Any]:
+def _members(annotation: object) -> Iterator[object]:
     """Yield what a union is made of, however it is written; an annotation that is none yields itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
@@ -115,7 +115,7 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     return {f"{key}.{name}": option for name, option in found.items()}
 
 
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: type[Any]) -> dict[str, object]:
     """Return the annotations of the constructor; those that cannot be resolved are left as they were written."""
     constructor: Any = inspect.unwrap(cls.__init__)
     try:

@@ -8,7 +8,6 @@ travels by name (`error_type`) and the client raises the class that the store ra
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 
 class AgentLightningError(Exception):
@@ -97,7 +96,7 @@ class PolicyFault(AgentLightningError):
         super().__init__(message)
         self.reward = reward
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(type(self), reward=self.reward), self.args
 
 

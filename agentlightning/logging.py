@@ -183,7 +183,7 @@ def _console_handler(color: bool | dict[str, Any]) -> logging.Handler:
 
     terminal = sys.stderr is not None and sys.stderr.isatty()  # a process without a terminal may have no stderr
     console = Console(stderr=True, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
-    options: dict[str, Any] = {"console": console, "rich_tracebacks": False, "markup": False}
+    options: dict[str, object] = {"console": console, "rich_tracebacks": False, "markup": False}
     rich_handler = _console_class()(**options | (color if isinstance(color, dict) else {}))
     rich_handler.setFormatter(_Message("%(message)s"))
     return rich_handler
@@ -253,7 +253,7 @@ class JsonLines(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -287,7 +287,7 @@ def bounded_exception(text: str) -> str:
     return some_lines(text)
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float)) else _Shown(value)
 
 
@@ -296,7 +296,7 @@ class _Shown:
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     @override

@@ -134,11 +134,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             threads[-1].start()
             return threads[-1].result()
 
-        members: dict[str, Coroutine[Any, Any, Any]] = {}
+        members: dict[str, Coroutine[object, object, object]] = {}
         if self.main_thread == "algorithm":
             for i in range(self.n_runners):
                 members[f"runner-{i}"] = on_thread(f"runner-{i}", runner, store, i, event)
-            algorithm_work: Coroutine[Any, Any, Any] = opened_run(store, event)
+            algorithm_work: Coroutine[object, object, object] = opened_run(store, event)
         else:
             members["runner-0"] = runner(store, 0, event)
             algorithm_work = on_thread("algorithm", opened_run, store, event)

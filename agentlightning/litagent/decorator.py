@@ -51,7 +51,7 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
         self.needs_resources = any(ask.kind in ("resource", "resources") and not ask.optional for ask in self._asks)
         functools.update_wrapper(cast(Any, self), rollout_func)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function itself."""
         return self._func(*args, **kwargs)
 
@@ -102,7 +102,7 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
             return {name: self._stripped(value, rollout) for name, value in resources.items()}
         return self._stripped(ask.find(resources), rollout)
 
-    def _stripped(self, resource: Any, rollout: Rollout) -> Any:
+    def _stripped(self, resource: object, rollout: Rollout) -> Any:
         if not (self._strip_proxy and isinstance(resource, ProxyLLM)):
             return resource
         if not isinstance(rollout, AttemptedRollout):
@@ -164,7 +164,7 @@ def prompt_rollout(func: Func | None = None) -> Any:
     return FunctionalLitAgent[Any](func)
 
 
-def as_agent(agent: Any) -> LitAgent[Any]:
+def as_agent(agent: object) -> LitAgent[Any]:
     """Return an agent: one as it is, a plain function as `rollout` makes it.
 
     Raises:
@@ -190,7 +190,7 @@ def _require(func: Func, name: str) -> None:
         raise ValueError(f"{func} must have a positional parameter called '{name}'")
 
 
-def _check_callable(func: Any) -> None:
+def _check_callable(func: object) -> None:
     if not callable(func):
         raise TypeError(f"An agent function must be callable; got {func!r}")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal["resource", "rollout", "resources", "tracer"]
 _RESOURCE_NAMES: dict[str, type[Resource]] = {"llm": LLM, "prompt_template": PromptTemplate}
 _NAMES: dict[str, Kind] = {"rollout": "rollout", "resources": "resources", "tracer": "tracer"}
-_TYPE_NAMES: dict[str, Any] = {
+_TYPE_NAMES: dict[str, object] = {
     "LLM": LLM,
     "ProxyLLM": ProxyLLM,
     "PromptTemplate": PromptTemplate,
@@ -75,7 +75,7 @@ class Ask:
         raise ValueError(f"No {what} resource found for the parameter '{self.name}'; published: {published}")
 
 
-def asks_of(func: Callable[..., Any]) -> list[Ask]:
+def asks_of(func: Callable[..., object]) -> list[Ask]:
     """Return what the function asks for beside the task.
 
     Raises:
@@ -91,7 +91,7 @@ def asks_of(func: Callable[..., Any]) -> list[Ask]:
     return [ask for ask in asks if ask is not None]
 
 
-def _check_task(func: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
+def _check_task(func: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> None:
     first = parameters[0] if parameters else None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if first is None or first.name != "task" or first.kind not in positional:
@@ -101,7 +101,7 @@ def _check_task(func: Callable[..., Any], parameters: Sequence[inspect.Parameter
         )
 
 
-def _ask(func: Callable[..., Any], parameter: inspect.Parameter, annotation: Any) -> Ask | None:
+def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: object) -> Ask | None:
     wanted, may_be_none = _resolve(annotation)
     has_default = parameter.default is not inspect.Parameter.empty
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -137,7 +137,7 @@ def _plain(resource: type[Resource]) -> type[Resource]:
     return LLM if resource is ProxyLLM else resource
 
 
-def _resolve(annotation: Any) -> tuple[Any, bool]:
+def _resolve(annotation: object) -> tuple[object, bool]:
     """Return the type that an annotation means, and whether None is allowed."""
     if isinstance(annotation, str):
         parts = [part.strip().rsplit(".", 1)[-1] for part in annotation.split("|")]
@@ -155,12 +155,12 @@ def _resolve(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _is_class(value: Any) -> TypeGuard[type[Any]]:
+def _is_class(value: object) -> TypeGuard[type[Any]]:
     """True for a class; a subscripted one such as `dict[str, int]` says it is one, and is not."""
     return isinstance(value, type) and typing.get_origin(value) is None
 
 
-def _hints(func: Callable[..., Any]) -> dict[str, Any]:
+def _hints(func: Callable[..., object]) -> dict[str, object]:
     if isinstance(func, functools.partial):
         return _hints(cast(Callable[..., Any], func.func))
     target = func if inspect.isroutine(func) else type(func).__call__
@@ -170,5 +170,5 @@ def _hints(func: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _name(func: Callable[..., Any]) -> str:
+def _name(func: Callable[..., object]) -> str:
     return getattr(func, "__qualname__", repr(func))

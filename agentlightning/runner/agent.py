@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -108,7 +108,7 @@ class LitAgentRunner(Runner[T]):
     # --- life --------------------------------------------------------------------------------------------------------
 
     @override
-    def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: Any) -> None:
+    def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: object) -> None:
         """Take an agent (a plain function is wrapped) and hooks, and initialise the tracer."""
         server_token()  # leaves the environment before an agent runs that could start something
         self._hooks = Hooks(hooks)
@@ -121,7 +121,7 @@ class LitAgentRunner(Runner[T]):
         self._tracer.init()
 
     @override
-    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+    def init_worker(self, worker_id: int, store: LightningStore, **kwargs: object) -> None:
         """Take a store, in the process and thread that will run the rollouts."""
         self.worker_id = worker_id
         self._store = store
@@ -150,7 +150,7 @@ class LitAgentRunner(Runner[T]):
         )
 
     @override
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         executor, self._executor = self._executor, None
         attempt_heartbeats, self._attempt_heartbeats = self._attempt_heartbeats, None
         self.worker_id = None
@@ -164,7 +164,7 @@ class LitAgentRunner(Runner[T]):
             self._tracer.teardown_worker(worker_id)
 
     @override
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
+    def teardown(self, *args: object, **kwargs: object) -> None:
         self._agent = self._store = self.worker_id = self._attempt_runner = None
         self._hooks = Hooks(None)
         self._tracer.teardown()
@@ -329,6 +329,6 @@ class LitAgentRunner(Runner[T]):
         return f"[{known or 'Default Worker'}]"
 
 
-def _check_at_least(name: str, value: Any, least: int) -> None:
+def _check_at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")

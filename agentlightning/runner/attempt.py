@@ -152,7 +152,7 @@ class AttemptRunner:
             logger.error("%s %s", self.log_prefix(rollout_id), error)
         return ending
 
-    async def _judge(self, output: Any, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
+    async def _judge(self, output: object, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
         """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
         if self.reward_fn is not None and not is_result(output):
             call = bind_reward_fn(self.reward_fn, output, rollout, self._trace())

@@ -142,7 +142,7 @@ class RunContext(Generic[R]):
         self._runner.init(self._agent, hooks=self._hooks)
         try:
             self._runner.init_worker(self._worker_id, self._store)
-        except BaseException:
+        except BaseException:  # also Ctrl+C: what was initialised is torn down
             self._teardown()
             raise
         return self._runner

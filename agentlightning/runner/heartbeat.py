@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.store_thread import StoreThread
@@ -112,7 +112,7 @@ class Heartbeat:
                 logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
             await asyncio.sleep(max(SHORTEST_WAIT, self._interval + random.uniform(-self._jitter, self._jitter)))
 
-    async def _snapshot(self) -> dict[str, Any]:
+    async def _snapshot(self) -> dict[str, object]:
         try:
             if self._mode == "thread":
                 return system_snapshot(self._include_gpu)

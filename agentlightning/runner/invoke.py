@@ -18,7 +18,7 @@ UNWIND_SECONDS = 0.5
 """How long a cancelled coroutine may take to end before it is left behind."""
 
 
-async def invoke(call: Callable[[], Any], *, threads: Threads | None, limit: float | None, label: str) -> Any:
+async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: float | None, label: str) -> Any:
     """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
 
     With `threads` the call runs in one of them with a copy of the context. A thread cannot be ended from outside: one
@@ -68,7 +68,7 @@ async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
     logger.warning("[%s] the agent %s and does not end; it is left behind and its result ignored", label, why)
 
 
-async def _caught(awaitable: Awaitable[Any]) -> Done:
+async def _caught(awaitable: Awaitable[object]) -> Done:
     """Await; no exception leaves the task, so that `SystemExit` in an agent does not tear down the loop."""
     try:
         return Done(await awaitable)

@@ -99,7 +99,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(each))
             yield each
             grouped: Any = getattr(each, "exceptions", ())  # of an ExceptionGroup
-            found: list[Any] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+            found: list[object] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
             waiting.extend(other for other in found if isinstance(other, BaseException))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from agentlightning.errors import BusyError
 from agentlightning.runner.outcome import MissingResources, StoreAway
@@ -64,5 +63,7 @@ class ResourceCache:
                 self._kept.popitem(last=False)
         return update.resources
 
-    async def _answer(self, ask: Callable[[], Coroutine[Any, Any, ResourcesUpdate | None]]) -> ResourcesUpdate | None:
+    async def _answer(
+        self, ask: Callable[[], Coroutine[object, object, ResourcesUpdate | None]]
+    ) -> ResourcesUpdate | None:
         return await retry_for(self._store_unreachable_timeout, ask, "resources")

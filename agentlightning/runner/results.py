@@ -30,7 +30,7 @@ _NAMES = ("output", "task", "expected", "rollout", "spans")
 _LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 
 
-def is_result(value: Any) -> bool:
+def is_result(value: object) -> bool:
     """True for what needs no `reward_fn`: None, a number, a list of spans or triplets."""
     if value is None or as_number(value) is not None:
         return True
@@ -55,7 +55,7 @@ def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
     )
 
 
-def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
+def spans_of(result: object, rollout: AttemptedRollout) -> list[Span]:
     """Return the spans that an agent's result stands for: none for None, a reward for a number or rewards by name.
 
     Of rewards by name the one called `reward` or `primary` is learnt from, or the only one.
@@ -84,7 +84,7 @@ def spans_of(result: Any, rollout: AttemptedRollout) -> list[Span]:
     )
 
 
-def _named_rewards(values: Mapping[str, Any], rollout: AttemptedRollout) -> Span:
+def _named_rewards(values: Mapping[str, object], rollout: AttemptedRollout) -> Span:
     primary = primary_dimension(values)
     if primary is None:
         raise InvalidResult(
@@ -127,8 +127,8 @@ def _own(item: Any, rollout: AttemptedRollout) -> Span:
 
 
 def bind_reward_fn(
-    reward_fn: RewardFn, output: Any, rollout: AttemptedRollout, spans: Sequence[Span]
-) -> Callable[[], Any]:
+    reward_fn: RewardFn, output: object, rollout: AttemptedRollout, spans: Sequence[Span]
+) -> Callable[[], object]:
     """Return a call of `reward_fn` with the arguments it names: output, task or expected (both the input of the
     rollout), rollout, spans. One that names others gets (output, task) by position."""
     values = {
@@ -150,7 +150,7 @@ def bind_reward_fn(
     return lambda: reward_fn(output, rollout.input)
 
 
-def reward_of(value: Any, reward_fn: RewardFn) -> float | Mapping[str, Any] | None:
+def reward_of(value: object, reward_fn: RewardFn) -> float | Mapping[str, object] | None:
     """Return what a `reward_fn` gave, None for no reward.
 
     Raises:
@@ -165,7 +165,7 @@ def reward_of(value: Any, reward_fn: RewardFn) -> float | Mapping[str, Any] | No
     return number
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -211,12 +211,12 @@ def _call_attributes(triplet: Triplet, response_id: str) -> dict[str, Any]:
     return sanitize_attributes(flatten_attributes({key: v for key, v in values.items() if v not in (None, [])}))
 
 
-def _fields(side: Any) -> Mapping[str, Any]:
+def _fields(side: object) -> Mapping[str, Any]:
     """Return one side of a triplet as a dictionary; text and messages are its `raw_content`."""
     return cast("Mapping[str, Any]", side) if isinstance(side, Mapping) else {"raw_content": side}
 
 
-def _messages(side: Mapping[str, Any], role: str) -> list[dict[str, Any]]:
+def _messages(side: Mapping[str, object], role: str) -> list[dict[str, object]]:
     """Return what was said, as messages."""
     content = side.get("raw_content", side.get("content"))
     if content is None:
@@ -225,7 +225,7 @@ def _messages(side: Mapping[str, Any], role: str) -> list[dict[str, Any]]:
     return [_message(item, role) for item in listed]
 
 
-def _message(item: Any, role: str) -> dict[str, Any]:
+def _message(item: object, role: str) -> dict[str, object]:
     if isinstance(item, Mapping):
         return {"role": role, **cast("Mapping[str, Any]", item)}
     return {"role": role, "content": item if isinstance(item, str) else json.dumps(item, default=str)}

@@ -28,7 +28,7 @@ class Stopping:
         """Sleep, but no longer than until the event is noticed."""
         await asyncio.wait({self.noticed}, timeout=seconds)
 
-    async def until_set(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def until_set(self, work: Coroutine[object, object, None]) -> bool:
         """Do some work, unless the event is noticed before its end; True if it was done."""
         task = asyncio.create_task(work)
         try:

@@ -57,7 +57,7 @@ def refuse_unknown(init: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def resolve_alias(old_name: str, old: Any, new_name: str, new: Any) -> Any:
+def resolve_alias(old_name: str, old: object, new_name: str, new: object) -> Any:
     """Return the value of a setting that may be given under an old name; the new name wins. Warns of every use."""
     if old is None:
         return new
@@ -67,7 +67,7 @@ def resolve_alias(old_name: str, old: Any, new_name: str, new: Any) -> Any:
     return old if new is None else new
 
 
-def same_setting(name: str, value: Any, other_name: str, other: Any) -> Any:
+def same_setting(name: str, value: object, other_name: str, other: object) -> Any:
     """Return the value of a setting that has two names.
 
     Raises:
@@ -78,7 +78,7 @@ def same_setting(name: str, value: Any, other_name: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def check_hooks(hooks: Any) -> tuple[Hook, ...]:
+def check_hooks(hooks: object) -> tuple[Hook, ...]:
     """Return hooks as a tuple: of none, of one, of a sequence.
 
     Raises:
@@ -101,7 +101,7 @@ def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     return found
 
 
-def check_resources(resources: Any, setting: str = "initial_resources") -> NamedResources | None:
+def check_resources(resources: object, setting: str = "initial_resources") -> NamedResources | None:
     """Return resources by name.
 
     Raises:
@@ -121,7 +121,7 @@ def check_resources(resources: Any, setting: str = "initial_resources") -> Named
     return dict(cast("Mapping[str, Any]", named))
 
 
-def check_rollout_config(config: Any) -> RolloutConfig | None:
+def check_rollout_config(config: object) -> RolloutConfig | None:
     """Return the limits of rollouts, out of a `RolloutConfig` or a dict of its fields.
 
     Raises:
@@ -168,7 +168,7 @@ def _rollout_config_of(fields: Mapping[Any, Any]) -> RolloutConfig:
         raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
 
 
-def check_run_id(run_id: Any) -> str | None:
+def check_run_id(run_id: object) -> str | None:
     """Return the name of a run.
 
     Raises:
@@ -181,7 +181,7 @@ def check_run_id(run_id: Any) -> str | None:
     return run_id
 
 
-def check_reward_fn(reward_fn: Any) -> Any:
+def check_reward_fn(reward_fn: object) -> Any:
     """Return what gives the reward for results that are none.
 
     Raises:
@@ -194,7 +194,7 @@ def check_reward_fn(reward_fn: Any) -> Any:
     return reward_fn
 
 
-def check_faults(policy_faults: Any) -> dict[type[Exception], float] | None:
+def check_faults(policy_faults: object) -> dict[type[Exception], float] | None:
     """Return which exceptions are the policy's fault, and what each earns.
 
     Raises:
@@ -221,7 +221,7 @@ def check_progress(progress: Any) -> Style:
 
 
 def check_algorithm_uses(
-    algorithm: Algorithm | None, given: Mapping[str, Any], config: RolloutConfig | None, progress: Style
+    algorithm: Algorithm | None, given: Mapping[str, object], config: RolloutConfig | None, progress: Style
 ) -> None:
     """Check that the algorithm makes use of what was given for it, and that the limits do not contradict it.
 
@@ -242,7 +242,7 @@ def check_algorithm_uses(
         raise ValueError(f"progress='live' would have no effect: {name} draws its own; give it progress='none'")
 
 
-def check_nothing_needs_an_algorithm(given: Mapping[str, Any], strategy: ExecutionStrategy) -> None:
+def check_nothing_needs_an_algorithm(given: Mapping[str, object], strategy: ExecutionStrategy) -> None:
     """Check that nothing was given that only an algorithm in this process could use.
 
     Raises:

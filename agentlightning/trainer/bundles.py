@@ -56,7 +56,7 @@ class AlgorithmSide:
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave the trainer behind: it belongs to the process that called `fit`."""
         return {**self.__dict__, "trainer": None}
 

@@ -60,8 +60,8 @@ def as_dataset(name: str, given: Any, *, most: int = MOST_ITEMS) -> Dataset[Any]
     )
 
 
-def _read(name: str, items: Iterable[Any], most: int) -> list[Any]:
-    again: Iterator[Any] = iter(items)
+def _read(name: str, items: Iterable[object], most: int) -> list[object]:
+    again: Iterator[object] = iter(items)
     found = list(itertools.islice(again, most))
     if not found:
         raise ValueError(f"{name} is a {type(items).__name__} that gave no items; a generator can be read only once")

@@ -39,7 +39,7 @@ def outside_of_running_loop() -> Generator[None]:
             asyncio.tasks._enter_task(loop, task)
 
 
-def check_children_can_import(method: str | None, *parts: Any) -> None:
+def check_children_can_import(method: str | None, *parts: object) -> None:
     """Check that nothing which is sent to a spawned child is defined where the child cannot import it: in a cell.
 
     Raises:

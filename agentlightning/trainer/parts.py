@@ -129,7 +129,7 @@ class TrainerParts:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _made(component: Any) -> Any:
+def _made(component: object) -> Any:
     assert component is not None
     return component
 
@@ -170,7 +170,9 @@ def _copy(runner: Runner[Any]) -> Runner[Any]:
         ) from error
 
 
-def check_settings_are_used(runner: Runner[Any], spec: Any, settings: dict[str, Any], tracer: Tracer | None) -> None:
+def check_settings_are_used(
+    runner: Runner[Any], spec: object, settings: dict[str, object], tracer: Tracer | None
+) -> None:
     """Check that a runner that was given ready-made, or by a factory, has what the Trainer was told of it.
 
     Raises:

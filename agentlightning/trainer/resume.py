@@ -111,15 +111,15 @@ async def cancel(store: LightningStore, rollout: Rollout) -> None:
         logger.debug("rollout %s ended by itself", rollout.rollout_id)
 
 
-def _key(task: Any, mode: str | None, metadata: dict[str, Any] | None, resources: str) -> str:
-    said = [to_json(task), mode, to_json(metadata or {}, "metadata"), resources]
-    return json.dumps(said, sort_keys=True)
+def _key(task: object, mode: str | None, metadata: dict[str, object] | None, resources: str) -> str:
+    parts = [to_json(task), mode, to_json(metadata or {}, "metadata"), resources]
+    return json.dumps(parts, sort_keys=True)
 
 
 def _described(update: ResourcesUpdate | None) -> tuple[str, str]:
     """Return what resources say, without keys, and the addresses in them: those may change from start to start."""
-    contents: dict[str, Any] = {}
-    endpoints: dict[str, Any] = {}
+    contents: dict[str, object] = {}
+    endpoints: dict[str, object] = {}
     for name, resource in ({} if update is None else update.resources).items():
         contents[name] = resource.model_dump(mode="json", exclude={"api_key", "endpoint"})
         endpoints[name] = resource.model_dump(mode="json", include={"endpoint"})
@@ -158,11 +158,11 @@ class LightningStoreOfRun(LightningStoreScoped):
         if operation == "enqueue_many_rollouts":
             return await self._enqueue(args[0] if args else kwargs["rollouts"])
         if operation in _SIGNATURES:
-            said = _SIGNATURES[operation].bind(None, *args, **kwargs).arguments
-            del said["self"]
+            arguments = _SIGNATURES[operation].bind(None, *args, **kwargs).arguments
+            del arguments["self"]
             if operation == "enqueue_rollout":
-                return (await self._enqueue([EnqueueRolloutRequest(**said)]))[0]
-            args, kwargs = (), {**said, "config": merged(self.config, said.get("config"))}
+                return (await self._enqueue([EnqueueRolloutRequest(**arguments)]))[0]
+            args, kwargs = (), {**arguments, "config": merged(self.config, arguments.get("config"))}
         return await super()._call(operation, args, kwargs)
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:

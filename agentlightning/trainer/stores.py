@@ -57,7 +57,7 @@ def place_of(store: LightningStore) -> str:
     return type(store).__name__ if durable else "memory, until this program ends"
 
 
-def check_address_is_used(spec: Any, strategy: ExecutionStrategy) -> None:
+def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
     """Check that settings of a server were not given to a strategy that serves no store.
 
     Where only the environment says so (`AGL_MANAGED_STORE=0`), as for a program that runs here and there, it warns.

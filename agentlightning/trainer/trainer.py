@@ -176,10 +176,10 @@ class Trainer(TrainerParts):
 
     def fit(
         self,
-        agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        agent: LitAgent[Any] | Callable[..., object],
+        train_dataset: Dataset[Any] | Iterable[object] | None = None,
         *,
-        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        val_dataset: Dataset[Any] | Iterable[object] | None = None,
     ) -> None:
         """Run the algorithm with runners that run `agent`, until the algorithm ends. Its result is in `result`.
 
@@ -209,10 +209,10 @@ class Trainer(TrainerParts):
 
     def dev(
         self,
-        agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        agent: LitAgent[Any] | Callable[..., object],
+        train_dataset: Dataset[Any] | Iterable[object] | None = None,
         *,
-        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        val_dataset: Dataset[Any] | Iterable[object] | None = None,
     ) -> None:
         """Try an agent quickly: as `fit`, but only with a `FastAlgorithm`; `Baseline` if there is none.
 
@@ -235,8 +235,8 @@ class Trainer(TrainerParts):
 
     def evaluate(
         self,
-        agent: LitAgent[Any] | Callable[..., Any],
-        dataset: Dataset[Any] | Iterable[Any],
+        agent: LitAgent[Any] | Callable[..., object],
+        dataset: Dataset[Any] | Iterable[object],
         *,
         n_samples: int = 1,
         resources: NamedResources | None = None,
@@ -270,8 +270,8 @@ class Trainer(TrainerParts):
         self,
         algorithm: Algorithm | None,
         agent: LitAgent[Any],
-        train_dataset: Any,
-        val_dataset: Any,
+        train_dataset: object,
+        val_dataset: object,
         resources: NamedResources | None,
         run_id: str | None,
     ) -> Any:

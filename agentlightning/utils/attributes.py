@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _PRIMITIVES = (bool, int, float, str)
 
 
-def flatten_attributes(data: Any, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
+def flatten_attributes(data: object, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
     """Return the leaves of nested dictionaries and lists under dotted keys: `{"a": {"b": 1}}` gives `{"a.b": 1}`.
 
     A list of one primitive type is a leaf and stays whole, unless `expand_leaf_lists` is true or it is the root. Other
@@ -29,7 +29,7 @@ def flatten_attributes(data: Any, *, expand_leaf_lists: bool = False) -> dict[st
     return dict(_leaves(data, "", expand_leaf_lists))
 
 
-def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str, expand: bool) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key, item in cast(Mapping[Any, Any], value).items():
             if not isinstance(key, str):
@@ -45,7 +45,7 @@ def _leaves(value: Any, path: str, expand: bool) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _is_leaf_list(values: list[Any], path: str) -> bool:
+def _is_leaf_list(values: list[object], path: str) -> bool:
     """True if the list can be one attribute: not empty, and all of exactly one primitive type."""
     kinds: set[type[Any]] = {type(value) for value in values}
     if len(kinds) > 1 and all(kind in _PRIMITIVES for kind in kinds):
@@ -58,7 +58,7 @@ class _Node(dict[str, Any]):
     """A branch while the tree is rebuilt; a dictionary that is a leaf is no `_Node`."""
 
 
-def unflatten_attributes(flat_data: Mapping[str, Any]) -> Any:
+def unflatten_attributes(flat_data: Mapping[str, object]) -> Any:
     """Return the nested value whose leaves these are. A branch whose keys are exactly 0..n-1 becomes a list.
 
     Where two keys claim one place the later wins, but a scalar makes room for a path that continues it.
@@ -76,7 +76,7 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> Any:
     return _rebuilt(root) if root else {}
 
 
-def _rebuilt(node: Any) -> Any:
+def _rebuilt(node: object) -> Any:
     if not isinstance(node, _Node):
         return node
     if "0" in node and all(str(index) in node for index in range(len(node))):
@@ -84,12 +84,12 @@ def _rebuilt(node: Any) -> Any:
     return {key: _rebuilt(value) for key, value in node.items()}
 
 
-def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def filter_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any]:
     """Return the entries whose key is `prefix` or continues it after a dot."""
     return {key: value for key, value in attributes.items() if key == prefix or key.startswith(prefix + ".")}
 
 
-def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> Any:
+def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: str) -> Any:
     """Return the nested value below `prefix`, `{}` if there is nothing.
 
     Raises:
@@ -141,7 +141,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     raise ValueError(f"List must contain only one type of primitive values, got: {names}.")
 
 
-def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
+def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) -> dict[str, Any]:
     """Return the attributes with every value sanitised; see `sanitize_attribute_value`."""
     result: dict[str, Any] = {}
     for key, value in attributes.items():
@@ -152,7 +152,7 @@ def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> di
     return result
 
 
-def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
+def check_attributes_sanity(attributes: Mapping[object, object]) -> None:
     """Return if a span may hold the attributes as they are.
 
     Raises:

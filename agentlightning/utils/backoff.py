@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentlightning.errors import BusyError
 from agentlightning.utils.concurrency.loops import within
@@ -42,7 +42,7 @@ def backoff_delays(first: float, longest: float = math.inf) -> Iterator[float]:
     return (backoff_delay(failures, first, longest) for failures in itertools.count(1))
 
 
-async def retry_for(seconds: float, call: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
+async def retry_for(seconds: float, call: Callable[[], Coroutine[object, object, T]], what: str) -> T:
     """Return what `call` gives; made again with backoff while it is not answered, for `seconds` at most.
 
     One try gets a part of the time only, so that an answer that was lost does not take all of it.

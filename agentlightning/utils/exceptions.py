@@ -23,8 +23,8 @@ def readable(error: BaseException) -> BaseException:
     try:
         _look_at(error)
     except BaseException as failure:  # the user's class answers for itself, whatever it raises
-        told = UnreadableException(f"{_name(error)}: this exception cannot be read, it raises {_name(failure)} itself")
-        return told.with_traceback(_TRACEBACK.__get__(error))
+        text = f"{_name(error)}: this exception cannot be read, it raises {_name(failure)} itself"
+        return UnreadableException(text).with_traceback(_TRACEBACK.__get__(error))
     return error
 
 

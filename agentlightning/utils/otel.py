@@ -121,7 +121,7 @@ def make_tag_attributes(tags: Sequence[str]) -> dict[str, Any]:
     return {f"{_TAG}.{index}": tag for index, tag in enumerate(tags)}
 
 
-def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
+def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
     """Return the tags, none if there are none.
 
     Raises:
@@ -152,7 +152,7 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
     return attributes
 
 
-def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
+def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
     """Return the links, none if there are none.
 
     Raises:

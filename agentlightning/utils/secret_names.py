@@ -52,13 +52,13 @@ def _judge(name: str) -> bool:
     return _SECRET.search(plain) is not None and _MODEL_TOKEN.search(plain) is None
 
 
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any] | None:
+def without_secrets(values: Mapping[str, object]) -> dict[str, object] | None:
     """Return a copy in which what stands under such names, in mappings, lists, pairs of a header, addresses and short
     texts, is `[hidden]`; None if nothing does.
 
     Numbers, bools and None stay: no secret is one.
     """
-    hidden: dict[str, Any] = {}
+    hidden: dict[str, object] = {}
     for name, value in values.items():
         replaced = _hide(name, value, _DEEPEST)
         if replaced is not value:
@@ -69,7 +69,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**values, **hidden} if hidden else None
 
 
-def _hide(name: str, value: Any, depth: int) -> Any:
+def _hide(name: str, value: object, depth: int) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if looks_secret(name):
@@ -79,7 +79,7 @@ def _hide(name: str, value: Any, depth: int) -> Any:
     return _hide_within(name, value, depth)
 
 
-def _hide_within(name: str, value: Any, depth: int) -> Any:
+def _hide_within(name: str, value: object, depth: int) -> Any:
     if isinstance(value, Mapping):
         return HIDDEN if depth <= 0 else _hide_in_mapping(cast("Mapping[str, Any]", value), name, depth)
     if isinstance(value, (list, tuple)):
@@ -96,16 +96,16 @@ def _hide_within(name: str, value: Any, depth: int) -> Any:
     return value
 
 
-def _hide_in_mapping(values: Mapping[str, Any], name: str, depth: int) -> Any:
+def _hide_in_mapping(values: Mapping[str, object], name: str, depth: int) -> Any:
     of_a_model = "logprob" in values
-    told = {key: name if of_a_model and key == "token" else str(key) for key in values}
-    found = {key: _hide(told[key], each, depth - 1) for key, each in values.items()}
+    names = {key: name if of_a_model and key == "token" else str(key) for key in values}
+    found = {key: _hide(names[key], each, depth - 1) for key, each in values.items()}
     for key in _named_elsewhere(values):
         found[key] = HIDDEN
     return found if any(found[key] is not values[key] for key in values) else values
 
 
-def _named_elsewhere(values: Mapping[str, Any]) -> list[str]:
+def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
     """Return the keys whose neighbour names them: `{"name": "Authorization", "value": ...}`, `h.0.0` beside `h.0.1`."""
     found: list[str] = []
     for key, value in values.items():

@@ -48,9 +48,9 @@ def without_keys(text: str) -> str:
     return _replaced(text, sorted(found)) if found else text
 
 
-def attributes_without_keys(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]] | None:
+def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes without such keys, and the names under which something was hidden; None if nothing was."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     for name, value in attributes.items():
         if isinstance(value, str):
             kept: Any = without_keys(value)
@@ -95,10 +95,10 @@ def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
         at = text.find(_BEGIN, after)
 
 
-def _replaced(text: str, places: list[tuple[int, int]]) -> str:
+def _replaced(text: str, spans: list[tuple[int, int]]) -> str:
     parts: list[str] = []
     done = 0
-    for begin, end in places:
+    for begin, end in spans:
         if begin >= done:
             digest = hashlib.sha256(text[begin:end].encode("utf-8", "replace")).hexdigest()[:8]
             parts += (text[done:begin], f"[hidden {digest}]")

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from agentlightning.field_help import explain_fields
 from agentlightning.utils.concurrency.loops import within
@@ -285,7 +285,7 @@ async def _until_200(host: str, port: int, path: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def _run_on_new_loop(work: Coroutine[Any, Any, T]) -> T:
+def _run_on_new_loop(work: Coroutine[object, object, T]) -> T:
     loop: asyncio.AbstractEventLoop
     try:
         import uvloop

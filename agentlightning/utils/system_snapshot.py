@@ -11,13 +11,12 @@ import subprocess
 import threading
 import time
 from datetime import datetime
-from typing import Any
 
 GIB = 1024**3
 MIB = 1024**2
 
 
-def system_snapshot(include_gpu: bool = False) -> dict[str, Any]:
+def system_snapshot(include_gpu: bool = False) -> dict[str, object]:
     """Return processor, memory, disk and network figures of this host; sizes in GiB and MiB, shares in percent.
 
     With `include_gpu` also `gpus`, one entry per NVIDIA GPU; empty when none can be read. Takes a few milliseconds
@@ -58,7 +57,7 @@ def memory_capacity_bytes() -> int:
 
 
 @functools.cache
-def _host() -> dict[str, Any]:
+def _host() -> dict[str, object]:
     """What does not change while the process lives."""
     import psutil
 
@@ -71,7 +70,7 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpus() -> list[dict[str, object]]:
     """Ask `nvidia-smi`; a host without it, or one that does not answer in two seconds, has no GPU to report."""
     if shutil.which("nvidia-smi") is None:
         return []

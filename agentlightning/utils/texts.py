@@ -32,10 +32,10 @@ def fitting(text: str) -> str:
     return mended(text)
 
 
-def fitting_attributes(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]] | None:
+def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes with fitting keys and texts, and the keys where something changed; None if nothing did."""
     changed: list[str] = []
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     for key, value in attributes.items():
         name, fit = fitting(key), _fitting_value(value)
         if fit is not value or name is not key:
@@ -44,7 +44,7 @@ def fitting_attributes(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], l
     return (kept, changed) if changed else None
 
 
-def _fitting_value(value: Any) -> Any:
+def _fitting_value(value: object) -> Any:
     if isinstance(value, str):
         return fitting(value)
     items = cast("list[Any]", value) if isinstance(value, (list, tuple)) else []

@@ -186,7 +186,7 @@ def _report_failure(error: BaseException) -> ChildReport:
     return ChildReport(None, f"{type(error).__name__}: {error}", frames[-TRACEBACK_BYTES:], restart_helps)
 
 
-def _report_result(name: str, result: Any) -> ChildReport:
+def _report_result(name: str, result: object) -> ChildReport:
     try:
         pickle.dumps(result)
     except Exception as error:  # any class may refuse to be pickled, with any exception

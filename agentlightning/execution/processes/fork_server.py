@@ -12,7 +12,6 @@ import os
 import signal
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.processes.children import (
@@ -101,7 +100,7 @@ class ForkServer:
         self._process.close()
         self._process = None
 
-    def _send(self, *command: Any) -> None:
+    def _send(self, *command: object) -> None:
         try:
             self._pipe.send(command)
         except OSError as error:  # it was killed: `collect` tells

@@ -118,9 +118,9 @@ class ProcessTeam:
     alone: bool = False
     """True where this process has nothing else to tell of the run: an allowed exit code is then an ordinary end only of
     a child that came to the end of its task, and an error with an exit code of its own is raised here, too."""
-    settle: Callable[[ChildExit], Coroutine[Any, Any, frozenset[str]]] | None = None
+    settle: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
     """Ends the attempts of a child that died, and returns the rollouts; see `EndAttempts`."""
-    settle_stopped: Callable[[ChildExit], Coroutine[Any, Any, frozenset[str]]] | None = None
+    settle_stopped: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
     """The same for one that ended because the run did."""
     result: Any = field(default=None, init=False)
     """What the last child to return sent."""

@@ -58,7 +58,7 @@ def joined(address: str | None, cpus: float) -> Generator[Cluster]:
         return
     where = address or os.environ.get(ADDRESS_VARIABLE) or LOCAL
     _check_answers(where)
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if where == LOCAL:  # the processors are counted, not used: runners mostly wait for a model
         settings = {"num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)), "include_dashboard": False}
     with _own_sigterm():
@@ -127,7 +127,7 @@ def _pickled(ray: Any, value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _culprit(ray: Any, value: object, path: str = "", depth: int = 4) -> str:
+def _culprit(ray: object, value: object, path: str = "", depth: int = 4) -> str:
     """Return the path of the smallest part of `value` that cannot be pickled."""
     for name, part in vars(value).items() if depth and hasattr(value, "__dict__") else ():
         try:

@@ -101,7 +101,7 @@ class RayActors:
     """The module."""
     task: Any
     """A reference to the pickled `ChildTask` that each of them runs."""
-    options: dict[str, Any]
+    options: dict[str, object]
     """What each actor asks of Ray: `num_cpus`, `resources`, ..."""
     token: str | None
     start_timeout: float

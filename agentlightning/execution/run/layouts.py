@@ -163,7 +163,7 @@ class Layout:
     async def _main_runners(
         self,
         task: RunnerTask,
-        work: Coroutine[Any, Any, Any],
+        work: Coroutine[object, object, object],
         event: ExecutionEvent,
         interrupts: Interrupts,
         team: ProcessTeam | None = None,
@@ -197,13 +197,13 @@ class Layout:
 
     async def _conduct(
         self,
-        work: Coroutine[Any, Any, Any],
+        work: Coroutine[object, object, object],
         team: Team,
         event: ExecutionEvent,
         interrupts: Interrupts,
         hasty: Patience,
         count_open_work: Callable[[], Awaitable[int]] | None = None,
-        watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = (),
     ) -> Any:
         supervision = Supervision(
             team, event, interrupts, self.patience, hasty, count_open_work=count_open_work, watchers=watchers

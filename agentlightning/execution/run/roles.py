@@ -105,7 +105,7 @@ def algorithm_watchers(
     event: ExecutionEvent,
     stall: StallPolicy,
     position: Callable[[], list[str]] | None = None,
-) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+) -> list[Callable[[], Coroutine[object, object, None]]]:
     """Return what runs beside an algorithm: the look for a note that ends the run, and the stall detector."""
     detector = StallDetector(stall, opened_run.algorithm, store, position)
     return [lambda: heed(store, run_of(opened_run.algorithm), event, opened_run.done), detector.watch]

@@ -117,7 +117,7 @@ _LOOKED_BACK = 200
 
 
 async def stall_report(
-    store: LightningStore, run_id: str | None, *, algorithm: Sequence[str], gateway: dict[str, Any] | None
+    store: LightningStore, run_id: str | None, *, algorithm: Sequence[str], gateway: dict[str, object] | None
 ) -> str:
     """Return the lines for the queue, each runner, the gateway and the algorithm.
 
@@ -178,7 +178,7 @@ def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRol
     return f"runner {worker.worker_id}: {work}; {sign}"
 
 
-def _gateway(stats: dict[str, Any] | None) -> str:
+def _gateway(stats: dict[str, object] | None) -> str:
     if stats is None:
         return "not in use"
     return f"{stats['in_flight']} call(s) at model servers, {stats['waiting']} waiting for a weight change"

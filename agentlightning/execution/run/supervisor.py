@@ -81,11 +81,11 @@ class Supervision:
     """How often the stop event is looked at, in seconds."""
     count_open_work: Callable[[], Awaitable[int]] | None = None
     """Number of rollouts that are not at an end; None leaves stranded work undetected."""
-    watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Run beside algorithm and runners. What one raises ends the run; one that returns ends nothing."""
     interrupted: bool = field(default=False, init=False)
 
-    async def conduct(self, algorithm: Coroutine[Any, Any, T]) -> T | None:
+    async def conduct(self, algorithm: Coroutine[object, object, T]) -> T | None:
         """Run the algorithm beside the team, bring both to an end, and return the algorithm's result.
 
         The result is None when the algorithm was cancelled, by the stop event or by Ctrl+C (`interrupted`).
@@ -130,7 +130,7 @@ class Supervision:
                 )
             await asyncio.sleep(STRANDED_POLL_SECONDS)
 
-    async def _end(self, algorithm_task: asyncio.Task[Any], grace: float) -> BaseException | None:
+    async def _end(self, algorithm_task: asyncio.Task[object], grace: float) -> BaseException | None:
         """End algorithm and runners and return what went wrong with the team while it ended."""
         while True:
             patience = self.hasty if self.interrupted else self.patience
@@ -229,7 +229,7 @@ async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
         failure_of(task)  # looked at, so that it is not reported as never retrieved
 
 
-async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[object, object, None]]]) -> None:
     """Run all of them beside each other; never return, but raise what the first to fail raises."""
     tasks = [asyncio.create_task(watcher(), name="watcher") for watcher in watchers]
     try:
@@ -244,7 +244,7 @@ async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[Any, Any, N
             task.cancel()
 
 
-async def _end_algorithm(algorithm_task: asyncio.Task[Any], grace: float, patience: Patience) -> None:
+async def _end_algorithm(algorithm_task: asyncio.Task[object], grace: float, patience: Patience) -> None:
     if await _wait([algorithm_task], grace):
         return
     logger.debug("Graceful delay elapsed: cancelling the algorithm")
@@ -254,7 +254,7 @@ async def _end_algorithm(algorithm_task: asyncio.Task[Any], grace: float, patien
         logger.error("%s did not stop after cancellation; abandoning task", algorithm_task.get_name())
 
 
-async def _wait(tasks: Sequence[asyncio.Task[Any]], seconds: float) -> bool:
+async def _wait(tasks: Sequence[asyncio.Task[object]], seconds: float) -> bool:
     """Wait up to `seconds` for all of them and return whether all are done."""
     if not all(task.done() for task in tasks) and seconds > 0:
         await asyncio.wait(tasks, timeout=seconds)

@@ -104,7 +104,7 @@ class CommandAgent(LitAgent[Any]):
         super().set_runner(runner)
 
     @override
-    async def rollout_async(self, task: Any, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+    async def rollout_async(self, task: object, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
         """Run the command for one task.
 
         Raises:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from agentlightning.litagent.command.attempt_folder import AttemptFolder
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Resource
@@ -69,7 +68,7 @@ def keys_of(resources: Mapping[str, Resource]) -> list[str]:
     return [key for key in keys if len(key) >= SHORTEST_KEY]
 
 
-def write_files(folder: AttemptFolder, task: Any, resources: Mapping[str, Resource]) -> bytes:
+def write_files(folder: AttemptFolder, task: object, resources: Mapping[str, Resource]) -> bytes:
     """Write the task and the resources into the attempt's own folder, and return the task as JSON."""
     data = json.dumps(task, ensure_ascii=False).encode() + b"\n"
     folder.write("task.json", data)

@@ -102,7 +102,7 @@ def start_kept(
         _hand_over([*streams, theirs.fileno()])
         request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
         ours.sendall(struct.pack("!I", len(request)) + request)
-    except BaseException:
+    except BaseException:  # also a cancellation: nobody else closes our end
         ours.close()
         raise
     finally:

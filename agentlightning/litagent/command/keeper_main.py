@@ -87,7 +87,7 @@ def _woken(number: int, frame: object) -> None:
     """A signal that is ignored wakes nobody."""
 
 
-def _request(control: socket.socket) -> dict[str, Any] | None:
+def _request(control: socket.socket) -> dict[str, object] | None:
     data = b""
     while len(data) < 4 or len(data) < 4 + struct.unpack("!I", data[:4])[0]:
         part = control.recv(1 << 16)

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from typing_extensions import override
 
@@ -229,7 +229,7 @@ def _pipes(with_input: bool) -> tuple[list[IO[bytes]], list[int]]:
     return [*ours, os.fdopen(write, "wb", 0)], [their_in, their_out, their_err]
 
 
-async def _within(seconds: float | None, awaited: Awaitable[Any]) -> bool:
+async def _within(seconds: float | None, awaited: Awaitable[object]) -> bool:
     """Wait, at most so long; True if it came. A future is left as it is, a coroutine is given up."""
     waiting = asyncio.ensure_future(awaited)
     try:

@@ -83,7 +83,7 @@ def _json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _reward_in(value: Any, where: str) -> Any:
+def _reward_in(value: object, where: str) -> Any:
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)

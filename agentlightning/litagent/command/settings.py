@@ -50,7 +50,7 @@ def check_task(task: Any) -> TaskPlace:
     return task
 
 
-def check_reward(reward: Any) -> RewardSource | dict[int, float]:
+def check_reward(reward: object) -> RewardSource | dict[int, float]:
     """Return where the reward comes from.
 
     Raises:
@@ -77,7 +77,7 @@ def check_reward(reward: Any) -> RewardSource | dict[int, float]:
     return codes
 
 
-def check_env(env: Any) -> dict[str, str]:
+def check_env(env: object) -> dict[str, str]:
     """Return variables of the user's own.
 
     Raises:
@@ -96,7 +96,7 @@ def check_env(env: Any) -> dict[str, str]:
     return dict(cast("Mapping[str, str]", env))
 
 
-def check_pass_env(names: Any) -> tuple[str, ...]:
+def check_pass_env(names: object) -> tuple[str, ...]:
     """Return names of variables to pass on.
 
     Raises:
@@ -134,7 +134,7 @@ def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any)
     return ProgramLimits(timeout_seconds, stop_seconds, max_output_bytes)
 
 
-def _check_seconds(name: str, value: Any, *, zero: bool) -> None:
+def _check_seconds(name: str, value: object, *, zero: bool) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds; got {value!r}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 _NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
 """Capabilities by number, of capabilities(7): to give away the folder, to end the program, and to become the user."""
@@ -19,7 +18,7 @@ class ProgramUser:
     home: str
 
 
-def check_user(user: Any) -> str | int | None:
+def check_user(user: object) -> str | int | None:
     """Return the setting.
 
     Raises:

@@ -80,7 +80,7 @@ class _AttemptServer:
                 return Outcome(error=_portable(error), traceback=_text(error))
         return _portable_value(value, rollout)
 
-    def _send_outcome(self, attempt: asyncio.Task[Any]) -> None:
+    def _send_outcome(self, attempt: asyncio.Task[object]) -> None:
         if attempt.cancelled():
             outcome = Outcome(error=AgentRaised("The attempt was interrupted"))
         elif (error := attempt.exception()) is not None:
@@ -89,7 +89,7 @@ class _AttemptServer:
             outcome = attempt.result()
         self._pipe.send(outcome)
 
-    async def _ask(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _ask(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[number] = answer

@@ -120,7 +120,7 @@ class ProcessExecutor:
         process = self._take()
         try:
             outcome_of(await self.threads.call(process.wait_until_ready, "start"))
-        except BaseException:
+        except BaseException:  # also a cancellation: the process can be used again
             self._free.append(process)
             raise
         self._ready.append(process)
@@ -147,7 +147,7 @@ class ProcessExecutor:
             await asyncio.wait({running}, timeout=limit)
             if not running.done():
                 raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
-        except BaseException:
+        except BaseException:  # also a cancellation: the process may be in the middle of anything
             await self._stop(process, running)
             raise
         if process.is_alive():

@@ -23,7 +23,7 @@ from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.types import AttemptedRollout, NamedResources
 
 READY = "ready"
-Carry = Callable[[str, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+Carry = Callable[[str, tuple[object, ...], dict[str, object]], Awaitable[object]]
 """Carries an operation with its arguments to the runner and returns what its store answers."""
 
 
@@ -45,8 +45,8 @@ class Ask:
 
     number: int
     operation: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +79,5 @@ class PipeStore(LightningStore):
     def capabilities(self) -> LightningStoreCapabilities:
         return {"async_safe": True}
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return await self._carry(operation, args, kwargs)

@@ -145,7 +145,7 @@ class AgentProcess:
         return f"ended with exit code {code}"
 
 
-def pickled_parts(agent: Any, runner: Any) -> bytes:
+def pickled_parts(agent: object, runner: object) -> bytes:
     """Return an agent, and a runner that has not been initialised, as they travel.
 
     Raises:

@@ -7,7 +7,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class BackgroundLoop:
                 self._thread.start()
             return self._loop
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def submit(self, coroutine: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Schedule a coroutine on the loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 

@@ -37,7 +37,7 @@ class Threads:
         self._closed = False
         self._lock = threading.Lock()
 
-    def call(self, call: Callable[[], Any], label: str) -> asyncio.Future[Done]:
+    def call(self, call: Callable[[], object], label: str) -> asyncio.Future[Done]:
         """Call `call` in a thread with a copy of the context, and return what it will give."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Done] = loop.create_future()

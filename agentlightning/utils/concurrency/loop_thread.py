@@ -83,7 +83,7 @@ class LoopThread:
             self._future.set_result(result)
 
 
-async def call_in_thread(function: Callable[..., T], *args: Any, name: str, grace: float = 2.0) -> T:
+async def call_in_thread(function: Callable[..., T], *args: object, name: str, grace: float = 2.0) -> T:
     """Run a blocking call on a daemon thread of its own and return its result.
 
     When cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that its `finally`

@@ -11,7 +11,7 @@ import concurrent.futures
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -28,7 +28,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def run(
-    main: Callable[[Interrupts], Coroutine[Any, Any, T]],
+    main: Callable[[Interrupts], Coroutine[object, object, T]],
     *,
     always_interruptible: bool = False,
     terminable: bool = False,
@@ -88,7 +88,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+async def within(seconds: float, work: Coroutine[object, object, T]) -> T:
     """Return what `work` gives; when time is up, or the caller is cancelled, cancel it and wait for its end.
 
     Never swallows a cancellation, as `asyncio.wait_for` may before Python 3.12.
@@ -114,7 +114,7 @@ class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 
     @override
     def submit(  # pyright: ignore[reportIncompatibleMethodOverride] -- same call, the base spells it with ParamSpec
-        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., T], /, *args: object, **kwargs: object
     ) -> concurrent.futures.Future[T]:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         threading.Thread(target=fulfil, args=(future, fn, args, kwargs), name="agl-call", daemon=True).start()
@@ -126,7 +126,10 @@ class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 
 
 def fulfil(
-    future: concurrent.futures.Future[T], function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    future: concurrent.futures.Future[T],
+    function: Callable[..., T],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> None:
     """Call the function and give the future what it returns or raises."""
     if not future.set_running_or_notify_cancel():

@@ -23,7 +23,7 @@ _MACHINERY = (
 """Files, as they are shown, that say nothing of what is waited for."""
 
 
-def task_stack(task: asyncio.Task[Any]) -> list[str]:
+def task_stack(task: asyncio.Task[object]) -> list[str]:
     """Return the lines at which a task waits, from the outside in, as `folder/file.py:12 in function`."""
     frames: list[FrameType] = []
     step: Any = task.get_coro()
@@ -45,7 +45,9 @@ def thread_stack(name: str) -> list[str]:
     return _shown_lines(frames)
 
 
-def _is_coroutine(step: Coroutine[Any, Any, Any] | Generator[Any] | None) -> TypeGuard[CoroutineType[Any, Any, Any]]:
+def _is_coroutine(
+    step: Coroutine[object, object, object] | Generator[object] | None,
+) -> TypeGuard[CoroutineType[Any, Any, Any]]:
     return isinstance(step, CoroutineType)
 
 

@@ -67,7 +67,7 @@ class ErrorReply:
         return replace(self, extra=(*self.extra, (b"connection", b"close")))
 
 
-def error_body(detail: Any, error_type: str) -> bytes:
+def error_body(detail: object, error_type: str) -> bytes:
     """Return the JSON form of an error."""
     return json.dumps({"detail": detail, "error_type": error_type}, default=str).encode()
 

@@ -37,7 +37,7 @@ _LINGER_BYTES = 4 * 1024 * 1024
 class BoundedHttp(BoundedMessages):
     """One connection. Owned by the serving loop."""
 
-    def __init__(self, *args: Any, bounds: HttpBounds, **kwargs: Any) -> None:
+    def __init__(self, *args: object, bounds: HttpBounds, **kwargs: object) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
         self._made_at = 0.0
         self._refused_at: float | None = None
@@ -197,7 +197,7 @@ def _release(cycle: RequestResponseCycle) -> None:
 class _Reserved:
     """An app of which only some paths are served; all else gets another app's answer, and the connection ends."""
 
-    def __init__(self, app: Any, paths: frozenset[str], otherwise: Refuse) -> None:
+    def __init__(self, app: object, paths: frozenset[str], otherwise: Refuse) -> None:
         self._app, self._paths, self._otherwise = app, paths, otherwise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

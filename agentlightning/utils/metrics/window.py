@@ -62,19 +62,19 @@ class Window:
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
         """Return percentiles (0 to 100), with linear interpolation."""
         weighted = sorted((value, slot.count / len(slot.sample)) for slot in self._slots for value in slot.sample)
-        places: list[float] = []
+        positions: list[float] = []
         before = 0.0
         for _, weight in weighted:
-            places.append(before + (weight - 1) / 2)
+            positions.append(before + (weight - 1) / 2)
             before += weight
         values = [value for value, _ in weighted]
-        return [_interpolated(places, values, percent / 100 * (before - 1)) for percent in wanted]
+        return [_interpolated(positions, values, percent / 100 * (before - 1)) for percent in wanted]
 
 
-def _interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
-    """Return the value at a place between the given ones."""
-    index = bisect_left(places, place)
-    if index == 0 or index == len(places):
+def _interpolated(positions: Sequence[float], values: Sequence[float], position: float) -> float:
+    """Return the value at a position between the given ones."""
+    index = bisect_left(positions, position)
+    if index == 0 or index == len(positions):
         return values[min(index, len(values) - 1)]
-    low, high = places[index - 1], places[index]
-    return values[index - 1] + (place - low) / (high - low) * (values[index] - values[index - 1])
+    low, high = positions[index - 1], positions[index]
+    return values[index - 1] + (position - low) / (high - low) * (values[index] - values[index - 1])

@@ -14,5 +14,5 @@ from agentlightning.utils.otlp.decode import (
 from agentlightning.utils.otlp.encode import encode_spans as encode_spans, request_of as request_of
 from agentlightning.utils.otlp.http import handle_otlp_export as handle_otlp_export
 from agentlightning.utils.otlp.json_form import message_from_json as message_from_json
-from agentlightning.utils.otlp.rejections import Rejections as Rejections
+from agentlightning.utils.otlp.caps import Rejections as Rejections
 from google.rpc.status_pb2 import Status as Status

@@ -1,4 +1,4 @@
-"""How much one OTLP request may hold, counted in its bytes before a message is made of them.
+"""How much one OTLP request may hold, counted in its bytes before a message is made of them; and what was not taken.
 
 Two bytes of protobuf are a span, and a few kilobytes of gzip are millions of them: the size of a body says little about
 what it becomes. The walk follows the messages' descriptors, so it knows no signal; values of attributes are not looked
@@ -28,6 +28,9 @@ MAX_PARTS = 8_192
 """Attributes, events and links of one span; beyond it the span is rejected."""
 MAX_SHARED_BYTES = 64 * 1024 * 1024
 """Resource and scope, times the spans that have them; beyond it these spans are rejected."""
+MAX_REASONS = 5
+MAX_REASON_CHARS = 300
+"""Told in the answer of one request, and characters of each."""
 _DEEP_BYTES = 1024 * 1024
 """Below it what is inside records is not counted: it is bounded by the size."""
 _RECORDS = frozenset((Span.DESCRIPTOR, Metric.DESCRIPTOR, LogRecord.DESCRIPTOR))
@@ -124,3 +127,31 @@ def _messages_in(message: Descriptor) -> Mapping[int, Descriptor]:
 
 def _too_many(what: str, bound: int) -> TooLargeError:
     return TooLargeError(f"The request holds more than {bound} {what}; send it in smaller parts")
+
+
+class Rejections:
+    """What of a request was not taken, and why: counts rejected spans and keeps the first few different reasons."""
+
+    __slots__ = ("_reasons", "seen", "spans")
+
+    def __init__(self) -> None:
+        self.spans = 0
+        self.seen = 0
+        """Spans of the request that were looked at so far, where its form is read span by span."""
+        self._reasons: dict[str, int] = {}
+
+    def add(self, reason: str, spans: int = 1) -> None:
+        """Count spans that are rejected for a reason."""
+        self.spans += spans
+        reason = reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 3] + "..."
+        if reason in self._reasons or len(self._reasons) < MAX_REASONS:
+            self._reasons[reason] = self._reasons.get(reason, 0) + spans
+
+    @property
+    def message(self) -> str:
+        """The reasons as one text, each with how many spans it cost; empty if nothing was rejected."""
+        if not self.spans:
+            return ""
+        reasons = [reason if count == 1 else f"{reason} ({count} spans)" for reason, count in self._reasons.items()]
+        rest = self.spans - sum(self._reasons.values())
+        return "; ".join([*reasons, f"and {rest} spans for other reasons"] if rest else reasons)

@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types import Attributes, Event, Link, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.types.tracer import DroppedCounts
-from agentlightning.utils.otlp.caps import MAX_PARTS, MAX_SHARED_BYTES
-from agentlightning.utils.otlp.rejections import Rejections
+from agentlightning.utils.otlp.caps import MAX_PARTS, MAX_SHARED_BYTES, Rejections
 from agentlightning.utils.otlp.values import attributes_of
 
 ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
@@ -158,7 +157,7 @@ def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
     return -1
 
 
-def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, Any] | None:
+def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object] | None:
     found: dict[str, Any] = {"name": scope.name, "version": scope.version or None}
     if scope.attributes:
         found["attributes"] = attributes_of(scope.attributes)

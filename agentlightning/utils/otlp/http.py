@@ -11,7 +11,7 @@ import asyncio
 import gzip
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from google.protobuf.json_format import MessageToJson
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from agentlightning.errors import AgentLightningError, BusyError, StoreUnreachableError
 from agentlightning.utils.http.body import ClientLeftError, client_hold, read_body
 from agentlightning.utils.otlp.body import JSON_CT, PROTOBUF_CT, Form, form_of, parse_body
-from agentlightning.utils.otlp.rejections import Rejections
+from agentlightning.utils.otlp.caps import Rejections
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
@@ -37,7 +37,7 @@ async def handle_otlp_export(
     request: Request,
     request_cls: type[M],
     response_cls: type[Message],
-    callback: Callable[[M], Awaitable[Any]] | None,
+    callback: Callable[[M], Awaitable[object]] | None,
     signal_name: str,
 ) -> Response:
     """Answer an export request of one signal: parse it, await `callback` with the message, answer an empty success."""

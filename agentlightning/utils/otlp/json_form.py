@@ -17,8 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from pydantic_core import from_json
 
 from agentlightning.errors import BadRequestError, TooLargeError
-from agentlightning.utils.otlp.caps import check_records
-from agentlightning.utils.otlp.rejections import Rejections
+from agentlightning.utils.otlp.caps import Rejections, check_records
 
 M = TypeVar("M", bound=Message)
 Reader = Callable[[Any, Rejections], Any]
@@ -41,7 +40,7 @@ def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
         raise BadRequestError(f"not the JSON form of {kind.DESCRIPTOR.name}: {error}") from error
 
 
-def _fields(message: Descriptor, data: Any, rejections: Rejections) -> dict[str, Any]:
+def _fields(message: Descriptor, data: object, rejections: Rejections) -> dict[str, Any]:
     """Return the constructor's arguments for a message; what is null or unknown is left out."""
     if not isinstance(data, dict):
         raise TypeError(f"{message.name} must be an object; got {_brief(data)}")
@@ -68,7 +67,7 @@ def _readers(message: Descriptor) -> Mapping[str, tuple[str, Reader]]:
 def _many(field: FieldDescriptor, one: Reader) -> Reader:
     read_item = _span if field.message_type is SpanMessage.DESCRIPTOR else one
 
-    def read(value: Any, rejections: Rejections) -> list[Any]:
+    def read(value: object, rejections: Rejections) -> list[object]:
         if not isinstance(value, list):
             raise TypeError(f"{field.json_name} must be a list; got {_brief(value)}")
         if read_item is _span:
@@ -94,7 +93,7 @@ def _reader(field: FieldDescriptor) -> Reader:
         return lambda value, rejections: _fields(message, value, rejections)
     read = _scalar(field)
 
-    def checked(value: Any, rejections: Rejections) -> Any:
+    def checked(value: object, rejections: Rejections) -> Any:
         try:
             return read(value)
         except (ValueError, TypeError, OverflowError):
@@ -103,7 +102,7 @@ def _reader(field: FieldDescriptor) -> Reader:
     return checked
 
 
-def _scalar(field: FieldDescriptor) -> Callable[[Any], Any]:
+def _scalar(field: FieldDescriptor) -> Callable[[object], object]:
     if field.type == FieldDescriptor.TYPE_BYTES:
         return _hex if field.name in _HEX_IDS else _base64
     if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL):
@@ -113,19 +112,19 @@ def _scalar(field: FieldDescriptor) -> Callable[[Any], Any]:
     return _integer
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError
     number = int(value)
@@ -134,17 +133,17 @@ def _integer(value: Any) -> int:
     return number
 
 
-def _float(value: Any) -> float:
+def _float(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError
     return float(value)
 
 
-def _hex(value: Any) -> bytes:
+def _hex(value: object) -> bytes:
     return bytes.fromhex(_text(value))
 
 
-def _base64(value: Any) -> bytes:
+def _base64(value: object) -> bytes:
     return base64.b64decode(_text(value), validate=True)
 
 
@@ -158,7 +157,7 @@ _EXPECTED: Mapping[Callable[[Any], Any], str] = {
 }
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     text = repr(value[:60] if isinstance(value, str) else value)

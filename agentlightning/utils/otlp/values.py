@@ -86,7 +86,7 @@ def pairs_of(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
     return [KeyValue(key=key, value=any_value(value)) for key, value in attributes.items()]
 
 
-def any_value(value: Any) -> AnyValue:
+def any_value(value: object) -> AnyValue:
     """Return a value as OTLP's. Integers beyond 64 bits become text, what a span does not hold becomes JSON text."""
     if isinstance(value, str):
         return AnyValue(string_value=value)
