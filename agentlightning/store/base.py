@@ -467,12 +467,7 @@ class LightningStore:
         raise NotImplementedError
 
     async def query_events(
-        self,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        timeout: float = 0.0,
-        run_id: str | Unset | None = UNSET,
+        self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
         """Return which rollouts changed after a cursor, each once and as it stands; waits for the first of them.
 

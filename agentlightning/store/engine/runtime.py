@@ -57,12 +57,7 @@ class StoreRuntime:
     """Runs scripts for one store. Usable from any thread and any event loop at once."""
 
     def __init__(
-        self,
-        backend: Backend,
-        *,
-        scan_debounce_seconds: float,
-        lease_seconds: float,
-        policy: RetentionPolicy | None,
+        self, backend: Backend, *, scan_debounce_seconds: float, lease_seconds: float, policy: RetentionPolicy | None
     ) -> None:
         if lease_seconds <= 0:
             raise BadRequestError(f"lease_seconds must be positive; got {lease_seconds}")

@@ -101,10 +101,7 @@ class EngineStore(LightningStore):
         self._backend = backend
         self._repeats = Repeats()
         self._runtime = StoreRuntime(
-            backend,
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            policy=retention,
+            backend, scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds, policy=retention
         )
         self._empty_claims = EmptyClaims(self._runtime.write, self._runtime.now)
         if tracker is not None:
@@ -617,12 +614,7 @@ class EngineStore(LightningStore):
 
     @override
     async def query_events(
-        self,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        timeout: float = 0.0,
-        run_id: str | Unset | None = UNSET,
+        self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
         if not 1 <= limit <= 1000:
             raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")

@@ -20,13 +20,7 @@ import yarl
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
-from agentlightning.errors import (
-    WIRE_ERRORS,
-    BadRequestError,
-    BusyError,
-    ConflictError,
-    StoreUnreachableError,
-)
+from agentlightning.errors import WIRE_ERRORS, BadRequestError, BusyError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation

@@ -65,10 +65,7 @@ class LightningStoreServer(LightningStore):
         self._inner: LightningStore | None = _for_threads(store)
         self._token = token or server_token()
         self.launcher_args = launcher_args or PythonServerLauncherArgs(
-            host=host,
-            port=DEFAULT_PORT if port is None else port,
-            launch_mode=launch_mode,
-            healthcheck_url="/health",
+            host=host, port=DEFAULT_PORT if port is None else port, launch_mode=launch_mode, healthcheck_url="/health"
         )
         bind_host = self.launcher_args.host or "127.0.0.1"
         check_bind(bind_host, self._token)

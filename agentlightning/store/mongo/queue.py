@@ -61,8 +61,7 @@ class Leases:
         if left:
             with contextlib.suppress(PyMongoError):
                 self._partition.rollouts.update_many(
-                    {"_id": {"$in": left}, "claimant": self._claimant},
-                    {"$set": {"claimed_until": 0.0, "claimant": ""}},
+                    {"_id": {"$in": left}, "claimant": self._claimant}, {"$set": {"claimed_until": 0.0, "claimant": ""}}
                 )
 
 

@@ -10,9 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from agentlightning.errors import (
-    BadRequestError,
-)
+from agentlightning.errors import BadRequestError
 from agentlightning.store.base import UNSET
 
 _MOST_NAMES = 100_000

@@ -7,29 +7,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from agentlightning.store.base import RUNNING
-from agentlightning.store.rules.idempotency import (
-    TOKEN_SECONDS,
-    Call,
-    claim_call,
-    recall,
-    remember,
-)
+from agentlightning.store.rules.idempotency import TOKEN_SECONDS, Call, claim_call, recall, remember
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import (
-    Age,
-    ClaimRow,
-    Ids,
-    Record,
-    Tx,
-    by_wall_clock,
-)
+from agentlightning.store.rules.tx import Age, ClaimRow, Ids, Record, Tx, by_wall_clock
 from agentlightning.store.rules.updates import existing, note_change, set_status
 from agentlightning.store.rules.values import evolve, new_attempt
 from agentlightning.store.rules.workers import mark_idle, sync_worker
-from agentlightning.types import (
-    Attempt,
-    Rollout,
-)
+from agentlightning.types import Attempt, Rollout
 
 Claim = tuple[Rollout, Attempt]
 _LOADED_AT_ONCE = 1000

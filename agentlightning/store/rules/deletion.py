@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from agentlightning.errors import (
-    ConflictError,
-    DamagedRecordError,
-)
+from agentlightning.errors import ConflictError, DamagedRecordError
 from agentlightning.store.base import FINISHED
-from agentlightning.store.rules.idempotency import (
-    TOKEN_SECONDS,
-    Call,
-    recall_row,
-    remember_row,
-)
+from agentlightning.store.rules.idempotency import TOKEN_SECONDS, Call, recall_row, remember_row
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import (
-    Record,
-    TokenRow,
-    Tx,
-)
-from agentlightning.types import (
-    RetentionPolicy,
-)
+from agentlightning.store.rules.tx import Record, TokenRow, Tx
+from agentlightning.types import RetentionPolicy
 
 PAGE = 256
 """Rollouts removed in one step, so that no other caller waits long."""

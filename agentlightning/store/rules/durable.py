@@ -29,17 +29,9 @@ from typing import Final, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentlightning.errors import (
-    ConflictError,
-    DamagedRecordError,
-)
+from agentlightning.errors import ConflictError, DamagedRecordError
 from agentlightning.store.rules.query import Plan, page_of
-from agentlightning.store.rules.tx import (
-    ROW_TYPES,
-    Kind,
-    Record,
-    Row,
-)
+from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)

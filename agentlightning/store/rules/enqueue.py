@@ -8,29 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from agentlightning.errors import (
-    GoneError,
-)
+from agentlightning.errors import GoneError
 from agentlightning.store.rules.claims import Claim, begin_attempt
-from agentlightning.store.rules.idempotency import (
-    TOKEN_SECONDS,
-    Call,
-    digest,
-    reused,
-)
+from agentlightning.store.rules.idempotency import TOKEN_SECONDS, Call, digest, reused
 from agentlightning.store.rules.resources import latest_resources, resources_by_id
-from agentlightning.store.rules.tx import (
-    Ids,
-    Record,
-    Tx,
-)
+from agentlightning.store.rules.tx import Ids, Record, Tx
 from agentlightning.store.rules.updates import note_change
 from agentlightning.store.rules.values import DEFAULT_CONFIG, new_rollout
-from agentlightning.types import (
-    Attempt,
-    EnqueueRolloutRequest,
-    Rollout,
-)
+from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout
 
 _FURTHER_DRAW = 1 << 32
 """Past every index that a call uses."""
@@ -130,11 +115,7 @@ def _check_not_deleted(tx: Tx, call: Call | None, rollout_id: str) -> None:
 
 
 def _new_rollout(
-    tx: Tx,
-    now: float,
-    rollout_id: str,
-    request: EnqueueRolloutRequest,
-    pins: dict[str | None, tuple[str, int] | None],
+    tx: Tx, now: float, rollout_id: str, request: EnqueueRolloutRequest, pins: dict[str | None, tuple[str, int] | None]
 ) -> Rollout:
     resources_id, version = request.resources_id, None
     if resources_id is None:

@@ -6,14 +6,8 @@ from collections.abc import Sequence
 
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import (
-    Record,
-    Tx,
-)
-from agentlightning.types import (
-    Rollout,
-    RolloutEvent,
-)
+from agentlightning.store.rules.tx import Record, Tx
+from agentlightning.types import Rollout, RolloutEvent
 
 _LOADED_AT_ONCE = 1000
 _FINISHED = sorted(FINISHED)

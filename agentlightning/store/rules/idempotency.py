@@ -17,22 +17,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic_core import to_jsonable_python
 
-from agentlightning.errors import (
-    WIRE_ERRORS,
-    AgentLightningError,
-    ConflictError,
-    NotFoundError,
-    TokenReusedError,
-)
-from agentlightning.store.rules.tx import (
-    Age,
-    Done,
-    Record,
-    TokenRow,
-    Tx,
-    WorkerRow,
-    by_wall_clock,
-)
+from agentlightning.errors import WIRE_ERRORS, AgentLightningError, ConflictError, NotFoundError, TokenReusedError
+from agentlightning.store.rules.tx import Age, Done, Record, TokenRow, Tx, WorkerRow, by_wall_clock
 
 R = TypeVar("R")
 TOKEN_SECONDS = 600.0

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from agentlightning.store.rules.idempotency import (
-    Call,
-    recall_row,
-    remember_row,
-)
-from agentlightning.store.rules.tx import (
-    ResourcesRow,
-    TextRow,
-    Tx,
-)
-from agentlightning.types import (
-    NamedResources,
-    ResourcesUpdate,
-)
+from agentlightning.store.rules.idempotency import Call, recall_row, remember_row
+from agentlightning.store.rules.tx import ResourcesRow, TextRow, Tx
+from agentlightning.types import NamedResources, ResourcesUpdate
 
 
 def publish(

@@ -12,23 +12,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentlightning.errors import (
-    GoneError,
-)
+from agentlightning.errors import GoneError
 from agentlightning.semconv import STALE
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.durable import damaged
-from agentlightning.store.rules.tx import (
-    Record,
-    Tx,
-)
+from agentlightning.store.rules.tx import Record, Tx
 from agentlightning.store.rules.updates import attempt_of, existing, note_change, set_status
 from agentlightning.store.rules.values import evolve
 from agentlightning.store.rules.workers import sync_worker
-from agentlightning.types import (
-    Span,
-)
+from agentlightning.types import Span
 
 _decode = Span.__pydantic_validator__.validate_json
 _NUMBER = re.compile(r'"sequence_id":(-?\d+)')

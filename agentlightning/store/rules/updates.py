@@ -7,32 +7,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from agentlightning.errors import (
-    NotFoundError,
-)
+from agentlightning.errors import NotFoundError
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
 from agentlightning.store.rules import lifecycle
-from agentlightning.store.rules.idempotency import (
-    Call,
-    recall,
-    remember,
-)
+from agentlightning.store.rules.idempotency import Call, recall, remember
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.resources import resources_by_id
-from agentlightning.store.rules.tx import (
-    Age,
-    Record,
-    Tx,
-    WorkerRow,
-    by_wall_clock,
-)
+from agentlightning.store.rules.tx import Age, Record, Tx, WorkerRow, by_wall_clock
 from agentlightning.store.rules.values import evolve
 from agentlightning.store.rules.workers import has_lapsed, sync_worker
-from agentlightning.types import (
-    Attempt,
-    AttemptStatus,
-    Rollout,
-)
+from agentlightning.types import Attempt, AttemptStatus, Rollout
 
 
 def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any], call: Call | None = None) -> Rollout:

@@ -7,21 +7,10 @@ from typing import Any, cast
 
 from agentlightning.store.base import Unset
 from agentlightning.store.rules import lifecycle
-from agentlightning.store.rules.idempotency import (
-    Call,
-    is_known_beat,
-)
-from agentlightning.store.rules.tx import (
-    Age,
-    Tx,
-    WorkerRow,
-    by_wall_clock,
-)
+from agentlightning.store.rules.idempotency import Call, is_known_beat
+from agentlightning.store.rules.tx import Age, Tx, WorkerRow, by_wall_clock
 from agentlightning.store.rules.values import evolve
-from agentlightning.types import (
-    Attempt,
-    Worker,
-)
+from agentlightning.types import Attempt, Worker
 
 _WORKER_KEPT_SECONDS = 86_400.0
 _HELD_AT_ONCE = 1000
