@@ -5,16 +5,15 @@ The structure of the database is its own server's matter. Nothing is changed, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.rules.durable import Entry, check_not_newer, read_record, read_row
+from agentlightning.store.rules.durable import Stored, check_not_newer, read_record, read_row
 from agentlightning.store.rules.tx import ROW_TYPES
 from agentlightning.store.spec import database_of, public_form
-from agentlightning.store.sqlite.check import LISTED, FileReport
+from agentlightning.store.sqlite.check import FileReport
 from agentlightning.types import Span
 
 
@@ -31,28 +30,23 @@ def check_database(spec: str) -> FileReport:
         from agentlightning.store.mongo.check import read_all
     with read_all(*database_of(spec)) as stored:
         check_not_newer(public_form(spec), stored.version)
-        problems = _problems(stored.rollouts, stored.spans, stored.rows)
-        listed = list(islice(problems, LISTED))
-        found = len(listed) + sum(1 for _ in problems)
-        return FileReport(stored.version, stored.rollout_count, stored.span_count, found, listed)
+        return FileReport.of(stored.version, stored.rollout_count, stored.span_count, _problems(stored))
 
 
-def _problems(
-    rollouts: Iterable[tuple[str, bytes | str]], spans: Iterable[Entry], rows: Iterable[Entry]
-) -> Iterator[str]:
-    for rollout_id, body in rollouts:
+def _problems(stored: Stored) -> Iterator[str]:
+    for rollout_id, body in stored.rollouts:
         try:
             read_record(body, rollout_id)
         except DamagedRecordError as error:
             removal = f"store.delete_rollouts(rollout_ids=[{rollout_id!r}], force=True)"
             yield f"rollout {rollout_id}: its record cannot be read: {_reason(error)}. Remove it: {removal}"
-    for span_id, removal, body in spans:
+    for span_id, removal, body in stored.spans:
         try:
             Span.model_validate_json(body)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             yield f"span {span_id} cannot be read: {reason}. Remove its rollout, or it alone: {removal}"
-    for name, removal, body in rows:
+    for name, removal, body in stored.rows:
         kind, _, key = name.partition(" ")
         try:
             for known in ROW_TYPES:
@@ -64,6 +58,3 @@ def _problems(
 
 def _reason(error: DamagedRecordError) -> str:
     return str(error).partition(". This is damage")[0].partition("cannot be read: ")[2] or str(error)
-
-
-__all__ = ["check_database"]

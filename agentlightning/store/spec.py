@@ -67,7 +67,9 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
     scheme = body if body == "memory" else body.partition("://")[0]
     kind = _KINDS.get(scheme)
     if kind is None or not kind.address.fullmatch(body):
-        raise BadRequestError(f"{public_form(spec)!r} names no store; expected one of: {', '.join(FORMS)}{_hint(spec)}")
+        guess = _closest(public_form(spec))
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        raise BadRequestError(f"{public_form(spec)!r} names no store; expected one of: {', '.join(FORMS)}{hint}")
     own, foreign = _read_settings(kind, query)
     twice = sorted(own.keys() & settings.keys())
     if twice:
@@ -116,7 +118,10 @@ def _read_settings(kind: _Kind, query: str) -> tuple[dict[str, Any], str]:
                 known = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(kind.settings)}"
                 raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {known}")
             foreign.append(piece)
-    return _with_retention(found), "&".join(foreign)
+    bounds = {name: found.pop(name) for name in _RETENTION if name in found}
+    if bounds:
+        found["retention"] = retention_policy(**bounds)
+    return found, "&".join(foreign)
 
 
 def _read(name: str, expected: _Value, text: str) -> str | float:
@@ -127,13 +132,6 @@ def _read(name: str, expected: _Value, text: str) -> str | float:
     if value is None or value == "" or value in (math.inf, -math.inf) or value != value:
         raise BadRequestError(f"{name}={text!r} in a store's settings: expected {expected}")
     return value
-
-
-def _with_retention(found: dict[str, Any]) -> dict[str, Any]:
-    bounds = {name: found.pop(name) for name in _RETENTION if name in found}
-    if bounds:
-        found["retention"] = retention_policy(**bounds)
-    return found
 
 
 def retention_policy(**bounds: Any) -> RetentionPolicy:
@@ -222,11 +220,6 @@ _KINDS: dict[str, _Kind] = {
 # --- the closest right one -------------------------------------------------------------------------------------------
 
 _IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORECASE)
-
-
-def _hint(spec: str) -> str:
-    guess = _closest(public_form(spec))
-    return f"; did you mean {guess!r}?" if guess else ""
 
 
 def _closest(text: str) -> str | None:

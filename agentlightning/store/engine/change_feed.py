@@ -99,6 +99,3 @@ def notes_of(records: list[Record]) -> Notes:
         elif record.rollout.status in FINISHED:
             notes.finished.append(record.rollout.rollout_id)
     return notes
-
-
-__all__ = ["Follower", "notes_of"]

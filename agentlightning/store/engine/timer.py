@@ -43,10 +43,6 @@ class _Reaper:
         with self._lock:
             self._stores.discard(store)
 
-    def _is_watched(self, store: Watched) -> bool:
-        with self._lock:
-            return store in self._stores
-
     def _run(self) -> None:
         pause = threading.Event()
         while True:
@@ -60,7 +56,9 @@ class _Reaper:
                 try:
                     store.scan_now()
                 except Exception:  # one store's trouble must not stop the watch over the others
-                    if self._is_watched(store):  # else it was closed during the look
+                    with self._lock:
+                        watched = store in self._stores
+                    if watched:  # else it was closed during the look
                         logger.exception("looking for lapsed attempts failed; trying again in %.1f s", interval)
             del stores
             pause.wait(interval)

@@ -50,7 +50,14 @@ class StoreApp:
     def __init__(
         self, store: Callable[[], LightningStore], *, token: str | None, hosts: AllowedHosts, origins: Sequence[str]
     ) -> None:
-        self.others = Starlette(routes=_other_routes(store), exception_handlers=_EXCEPTION_HANDLERS)
+        routes = [
+            Route(EVENTS_PATH, EventStreams(store), methods=["GET"]),
+            *otlp_routes(store),
+            *prometheus_routes(store),
+            *(Route(path, _health, methods=["GET"]) for path in HEALTH_PATHS),
+            Route(OPENAPI_PATH, _openapi, methods=["GET"]),
+        ]
+        self.others = Starlette(routes=routes, exception_handlers=_EXCEPTION_HANDLERS)
         self.others.router.redirect_slashes = False
         self.dispatch = JsonDispatch(operation_endpoints(store), self.others)
         app: ASGIApp = self.dispatch if token is None else BearerAuth(self.dispatch, token, _is_open)
@@ -72,16 +79,6 @@ def _is_open(scope: Scope) -> bool:
 
 
 # --- everything else -------------------------------------------------------------------------------------------------
-
-
-def _other_routes(store: Callable[[], LightningStore]) -> list[Route]:
-    return [
-        Route(EVENTS_PATH, EventStreams(store), methods=["GET"]),
-        *otlp_routes(store),
-        *prometheus_routes(store),
-        *(Route(path, _health, methods=["GET"]) for path in HEALTH_PATHS),
-        Route(OPENAPI_PATH, _openapi, methods=["GET"]),
-    ]
 
 
 async def _on_error(request: HttpRequest, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -129,7 +130,7 @@ class LightningStoreClient(LightningStore):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect, (self.server_address_root, self._settings)
+        return functools.partial(LightningStoreClient, **self._settings), (self.server_address_root,)
 
     @property
     @override
@@ -193,7 +194,10 @@ class LightningStoreClient(LightningStore):
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
         if operation == "query_rollouts":
-            _use_new_names(arguments)
+            for old, new in (("status", "status_in"), ("rollout_ids", "rollout_id_in")):
+                if old in arguments:
+                    warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
+                    arguments.setdefault(new, arguments.pop(old))
         if operation in LONG_POLLS:
             return await self._poll(row, arguments)
         if row.is_page:
@@ -315,10 +319,12 @@ class LightningStoreClient(LightningStore):
     ) -> bytes:
         try:
             limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connection_timeout)
+            # a large body is read in parts, so that sending it does not hold up the loop
+            payload = io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
             where = yarl.URL(url, encoded=True)  # else an id of dots would be taken for a way through folders
             async with (
                 self._connections(fresh) as session,
-                session.request(method, where, data=_payload(body), headers=headers, timeout=limits) as answer,
+                session.request(method, where, data=payload, headers=headers, timeout=limits) as answer,
             ):
                 content = await answer.read()
                 self._meet(answer.headers.get("x-agl-version"))
@@ -386,23 +392,6 @@ def _let_go(session: aiohttp.ClientSession) -> None:
     """Release the sockets of a session whose loop is gone."""
     if session.connector is not None:
         session.connector._close()
-
-
-def _use_new_names(arguments: dict[str, Any]) -> None:
-    for old, new in (("status", "status_in"), ("rollout_ids", "rollout_id_in")):
-        if old in arguments:
-            warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=4)
-            arguments.setdefault(new, arguments[old])
-            del arguments[old]
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body is read in parts, so that sending it does not hold up the loop."""
-    return io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
-
-
-def _connect(address: str, settings: dict[str, Any]) -> LightningStoreClient:
-    return LightningStoreClient(address, **settings)
 
 
 def _to_json_bytes(value: Any) -> bytes:

@@ -58,7 +58,7 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
     return Endpoint(
         method,
         PREFIX + path,
-        _reader(operation, method, _default_wait(operation) if waits else None),
+        _reader(operation, method),
         call,
         encode,
         operation.row.status,
@@ -76,9 +76,10 @@ def _signpost(method: str, path: str, way: str) -> Endpoint:
     return Endpoint(method, path, refuse, unreachable, unreachable)
 
 
-def _reader(operation: Operation, method: str, wait: float | None) -> Callable[[Request], dict[str, Any]]:
+def _reader(operation: Operation, method: str) -> Callable[[Request], dict[str, Any]]:
     """Return what makes the arguments of a call out of a request."""
     in_path_only, waits = not operation.in_body, operation.name in LONG_POLLS
+    wait: float | None = operation.signature.parameters["timeout"].default if waits else None
 
     def read(request: Request) -> dict[str, Any]:
         if method == "GET":
@@ -158,10 +159,6 @@ def _check_id(name: str, value: str) -> None:
 def _check_integer(name: str, value: int) -> None:
     if not -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER:
         raise BadRequestError(f"{name} is out of range; expected an integer of at most 53 bits")
-
-
-def _default_wait(operation: Operation) -> float | None:
-    return operation.signature.parameters["timeout"].default
 
 
 def _will_wait(arguments: dict[str, Any]) -> bool:

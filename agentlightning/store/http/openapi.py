@@ -80,13 +80,9 @@ def _tightened(operation: str, schema: dict[str, Any]) -> dict[str, Any]:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
     for name in _NEVER_NULL.get(operation, ()):
         if name in fields:
-            fields[name] = _without_null(fields[name])
+            left = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
+            fields[name] = left[0] if len(left) == 1 else {**fields[name], "anyOf": left}
     return {**schema, "properties": fields} if fields else schema
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    left = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
-    return left[0] if len(left) == 1 else {**schema, "anyOf": left}
 
 
 def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suffix: str) -> dict[str, Any]:

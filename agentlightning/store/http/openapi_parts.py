@@ -152,19 +152,17 @@ def _otlp(signal: str) -> dict[str, Any]:
         "application/json": {"schema": {"type": "object"}},
     }
     stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
-    errors = {code: {**_status_of(code), "headers": VERSION_HEADER} for code in ("400", "413", "415", "429", "503")}
+    form = {  # of an error in OTLP's own form, `google.rpc.Status`
+        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
+        "application/json": {"schema": {"type": "object", "properties": {"message": {"type": "string"}}}},
+    }
+    errors = {
+        code: {"description": _ERRORS[code], "content": form, "headers": VERSION_HEADER}
+        for code in ("400", "413", "415", "429", "503")
+    }
     return {
         "operationId": f"otlp_{signal}",
         "summary": f"OTLP/HTTP {signal}: {stored}",
         "requestBody": {"content": content},
         "responses": {**responses(200, "Done, perhaps in part: see partial_success", content), **errors},
     }
-
-
-def _status_of(code: str) -> dict[str, Any]:
-    """Return an error in OTLP's own form, `google.rpc.Status`."""
-    form = {
-        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-        "application/json": {"schema": {"type": "object", "properties": {"message": {"type": "string"}}}},
-    }
-    return {"description": _ERRORS[code], "content": form}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, Required, cast, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
-from pydantic import TypeAdapter, with_config
+from pydantic import BaseModel, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from agentlightning.errors import BadRequestError
@@ -143,8 +143,11 @@ class Operation:
             self.body_type = TypeAdapter[Any](self._object_type(hints))
         self.query_type = TypeAdapter[Any](self._object_type(hints))
         self.answer = TypeAdapter[Any](hints["return"])
-        self.is_page = get_origin(hints["return"]) is PaginatedResult or _is_page(hints["return"])
-        self.returns_null = type(None) in get_args(hints["return"])
+        kind = hints["return"]
+        self.is_page = get_origin(kind) is PaginatedResult or (
+            isinstance(kind, type) and issubclass(kind, PaginatedResult)
+        )
+        self.returns_null = type(None) in get_args(kind)
 
     def _object_type(self, hints: Mapping[str, Any]) -> Any:
         fields: dict[str, Any] = {}
@@ -174,7 +177,8 @@ class Operation:
         for key, value in pairs:
             if key in self.parameters and key not in self.in_path:
                 raw.setdefault(key, []).append(value)
-        lists = {name for name in raw if _takes_list(self.signature.parameters[name].annotation)}
+        kinds = {name: str(self.signature.parameters[name].annotation) for name in raw}
+        lists = {name for name, kind in kinds.items() if "Sequence[" in kind or "list[" in kind}
         flat = {name: values if name in lists else values[-1] for name, values in raw.items()}
         if self.row.body is not None:
             return {name: flat[name] for name in self.in_query if name in flat}
@@ -195,8 +199,9 @@ class Operation:
     def write_answer(self, value: Any) -> bytes:
         """Return the JSON of an answer."""
         if isinstance(value, PaginatedResult):
-            page = cast("PaginatedResult[Any]", value)
-            return _page_json(page)
+            page = cast("PaginatedResult[BaseModel]", value)
+            items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
+            return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d}' % (items, page.limit, page.offset, page.total)
         encoded = self.answer.dump_json(value, serialize_as_any=True)
         return b'{"%s":%s}' % (self.row.wrap.encode(), encoded) if self.row.wrap else encoded
 
@@ -219,7 +224,10 @@ class Operation:
         """Take the arguments out that travel in the path, and return the path with them, escaped."""
         path = self.row.path
         for name in self.in_path:
-            path = path.replace("{" + name + "}", _segment(str(arguments.pop(name))))
+            text = str(arguments.pop(name))
+            # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/path_table.py`)
+            segment = f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
+            path = path.replace("{" + name + "}", segment)
         return path
 
     def read_answer(self, body: bytes) -> Any:
@@ -228,12 +236,6 @@ class Operation:
             wrapped: dict[str, Any] = _ANY.validate_json(body)
             return self.answer.validate_python(wrapped[self.row.wrap])
         return self.answer.validate_json(body)
-
-
-def _segment(text: str) -> str:
-    """Return a text as one segment of a path; one that is a word of the table is escaped, so that it is not taken for
-    it (`utils/http/path_table.py`)."""
-    return f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
 
 
 _WORDS = {segment for row in ROWS for segment in row.path.split("/") if segment and not segment.startswith("{")}
@@ -253,15 +255,6 @@ _NEVER_NULL: dict[str, tuple[str, ...]] = {
 }
 
 
-def _is_page(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, PaginatedResult)
-
-
-def _page_json(page: PaginatedResult[Any]) -> bytes:
-    items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
-    return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d}' % (items, page.limit, page.offset, page.total)
-
-
 def _without_unset(hint: Any) -> Any:
     """Return the type with `Unset` taken out; a null that `_NEVER_NULL` refuses must reach that check."""
     parts = get_args(hint)
@@ -269,10 +262,6 @@ def _without_unset(hint: Any) -> Any:
         return hint
     left = tuple(part for part in parts if part is not Unset)
     return typing.Union[(*left, None)]
-
-
-def _takes_list(annotation: Any) -> bool:
-    return "Sequence[" in str(annotation) or "list[" in str(annotation)
 
 
 OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROWS}

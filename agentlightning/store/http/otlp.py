@@ -41,7 +41,10 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
     async def traces(request: Request) -> Response:
         async def take(message: ExportTraceServiceRequest, rejections: Rejections) -> ExportTraceServiceResponse:
             await store_spans(store(), message, rejections)
-            return _traces_response(rejections)
+            if not rejections.spans:
+                return ExportTraceServiceResponse()
+            partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
+            return ExportTraceServiceResponse(partial_success=partial)
 
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
 
@@ -58,13 +61,6 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
         Route(METRICS_PATH, metrics, methods=["POST"]),
         Route(LOGS_PATH, logs, methods=["POST"]),
     ]
-
-
-def _traces_response(rejections: Rejections) -> ExportTraceServiceResponse:
-    if not rejections.spans:
-        return ExportTraceServiceResponse()
-    partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
-    return ExportTraceServiceResponse(partial_success=partial)
 
 
 async def store_spans(store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections) -> None:

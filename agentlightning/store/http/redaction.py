@@ -34,19 +34,15 @@ def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
 def _span(span: Span) -> Span:
     changes: dict[str, Any] = {}
     for name in ("attributes", "scope", "__pydantic_extra__"):
-        _note(changes, name, getattr(span, name))
+        values: Mapping[str, object] | None = getattr(span, name)
+        if values and (hidden := without_secrets(values)) is not None:
+            changes[name] = hidden
     _note_each(changes, "events", span.events)
     _note_each(changes, "links", span.links)
     if (attributes := without_secrets(span.resource.attributes)) is not None:
         changes["resource"] = span.resource.model_copy(update={"attributes": attributes})
     extra = changes.pop("__pydantic_extra__", {})
     return span.model_copy(update={**changes, **extra}) if changes or extra else span
-
-
-def _note(changes: dict[str, Any], name: str, values: Mapping[str, Any] | None) -> None:
-    hidden = without_secrets(values) if values else None
-    if hidden is not None:
-        changes[name] = hidden
 
 
 def _note_each(changes: dict[str, Any], name: str, parts: Sequence[Event | Link]) -> None:

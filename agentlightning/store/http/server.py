@@ -62,7 +62,8 @@ class LightningStoreServer(LightningStore):
                 "and a server calls it concurrently. Make it async-safe and declare it."
             )
         self.store: LightningStore | None = store
-        self._inner: LightningStore | None = _for_threads(store)
+        thread_safe = store.capabilities.get("thread_safe")
+        self._inner: LightningStore | None = complete(store) if thread_safe else LightningStoreThreaded(store)
         self._token = token or server_token()
         self.launcher_args = launcher_args or PythonServerLauncherArgs(
             host=host, port=DEFAULT_PORT if port is None else port, launch_mode=launch_mode, healthcheck_url="/health"
@@ -144,20 +145,14 @@ class LightningStoreServer(LightningStore):
             await self._client.close()
 
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return await getattr(self._target(), operation)(*args, **kwargs)
-
-    def _target(self) -> LightningStore:
         pid = os.getpid()
-        if self._inner is not None and pid == self._owner_pid:
-            return self._inner
-        if self._client is None or self._client_pid != pid:
-            self._client, self._client_pid = LightningStoreClient(self.endpoint, token=self._token), pid
-        return self._client
+        target = self._inner if pid == self._owner_pid else None
+        if target is None:
+            if self._client is None or self._client_pid != pid:
+                self._client, self._client_pid = LightningStoreClient(self.endpoint, token=self._token), pid
+            target = self._client
+        return await getattr(target, operation)(*args, **kwargs)
 
     def _served(self) -> LightningStore:
         assert self._inner is not None
         return self._inner
-
-
-def _for_threads(store: LightningStore) -> LightningStore:
-    return complete(store) if store.capabilities.get("thread_safe") else LightningStoreThreaded(store)

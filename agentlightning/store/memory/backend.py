@@ -52,6 +52,3 @@ class MemoryBackend:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-__all__ = ["MemoryBackend"]

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from sortedcontainers import SortedList
@@ -21,6 +21,8 @@ Key = tuple[float, int, str]
 """(value, number, rollout id): the order within a view."""
 Group = tuple["str | None", str]
 """(run, status)"""
+
+_sorted_list = cast("Callable[..., Any]", SortedList)  # its package has no types
 
 ORDERS: dict[str | None, Callable[[Record], float]] = {
     None: lambda record: 0.0,
@@ -39,7 +41,7 @@ class View:
         for record, number in records:
             group, key = self._place(record, number)
             groups[group].append(key)
-        self._groups: dict[Group, Any] = {group: cast("Any", SortedList(keys)) for group, keys in groups.items()}
+        self._groups = {group: _sorted_list(keys) for group, keys in groups.items()}
 
     def put(self, known: Record | None, record: Record, number: int) -> None:
         """Put a rollout in, or move it from where it was `known` to be."""
@@ -51,7 +53,7 @@ class View:
             self._take_out(before, old)
         found = self._groups.get(group)
         if found is None:
-            found = self._groups[group] = cast("Any", SortedList())
+            found = self._groups[group] = _sorted_list()
         found.add(key)
 
     def remove(self, known: Record, number: int) -> None:
@@ -80,10 +82,14 @@ class View:
             if (plan.run_id is None or run_id == plan.run_id[0])
             and (plan.status_in is None or status in plan.status_in)
         ]
-        ends = [len(found) if bound is None else cast("int", found.bisect_left(bound)) for found in chosen]
-        ranges = [_keys(found, end, plan.descending) for found, end in zip(chosen, ends, strict=True)]
-        merged = cast("Iterator[Key]", heapq.merge(*ranges, reverse=plan.descending))
-        ordered = _ties_in_order(merged) if plan.descending else merged
+        ends: list[int] = [len(found) if bound is None else found.bisect_left(bound) for found in chosen]
+        ranges: list[Iterable[Key]] = [
+            found.islice(0, end, reverse=plan.descending) for found, end in zip(chosen, ends, strict=True)
+        ]
+        ordered = heapq.merge(*ranges, reverse=plan.descending)
+        if plan.descending:  # keys of equal value go back into the order of insertion
+            ties_of_each_value = itertools.groupby(ordered, key=lambda key: key[0])
+            ordered = (key for _, ties in ties_of_each_value for key in sorted(ties))
         stop = None if plan.limit == -1 else plan.offset + plan.limit
         return [key[2] for key in itertools.islice(ordered, plan.offset, stop)], sum(ends)
 
@@ -93,13 +99,3 @@ def suits(plan: Plan) -> bool:
     if plan.ids is not None or plan.id_contains is not None or plan.sort_by not in ORDERS:
         return False
     return plan.ended_before is None or plan.sort_by == "end_time"
-
-
-def _keys(found: Any, end: int, descending: bool) -> Iterable[Key]:
-    return cast("Iterable[Key]", found.islice(0, end, reverse=descending))
-
-
-def _ties_in_order(keys: Iterator[Key]) -> Iterator[Key]:
-    """Turn the keys of equal value back into the order of insertion."""
-    for _, ties in itertools.groupby(keys, key=lambda key: key[0]):
-        yield from sorted(ties)

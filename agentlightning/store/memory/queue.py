@@ -47,15 +47,11 @@ class RunQueue:
         while self._delayed and self._delayed[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
         while self._line or self._ready:
-            entry = self._pop()
+            in_line = not self._ready or (self._line and self._line[0] < self._ready[0])
+            entry = self._line.popleft() if in_line else heapq.heappop(self._ready)
             if self._is_valid(entry):
                 return entry
         return None
-
-    def _pop(self) -> Entry:
-        if not self._ready or (self._line and self._line[0] < self._ready[0]):
-            return self._line.popleft()
-        return heapq.heappop(self._ready)
 
     def earliest(self) -> float | None:
         """Return a moment at which something is available: past if anything is, else the first one; None if empty."""

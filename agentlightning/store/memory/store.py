@@ -63,6 +63,3 @@ class InMemoryLightningStore(EngineStore):
             "InMemoryLightningStore lives in one process and cannot be sent to another: "
             "serve it with LightningStoreServer, or use sqlite:///FILE"
         )
-
-
-__all__ = ["InMemoryLightningStore"]

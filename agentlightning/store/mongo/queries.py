@@ -48,7 +48,8 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
     if plan.ids is not None:
         tests.append({"_id": {"$in": [partition.id(rollout_id) for rollout_id in dict.fromkeys(plan.ids)]}})
     if plan.id_contains is not None:
-        tests.append(_contains(plan.id_contains))
+        found: Document = {"$in": []} if "\0" in plan.id_contains else {"$regex": re.escape(plan.id_contains)}
+        tests.append({"rollout_id": found})  # no id holds a null byte, and a pattern cannot
     wanted: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
     if plan.run_id is not None:
         wanted["run_id"] = {"$eq": plan.run_id[0]}
@@ -60,12 +61,6 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
         for test in tests:
             wanted.update(test)
     return wanted
-
-
-def _contains(text: str) -> Document:
-    if "\0" in text:  # no id holds one, and a pattern cannot
-        return {"rollout_id": {"$in": []}}
-    return {"rollout_id": {"$regex": re.escape(text)}}
 
 
 def parts_of(plan: Plan) -> list[tuple[Document, Key]]:

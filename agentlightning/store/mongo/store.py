@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 DATABASE = "agentlightning"
-_PARTITION = "default"
 
 
 class MongoLightningStore(EngineStore):
@@ -69,7 +69,7 @@ class MongoLightningStore(EngineStore):
             raise BadRequestError("MongoLightningStore is always thread-safe; leave thread_safe out")
         place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
         self.database_name = _one("database_name", database_name, "database", database) or place.database or DATABASE
-        self.partition_id = _PARTITION if partition_id is None else partition_id
+        self.partition_id = "default" if partition_id is None else partition_id
         self._settings: dict[str, Any] = {
             "mongo_uri": mongo_uri or uri,
             "database_name": self.database_name,
@@ -90,7 +90,7 @@ class MongoLightningStore(EngineStore):
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return _reopen, (self._settings,)
+        return partial(MongoLightningStore, **self._settings), ()
 
 
 def _one(name: str, value: str | None, other_name: str, other: str | None) -> str | None:
@@ -102,10 +102,6 @@ def _one(name: str, value: str | None, other_name: str, other: str | None) -> st
     if value is not None and other is not None and value != other:
         raise BadRequestError(f"{other_name} is another name of {name}; give one of them")
     return other if value is None else value
-
-
-def _reopen(settings: dict[str, Any]) -> MongoLightningStore:
-    return MongoLightningStore(**settings)
 
 
 __all__ = ["MongoBackend", "MongoLightningStore"]

@@ -247,7 +247,11 @@ class MongoTx:
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
         """Return what of a claim was really given: its flush may have ended half-way, or be under way. None if nothing
         was, and it may be made afresh."""
-        missing = [pair for pair in row.claims if not self._has(*pair)]
+        missing = [
+            (rollout_id, attempt_id)
+            for rollout_id, attempt_id in row.claims
+            if (record := self.load(rollout_id)) is None or record.find_attempt(attempt_id) is None
+        ]
         unwritten = [pair for pair in missing if self.fetch(pair[0]) is not None]  # the others were deleted since
         if unwritten and _settling(written):
             raise LostRace
@@ -255,10 +259,6 @@ class MongoTx:
         if row.claims and len(unwritten) == len(row.claims):
             return None
         return replace(row, claims=[pair for pair in row.claims if pair not in missing])
-
-    def _has(self, rollout_id: str, attempt_id: str) -> bool:
-        record = self.load(rollout_id)
-        return record is not None and record.find_attempt(attempt_id) is not None
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
         self.rows.put(kind, key, row)

@@ -10,6 +10,7 @@ between. Each process has up to five connections.
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -68,11 +69,7 @@ class PostgresLightningStore(EngineStore):
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return _reopen, (self._uri, self._settings)
-
-
-def _reopen(uri: str, settings: dict[str, Any]) -> PostgresLightningStore:
-    return PostgresLightningStore(uri, **settings)
+        return partial(PostgresLightningStore, **self._settings), (self._uri,)
 
 
 __all__ = ["PostgresBackend", "PostgresLightningStore"]

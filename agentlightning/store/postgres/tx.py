@@ -182,15 +182,11 @@ class PostgresTx:
         self.held_back = len(settled) < len(rows)
         if settled:
             change, number = settled[-1][1:3]
-        elif not rows:
-            self._check_cursor(after, change)
+        elif not rows:  # a cursor that lies in the future, as one of another database may, would never see anything
+            query = "SELECT %s::xid8 > pg_snapshot_xmax(pg_current_snapshot())"
+            if self._link.fetch(query, (change,))[0][0]:
+                raise queries.no_cursor(after)
         return self._readable([row[3:] for row in settled]), f"{change}.{number}"
-
-    def _check_cursor(self, after: str, change: str) -> None:
-        """Refuse a cursor that lies in the future, as one of another database may: nothing would ever come after it."""
-        query = "SELECT %s::xid8 > pg_snapshot_xmax(pg_current_snapshot())"
-        if self._link.fetch(query, (change,))[0][0]:
-            raise queries.no_cursor(after)
 
     def last_change(self) -> str:
         return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"

@@ -112,7 +112,13 @@ class Writer:
         except UnknownOutcomeError as error:
             logger.warning("%r: the connection was lost during a commit of %d calls", self._place, len(jobs))
             for job in jobs:
-                job.future.set_exception(_unknown(self._place, error))
+                job.future.set_exception(
+                    StoreUnreachableError(
+                        f"The connection to the PostgreSQL store {self._place!r} was lost during a commit ({error}). "
+                        "The answer to the commit was lost, too: the call may or may not have been stored. "
+                        "A call that carries a token may be repeated."
+                    )
+                )
         except Exception as error:  # every caller of the batch gets an answer
             self._after_error(jobs, error)
         else:
@@ -224,10 +230,3 @@ class Writer:
             return
         job.put_aside()
         self._aside.append(job)
-
-
-def _unknown(place: Place, error: Exception) -> StoreUnreachableError:
-    return StoreUnreachableError(
-        f"The connection to the PostgreSQL store {place!r} was lost during a commit ({error}). The answer to the "
-        "commit was lost, too: the call may or may not have been stored. A call that carries a token may be repeated."
-    )

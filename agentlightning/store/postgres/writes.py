@@ -13,18 +13,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentlightning.store.postgres.link import Cursor, Link
+from agentlightning.store.rules.durable import INDEXED, indexed
 from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
 
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RowKey = tuple[Kind, str]
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
-_ENDLESS = float("inf")
-
-_COLUMNS = (
-    *("status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id", "attempt_id"),
-    *("attempts", "span_count", "span_bytes", "body"),
-)
+_COLUMNS = (*INDEXED, "attempt_id", "body")
 """What changes of a record's row, beside its change."""
 _RECORD_AT = "partition = %s AND rollout_id = %s"
 _UPDATE = (
@@ -114,27 +110,18 @@ class Writes:
         self.records, self.spans, self.rows = {}, {}, {}
 
     def _send_record(self, rollout_id: str, record: Record) -> None:
-        rollout = record.rollout
+        run_id = record.rollout.run_id
         values = (
-            rollout.status,
-            rollout.start_time,
-            _ENDLESS if rollout.end_time is None else rollout.end_time,
-            rollout.priority,
-            record.available_at,
-            record.deadline,
-            record.holder,
+            *indexed(record),
             record.attempts[-1].attempt_id if record.attempts else None,
-            len(record.attempts),
-            record.span_count,
-            record.span_bytes,
             RECORD.dump_json(record),
             self._partition,
             rollout_id,
         )
         if rollout_id not in self._seen.records:
-            self._send(_REPLACE, (*values, rollout.run_id))
+            self._send(_REPLACE, (*values, run_id))
         elif self._seen.records[rollout_id] is None:
-            self._send(_INSERT_NEW, (*values, rollout.run_id))
+            self._send(_INSERT_NEW, (*values, run_id))
         else:
             self._send(_UPDATE, values)
 

@@ -94,39 +94,26 @@ def surplus(
     tx: Tx, now: float, run_id: str | None, policy: RetentionPolicy, ended_before: float | None = None
 ) -> list[str]:
     """Return up to `PAGE` ended rollouts of a run that go beyond the policy, those that ended first coming first."""
-    found: dict[str, None] = {}
+    chosen: list[Record] = []
     if policy.max_age is not None:
         oldest = now - policy.max_age
-        before = oldest if ended_before is None else min(oldest, ended_before)
-        found.update(dict.fromkeys(_oldest(tx, run_id, PAGE, before)))
+        chosen += _oldest(tx, run_id, PAGE, oldest if ended_before is None else min(oldest, ended_before))
     if policy.keep_last is not None:
         ended = tx.find(Plan(status_in=sorted(FINISHED), run_id=(run_id,), limit=0))[1]
-        found.update(dict.fromkeys(_oldest(tx, run_id, min(PAGE, max(0, ended - policy.keep_last)), ended_before)))
+        chosen += _oldest(tx, run_id, min(PAGE, ended - policy.keep_last), ended_before)
     if policy.max_bytes is not None:
-        found.update(dict.fromkeys(_beyond_bytes(tx, run_id, policy.max_bytes, ended_before)))
-    return list(found)[:PAGE]
+        over = tx.counts((run_id,)).span_bytes - policy.max_bytes
+        for record in _oldest(tx, run_id, PAGE, ended_before) if over > 0 else ():
+            if over > 0 and record.span_bytes:
+                chosen.append(record)
+                over -= record.span_bytes
+    return list(dict.fromkeys(record.rollout.rollout_id for record in chosen))[:PAGE]
 
 
-def _oldest(tx: Tx, run_id: str | None, limit: int, ended_before: float | None) -> list[str]:
+def _oldest(tx: Tx, run_id: str | None, limit: int, ended_before: float | None) -> list[Record]:
     if limit <= 0:
         return []
     plan = Plan(
         status_in=sorted(FINISHED), run_id=(run_id,), ended_before=ended_before, sort_by="end_time", limit=limit
     )
-    return [record.rollout.rollout_id for record in tx.find(plan)[0]]
-
-
-def _beyond_bytes(tx: Tx, run_id: str | None, max_bytes: int, ended_before: float | None) -> list[str]:
-    """Return the oldest ended rollouts without which the run is within its bytes."""
-    over = tx.counts((run_id,)).span_bytes - max_bytes
-    if over <= 0:
-        return []
-    chosen: list[str] = []
-    plan = Plan(status_in=sorted(FINISHED), run_id=(run_id,), ended_before=ended_before, sort_by="end_time", limit=PAGE)
-    for record in tx.find(plan)[0]:
-        if over <= 0:
-            break
-        if record.span_bytes:
-            chosen.append(record.rollout.rollout_id)
-            over -= record.span_bytes
-    return chosen
+    return tx.find(plan)[0]

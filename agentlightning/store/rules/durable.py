@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, cast
@@ -41,6 +42,11 @@ DAMAGED: Final = "damaged"
 _RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 _MOST_LOGGED = 10_000
 _logged: set[tuple[str, str]] = set()
+INDEXED = (
+    *("status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id"),
+    *("attempts", "span_count", "span_bytes"),
+)
+"""Columns of a rollout's table that repeat what its record says, so that it is found by them."""
 Entry = tuple[str, str, bytes | str]
 """Its name, how to remove it, its JSON."""
 
@@ -83,6 +89,16 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
         return _RECORD.validate_json(body)
     except ValidationError as error:
         raise damaged("rollout", rollout_id, error) from None
+
+
+def indexed(record: Record) -> tuple[str | float | None, ...]:
+    """Return the values of `INDEXED`. A rollout that has not ended does so at infinity, which an index orders last."""
+    rollout = record.rollout
+    return (
+        *(rollout.status, rollout.start_time, math.inf if rollout.end_time is None else rollout.end_time),
+        *(rollout.priority, record.available_at, record.deadline, record.holder),
+        *(len(record.attempts), record.span_count, record.span_bytes),
+    )
 
 
 def readable_records(rows: Iterable[tuple[bytes | str, str]], set_aside: Callable[[str], None]) -> list[Record]:
@@ -141,7 +157,12 @@ def readable_rows(kind: Kind, rows: Iterable[tuple[str, bytes | str]]) -> list[t
 
 def damaged(what: str, key: str, error: ValidationError | KeyError) -> DamagedRecordError:
     """Return the error for a row of the store that cannot be read, and log it the first time."""
-    reason = f"no field {error}" if isinstance(error, KeyError) else _reason(error)
+    if isinstance(error, KeyError):
+        reason = f"no field {error}"
+    else:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in cast("tuple[object, ...]", first["loc"]))
+        reason = f"{f'{place}: ' if place else ''}{first['msg'][:200]}"
     damage = DamagedRecordError(
         f"The store's record of {what.replace('_', ' ')} {key!r} cannot be read: {reason}. This is damage in the "
         "store, not in the request. The rest of the store goes on without it; 'agl store check' lists what is damaged "
@@ -151,9 +172,3 @@ def damaged(what: str, key: str, error: ValidationError | KeyError) -> DamagedRe
         _logged.add((what, key))
         logger.error("%s", damage)
     return damage
-
-
-def _reason(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in cast("tuple[object, ...]", first["loc"]))
-    return f"{f'{place}: ' if place else ''}{first['msg'][:200]}"

@@ -6,6 +6,7 @@ A call with a token makes each rollout once: the ids are made from the token, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from agentlightning.errors import GoneError
@@ -29,14 +30,7 @@ def enqueue(
     pins: dict[str | None, tuple[str, int] | None] = {}
     for index, request in enumerate(requests):
         made_by = _maker(call, request, len(requests))
-        rollout_id, known = _own_id(
-            tx,
-            ids,
-            index,
-            lambda known, made_by=made_by, request=request: (
-                _is_made_by(made_by, known) or _seems_made_by(request, known, now)
-            ),
-        )
+        rollout_id, known = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
         if known is None:
             _check_not_deleted(tx, call, rollout_id)
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
@@ -86,13 +80,11 @@ def _maker(call: Call | None, request: EnqueueRolloutRequest, further: object) -
     return "" if call is None else f"{call.key} {digest([request, further])}"
 
 
-def _is_made_by(made_by: str, known: Record) -> bool:
-    return made_by != "" and known.made_by.split()[:1] == made_by.split()[:1]
-
-
-def _seems_made_by(request: EnqueueRolloutRequest, known: Record, now: float) -> bool:
-    """True if a rollout that does not say by which call it was made, found under an id of this request, is its own and
-    not another that drew the same id."""
+def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, known: Record) -> bool:
+    """True if a rollout, found under an id of this request, says that this call made it, or does not say which and
+    seems to be no other that drew the same id."""
+    if made_by != "" and known.made_by.split()[:1] == made_by.split()[:1]:
+        return True
     young = known.rollout.start_time > now - TOKEN_SECONDS
     return not known.made_by and (young or known.rollout.input == request.input)
 

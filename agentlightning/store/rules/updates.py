@@ -57,8 +57,8 @@ def update_attempt(
     record.put_attempt(new)
     if changed and to in lifecycle.ENDED:
         tx.notes.attempts_ended.append(new)
-    if latest:
-        _follow(record, new, now, moved=changed)
+    if latest and changed:
+        _follow(record, new, now)
     remember(tx, record, call, now, new.attempt_id)
     note_change(tx, record, before, now)
     if changed or changes.get("worker_id"):
@@ -95,7 +95,7 @@ def expire(
     new = evolve(attempt, **{**_end_of_attempt(attempt, to, now), **changes, "status": to})
     record.put_attempt(new)
     tx.notes.attempts_ended.append(new)
-    _follow(record, new, now, moved=True)
+    _follow(record, new, now)
     note_change(tx, record, before, now)
     sync_worker(tx, new, now, record.rollout.run_id)
     return True
@@ -109,10 +109,10 @@ def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str
     return {"end_time": now, "outcome": outcome, "outcome_reason": reason}
 
 
-def _follow(record: Record, attempt: Attempt, now: float, *, moved: bool) -> None:
-    """Move the rollout after its latest attempt."""
+def _follow(record: Record, attempt: Attempt, now: float) -> None:
+    """Move the rollout after its latest attempt, whose status has changed."""
     status = record.rollout.status
-    if not moved or status in FINISHED:
+    if status in FINISHED:
         return
     to = lifecycle.rollout_after(attempt, record.rollout.config, record.infrastructure_retries)
     if to == "requeuing":

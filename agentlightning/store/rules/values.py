@@ -67,8 +67,9 @@ def _convert(value: Any, path: str, depth: int) -> Any:
         return to_json(cast("Any", value).tolist(), path, depth)
     if isinstance(value, Mapping):
         return to_json(dict(cast("Mapping[Any, Any]", value)), path, depth)
-    if isinstance(value, (str, bool, int, float)):  # subclasses, enums of str among them
-        return to_json(_plain(value), path, depth)
+    for scalar in (str, bool, int, float):
+        if isinstance(value, scalar):  # of a subclass, enums of str among them
+            return to_json(scalar(getattr(value, "value", value)), path, depth)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return to_json(list(cast("Sequence[Any]", value)), path, depth)
     raise TypeError(
@@ -86,14 +87,6 @@ def _unicode(text: str, path: str) -> str:
             "mend it, for example with text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
-
-
-def _plain(value: str | float) -> Any:
-    for kind in (str, bool, int, float):
-        if isinstance(value, kind):
-            raw = getattr(value, "value", value)
-            return kind(raw)
-    raise AssertionError(value)
 
 
 def copy_json(value: Any) -> Any:

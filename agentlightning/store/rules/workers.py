@@ -86,16 +86,12 @@ def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | N
     age = age or by_wall_clock(now)
     for worker_id, row in tx.scan("worker"):
         worker = cast("WorkerRow", row).worker
-        silent = min(map(age, _times(worker)))
+        times = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time)
+        silent = min(map(age, [time for time in times if time is not None] or [0.0]))
         if silent > _WORKER_KEPT_SECONDS and not tx.held(worker_id, 1):
             tx.drop("worker", worker_id)
         elif silent > lease_seconds and worker.last_heartbeat_time is not None and worker.status == "idle":
             _put_worker(tx, cast("WorkerRow", row), status="unknown")
-
-
-def _times(worker: Worker) -> list[float]:
-    times = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time)
-    return [time for time in times if time is not None] or [0.0]
 
 
 def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:

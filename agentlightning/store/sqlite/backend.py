@@ -125,7 +125,10 @@ class SQLiteBackend:
         return self._here
 
     def _open(self) -> sqlite3.Connection:
-        _close_to_others(self._path)
+        with contextlib.suppress(OSError):  # what cannot be made is told of when it is opened
+            make_private(self._path)
+            for beside in ("-wal", "-shm", "-journal"):  # SQLite gives them the mode of the database as it makes them
+                tighten(self._path + beside)
         try:
             db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
             db.execute("PRAGMA journal_mode = WAL")
@@ -231,14 +234,3 @@ class _Process:
         self.open = threading.Lock()
         """Held until `close`, so that a thread can pause on it: an event would cost twice the processor time."""
         self.open.acquire()
-
-
-__all__ = ["SQLiteBackend"]
-
-
-def _close_to_others(path: str) -> None:
-    """SQLite gives the files beside a database its mode, when it makes them."""
-    with contextlib.suppress(OSError):  # what cannot be made is told of when it is opened
-        make_private(path)
-        for beside in ("-wal", "-shm", "-journal"):
-            tighten(path + beside)

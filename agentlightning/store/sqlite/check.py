@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 from agentlightning.store.rules.tx import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
 from agentlightning.store.sqlite.schema import RECORD
+from agentlightning.store.sqlite.tx import COLUMNS, columns_of
 from agentlightning.types import Span
 
 LISTED = 50
@@ -34,6 +35,12 @@ class FileReport:
     problems: list[str] = field(default_factory=list[str])
     """The first `LISTED` of them."""
 
+    @classmethod
+    def of(cls, schema_version: int, rollouts: int, spans: int, problems: Iterator[str]) -> Self:
+        """Return the report of these problems, which are looked for here."""
+        listed = list(islice(problems, LISTED))
+        return cls(schema_version, rollouts, spans, len(listed) + sum(1 for _ in problems), listed)
+
     @property
     def complete(self) -> bool:
         """False for a file of an older version, of which only SQLite's own structure was checked."""
@@ -51,9 +58,7 @@ def check_file(path: str | Path) -> FileReport:
         version = schema_version(db, Path(path))
         check_not_newer(repr(str(path)), version)
         problems = _all_problems(db, complete=version == SCHEMA_VERSION)
-        listed = list(islice(problems, LISTED))
-        found = len(listed) + sum(1 for _ in problems)
-        return FileReport(version, _count(db, "rollouts"), _count(db, "spans"), found, listed)
+        return FileReport.of(version, _count(db, "rollouts"), _count(db, "spans"), problems)
 
 
 def _count(db: sqlite3.Connection, table: str) -> int:
@@ -78,14 +83,8 @@ def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
         yield f"the file cannot be read further: {error}"
 
 
-_COLUMNS = (
-    *("rollout_id", "run_id", "status", "start_time", "end_time", "priority", "available_at", "deadline"),
-    *("worker_id", "attempts", "span_count", "span_bytes"),
-)
-
-
 def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
-    for body, *values in db.execute(f"SELECT body, {', '.join(_COLUMNS)} FROM rollouts ORDER BY number"):
+    for body, *values in db.execute(f"SELECT body, {', '.join(COLUMNS)} FROM rollouts ORDER BY number"):
         name = f"rollout {values[0]}"
         try:
             record = RECORD.validate_json(body)
@@ -95,21 +94,11 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
                 f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
             )
             continue
-        for column, value, expected in zip(_COLUMNS, values, _columns_of(record), strict=True):
+        for column, value, expected in zip(COLUMNS, values, columns_of(record), strict=True):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
         for problem in (*_problems_of_record(record), *_problems_of_spans(db, record)):
             yield f"{name}: {problem}"
-
-
-def _columns_of(record: Record) -> tuple[Any, ...]:
-    rollout = record.rollout
-    return (
-        *(rollout.rollout_id, rollout.run_id, rollout.status, rollout.start_time),
-        float("inf") if rollout.end_time is None else rollout.end_time,
-        *(rollout.priority, record.available_at, record.deadline),
-        *(record.holder, len(record.attempts), record.span_count, record.span_bytes),
-    )
 
 
 def _problems_of_record(record: Record) -> Iterator[str]:

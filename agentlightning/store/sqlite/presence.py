@@ -32,7 +32,8 @@ class Presence:
         self._real = os.path.realpath(path)
         """Where SQLite keeps the other two; a link is followed."""
         self.log = f"{self._real}-wal"
-        self.database = _identity(self._path)
+        found = _stat(self._path)
+        self.database = None if found is None else (found.st_dev, found.st_ino)
         self._others: dict[str, tuple[int, int]] = {}
         self._size = self._log_size = 0
         self._damage = ""
@@ -110,15 +111,7 @@ class Presence:
         )
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    found = _stat(path)
-    return None if found is None else (found.st_dev, found.st_ino)
-
-
 def _stat(path: str) -> os.stat_result | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return os.stat(path)
     return None
-
-
-__all__ = ["Presence"]

@@ -5,6 +5,7 @@ A version is one more entry of `STEPS`; `PRAGMA user_version` holds the version 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable
 
@@ -69,7 +70,7 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
         except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
             continue
         record.span_count, record.span_bytes = spans.get(record.rollout.rollout_id, (0, 0))
-        end = float("inf") if record.rollout.end_time is None else record.rollout.end_time
+        end = math.inf if record.rollout.end_time is None else record.rollout.end_time
         db.execute(
             "UPDATE rollouts SET end_time = ?, span_count = ?, span_bytes = ?, change = ?, body = ? WHERE number = ?",
             (end, record.span_count, record.span_bytes, number, RECORD.dump_json(record), number),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,11 +53,4 @@ class SQLiteLightningStore(EngineStore):
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process opens the same file."""
-        return _reopen, (self.path, self._settings)
-
-
-def _reopen(path: str, settings: dict[str, Any]) -> SQLiteLightningStore:
-    return SQLiteLightningStore(path, **settings)
-
-
-__all__ = ["SQLiteLightningStore"]
+        return partial(SQLiteLightningStore, **self._settings), (self.path,)

@@ -12,6 +12,8 @@ from pydantic import TypeAdapter
 from agentlightning.errors import DamagedRecordError
 from agentlightning.store.rules.durable import (
     DAMAGED,
+    INDEXED,
+    indexed,
     page_of_records,
     read_record,
     read_row_or_none,
@@ -26,18 +28,14 @@ from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
-_ENDLESS = float("inf")
 _MOST = 2**62
 """The largest limit and offset that SQLite takes."""
-_COLUMNS = (
-    *("rollout_id", "run_id", "status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id"),
-    *("attempts", "span_count", "span_bytes"),
-)
+COLUMNS = ("rollout_id", "run_id", *INDEXED)
 """What a record's row says beside its number, its change and its body."""
 _INSERT = (
-    f"INSERT INTO rollouts ({', '.join(_COLUMNS)}, change, body) VALUES ({', '.join('?' * (len(_COLUMNS) + 2))})"
+    f"INSERT INTO rollouts ({', '.join(COLUMNS)}, change, body) VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
     f" ON CONFLICT (rollout_id) DO UPDATE SET"
-    f" {', '.join(f'{name} = excluded.{name}' for name in (*_COLUMNS[2:], 'change', 'body'))}"
+    f" {', '.join(f'{name} = excluded.{name}' for name in (*INDEXED, 'change', 'body'))}"
 )
 
 
@@ -77,7 +75,7 @@ class SQLiteTx:
         self._db = connection
         self._writing = changes is not None
         self._changes = changes or ChangeNumbers(connection)
-        self._rows: dict[str, tuple[int, tuple[Any, ...]]] = {}
+        self._rows: dict[str, tuple[int, tuple[object, ...]]] = {}
         """Number and columns of each record that was loaded, as they are in the file."""
         self._keys: set[tuple[Kind, str]] = set()
         """Other rows that are in the file."""
@@ -90,18 +88,18 @@ class SQLiteTx:
         if row is None:
             return None
         record = read_record(row[1], row[2])
-        self._rows[record.rollout.rollout_id] = row[0], _columns(record)
+        self._rows[record.rollout.rollout_id] = row[0], columns_of(record)
         return record
 
     def save(self, record: Record) -> None:
         rollout_id = record.rollout.rollout_id
-        columns, change, body = _columns(record), self._changes.next(), RECORD.dump_json(record)
+        columns, change, body = columns_of(record), self._changes.next(), RECORD.dump_json(record)
         number, before = self._rows.get(rollout_id, (None, ()))
         if number is None:
             self._db.execute(_INSERT, (*columns, change, body))
             return
         changed = [i for i, (old, new) in enumerate(zip(before, columns, strict=True)) if old != new]
-        names = "".join(f"{_COLUMNS[i]} = ?, " for i in changed)
+        names = "".join(f"{COLUMNS[i]} = ?, " for i in changed)
         values = [columns[i] for i in changed]
         self._db.execute(
             f"UPDATE rollouts SET {names}change = ?, body = ? WHERE number = ?", (*values, change, body, number)
@@ -251,23 +249,9 @@ class SQLiteTx:
         return self._db.execute("SELECT count(*) FROM rows WHERE kind = ?", (kind,)).fetchone()[0]
 
 
-def _columns(record: Record) -> tuple[Any, ...]:
-    """Return the values of `_COLUMNS`. A rollout that has not ended does so at infinity, which an index orders last."""
-    rollout = record.rollout
-    return (
-        rollout.rollout_id,
-        rollout.run_id,
-        rollout.status,
-        rollout.start_time,
-        _ENDLESS if rollout.end_time is None else rollout.end_time,
-        rollout.priority,
-        record.available_at,
-        record.deadline,
-        record.holder,
-        len(record.attempts),
-        record.span_count,
-        record.span_bytes,
-    )
+def columns_of(record: Record) -> tuple[str | float | None, ...]:
+    """Return the values of `COLUMNS`."""
+    return (record.rollout.rollout_id, record.rollout.run_id, *indexed(record))
 
 
 def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[Any]]:

@@ -125,8 +125,9 @@ class CompletedStore(LightningStore):
         if not self._has(operation) and operation != "statistics":
             raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
         bound = _SIGNATURES[operation].bind(None, *args, **kwargs)
-        for name in list(bound.arguments):
-            if _is_default(bound.arguments[name], bound.signature.parameters[name].default):
+        for name, value in list(bound.arguments.items()):
+            default = bound.signature.parameters[name].default
+            if value is UNSET or value is default or (type(value) is type(default) and value == default):
                 del bound.arguments[name]
         by_name = {name: value for name, value in bound.kwargs.items() if self._takes(operation, name)}
         method: Callable[..., Awaitable[Any]] = getattr(self.store, operation)
@@ -298,10 +299,6 @@ class CompletedStore(LightningStore):
         error = given.get("error")
         plain = {**given, "error": error.model_dump()} if isinstance(error, AttemptError) else given
         return {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **plain}}
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return value is UNSET or value is default or (type(value) is type(default) and value == default)
 
 
 def _with_outcomes(answer: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -39,10 +40,9 @@ class LightningStoreScoped(LightningStore):
     async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         method = getattr(self._whole, operation)
         if operation == "enqueue_many_rollouts":
-            return await method([self._mine(request) for request in (args[0] if args else kwargs["rollouts"])])
+            rollouts: Sequence[EnqueueRolloutRequest] = args[0] if args else kwargs["rollouts"]
+            mine = {"run_id": self.run_id}
+            return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
         if self.run_id is not None and "run_id" in inspect.signature(method).parameters:
             kwargs.setdefault("run_id", self.run_id)
         return await method(*args, **kwargs)
-
-    def _mine(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
-        return request if request.run_id is not None else request.model_copy(update={"run_id": self.run_id})
