@@ -34,6 +34,8 @@ FORMS = (
 """One example of each form that is understood."""
 
 _RETENTION = ("keep_last", "max_age", "max_bytes")
+_Settings = dict[str, Any]
+"""Keyword arguments of a store's class."""
 _Value = Literal["a number", "a whole number", "text"]
 _OF_EVERY_ENGINE: dict[str, _Value] = {
     "lease_seconds": "a number",
@@ -101,9 +103,9 @@ def public_form(spec: str) -> str:
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def _read_settings(kind: _Kind, query: str) -> tuple[dict[str, Any], str]:
+def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
     """Return the settings in a query string as keyword arguments, and the part of it that is the driver's."""
-    found: dict[str, Any] = {}
+    found: _Settings = {}
     foreign: list[str] = []
     for piece in filter(None, query.split("&")):
         name, _, text = piece.partition("=")
@@ -150,19 +152,19 @@ def retention_policy(**bounds: Any) -> RetentionPolicy:
 # --- the forms -------------------------------------------------------------------------------------------------------
 
 
-def _memory(address: str, settings: dict[str, Any]) -> LightningStore:
+def _memory(address: str, settings: _Settings) -> LightningStore:
     from agentlightning.store.memory import InMemoryLightningStore
 
     return InMemoryLightningStore(**settings)
 
 
-def _sqlite(address: str, settings: dict[str, Any]) -> LightningStore:
+def _sqlite(address: str, settings: _Settings) -> LightningStore:
     from agentlightning.store.sqlite import SQLiteLightningStore
 
     return SQLiteLightningStore(address.removeprefix("sqlite:///"), **settings)
 
 
-def _mongo(address: str, settings: dict[str, Any]) -> LightningStore:
+def _mongo(address: str, settings: _Settings) -> LightningStore:
     from agentlightning.store.mongo import MongoLightningStore
 
     if "partition" in settings:
@@ -170,13 +172,13 @@ def _mongo(address: str, settings: dict[str, Any]) -> LightningStore:
     return MongoLightningStore(mongo_uri=address, **settings)
 
 
-def _postgres(address: str, settings: dict[str, Any]) -> LightningStore:
+def _postgres(address: str, settings: _Settings) -> LightningStore:
     from agentlightning.store.postgres import PostgresLightningStore
 
     return PostgresLightningStore(address, **settings)
 
 
-def _http(address: str, settings: dict[str, Any]) -> LightningStore:
+def _http(address: str, settings: _Settings) -> LightningStore:
     from agentlightning.store.http.client import LightningStoreClient
 
     unused = [name for name in settings if name not in ("deadline", "token", "request_timeout", "retry_delays")]
@@ -193,7 +195,7 @@ class _Kind:
 
     example: str
     address: re.Pattern[str]
-    make: Callable[[str, dict[str, Any]], LightningStore]
+    make: Callable[[str, _Settings], LightningStore]
     settings: dict[str, _Value] = field(default_factory=dict[str, _Value])
     has_driver: bool = False
     """Settings that are not ours belong to its driver."""

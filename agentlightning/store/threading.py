@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from typing_extensions import override
 
@@ -44,7 +43,7 @@ class LightningStoreThreaded(LightningStore):
         """End the loop of the wrapper; the wrapped store stays open and belongs to whoever made it."""
         self._owner.stop()
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self._direct or self._owner.is_current():
             return await getattr(self._whole, operation)(*args, **kwargs)
         waits = operation in _WAITS and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
@@ -52,8 +51,8 @@ class LightningStoreThreaded(LightningStore):
         return await asyncio.wrap_future(self._owner.submit(call))
 
     async def _on_owner_loop(
-        self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], token: str | None, *, alone: bool
-    ) -> Any:
+        self, operation: str, args: tuple[object, ...], kwargs: dict[str, object], token: str | None, *, alone: bool
+    ) -> object:
         request_token.set(token)
         if not alone:
             return await getattr(self._whole, operation)(*args, **kwargs)

@@ -44,7 +44,7 @@ Attributes = dict[str, AttributeValue]
 TraceState = dict[str, str]
 
 
-def _seconds(value: Any) -> Any:
+def _seconds(value: object) -> object:
     return value.timestamp() if isinstance(value, datetime) else value
 
 
@@ -170,7 +170,7 @@ class DroppedCounts(Value):
     """How many links were dropped."""
 
     @classmethod
-    def from_opentelemetry(cls, src: Any) -> DroppedCounts | None:
+    def from_opentelemetry(cls, src: object) -> DroppedCounts | None:
         counts = {name: _count(src, f"dropped_{name}") for name in cls.model_fields}
         return cls(**counts) if any(counts.values()) else None
 
@@ -252,7 +252,7 @@ class Span(Value):
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """Convert an ended OpenTelemetry span. Tolerates any object with the same attributes."""
         context = src.get_span_context()
-        status = cast(Any, src).status
+        status = src.status
         scope = getattr(src, "instrumentation_scope", None)
         kind = getattr(getattr(src, "kind", None), "name", None)
         return cls(
@@ -344,27 +344,27 @@ class Span(Value):
         )
 
 
-def _scope(scope: Any) -> dict[str, Any] | None:
+def _scope(scope: object) -> dict[str, object] | None:
     name = getattr(scope, "name", None)
     if not isinstance(name, str):
         return None
     version = getattr(scope, "version", None)
-    found: dict[str, Any] = {"name": name, "version": version if isinstance(version, str) else None}
+    found: dict[str, object] = {"name": name, "version": version if isinstance(version, str) else None}
     attributes, schema_url = getattr(scope, "attributes", None), getattr(scope, "schema_url", None)
     if isinstance(attributes, Mapping) and attributes:
-        found["attributes"] = dict(cast(Mapping[str, Any], attributes))
+        found["attributes"] = dict(cast(Mapping[str, object], attributes))
     if isinstance(schema_url, str) and schema_url:
         found["schema_url"] = schema_url
     return found
 
 
-def _count(src: Any, name: str) -> int:
+def _count(src: object, name: str) -> int:
     """Return a counter of an OpenTelemetry object; 0 where it has none."""
     count = getattr(src, name, 0)
     return count if isinstance(count, int) else 0
 
 
-def _flags(context: Any, parent: Any) -> int | None:
+def _flags(context: object, parent: object) -> int | None:
     trace_flags = getattr(context, "trace_flags", None)
     if not isinstance(trace_flags, int):
         return None

@@ -174,7 +174,7 @@ class StoreRuntime:
                         await self._follower.follow()
                     try:
                         result = await look()
-                    except BaseException:
+                    except BaseException:  # a cancelled caller gives up, too
                         waiter.woken = True  # what the look before this one was woken for is for another to do
                         raise
                     still = missing(result)

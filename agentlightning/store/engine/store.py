@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 logger = logging.getLogger(__name__)
+M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 _MANY = 100
 """A wait for more rollouts than this stays parked when it times out, for the next chunk of the same wait."""
@@ -441,7 +442,7 @@ class EngineStore(LightningStore):
         await self._runtime.scan()
         records, total = await self._runtime.read(lambda tx: tx.find(plan))
         items = [_public(record.rollout, record.latest) for record in records]
-        return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
+        return _result(items, limit, offset, total)
 
     @override
     async def query_attempts(
@@ -494,7 +495,7 @@ class EngineStore(LightningStore):
         filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
         if sort_by == "sequence_id" and span_id == only and all(text is None for text in filters):
             items = numbered_page(bodies, _descending(sort_order), limit, offset, rollout_id)
-            return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=len(bodies))
+            return _result(items, limit, offset, len(bodies))
         spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
 
@@ -672,11 +673,11 @@ class _AnsweredBefore(Exception):
 
 
 def _request(
-    input: Any,
+    input: object,
     mode: RolloutMode | None,
     resources_id: str | None,
     config: RolloutConfig | None,
-    metadata: dict[str, Any] | None,
+    metadata: dict[str, object] | None,
     run_id: str | None,
     priority: int = 0,
     not_before: float | None = None,
@@ -695,7 +696,7 @@ def _request(
         )
 
 
-def _call(operation: str, **arguments: Any) -> Call | None:
+def _call(operation: str, **arguments: object) -> Call | None:
     """Return the call under way, if it carries a token."""
     token = request_token.get()
     return None if token is None else Call.of(operation, token, given(**arguments))
@@ -736,9 +737,13 @@ def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Roll
     return public_rollout(rollout) if latest is None else public_attempted(rollout, latest)
 
 
-def _page(items: list[Any], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[Any]:
+def _page(items: list[M], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[M]:
     page, total = page_of(items, sort_by, _descending(sort_order), limit, offset)
-    return PaginatedResult[Any].model_construct(items=page, limit=limit, offset=offset, total=total)
+    return _result(page, limit, offset, total)
+
+
+def _result(items: Sequence[M], limit: int, offset: int, total: int) -> PaginatedResult[M]:
+    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
 
 
 def _descending(order: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import io
 import itertools
 import json
@@ -24,7 +23,7 @@ from typing_extensions import override
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, BusyError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.http.open_claims import OpenClaims, Question
-from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
 from agentlightning.store.rules.arguments import valid
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.wrappers.forward import forward_operations
@@ -111,7 +110,7 @@ class LightningStoreClient(LightningStore):
             raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
         self.server_address_root = given[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "retry_delays": retry_delays,
             "request_timeout": request_timeout,
             "connection_timeout": connection_timeout,
@@ -129,8 +128,8 @@ class LightningStoreClient(LightningStore):
         self._claims = OpenClaims()
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(LightningStoreClient, **self._settings), (self.server_address_root,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _connect, (self.server_address_root, self._settings)
 
     @property
     @override
@@ -190,7 +189,7 @@ class LightningStoreClient(LightningStore):
 
     # --- every operation -------------------------------------------------------------------------------------------
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
         if operation == "query_rollouts":
@@ -204,7 +203,7 @@ class LightningStoreClient(LightningStore):
             return await self._list(row, arguments)
         return await self._request(row, arguments)
 
-    async def _list(self, row: Operation, arguments: dict[str, Any]) -> Any:
+    async def _list(self, row: Operation, arguments: Arguments) -> object:
         """Fetch a page; without a limit in chunks, of which what changes meanwhile may be missing or in two."""
         limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
         if limit == 0:  # the wire has no page without items
@@ -212,7 +211,7 @@ class LightningStoreClient(LightningStore):
             return page.model_copy(update={"items": [], "limit": 0})
         if limit != -1:
             return await self._request(row, arguments)
-        items: list[Any] = []
+        items: list[object] = []
         while True:
             chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
             page = await self._request(row, chunk)
@@ -220,7 +219,7 @@ class LightningStoreClient(LightningStore):
             if len(page.items) < CHUNK:
                 return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
 
-    async def _poll(self, row: Operation, arguments: dict[str, Any]) -> Any:
+    async def _poll(self, row: Operation, arguments: Arguments) -> object:
         """Ask in chunks that the server holds open, until there is something or time is up."""
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
@@ -243,7 +242,7 @@ class LightningStoreClient(LightningStore):
             if complete or (end is not None and time.monotonic() >= end):
                 return result
 
-    async def _claim(self, row: Operation, arguments: dict[str, Any], wait: float) -> list[AttemptedRollout]:
+    async def _claim(self, row: Operation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
         """Ask once for claims; first what this worker has asked before and was not told."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
@@ -259,9 +258,7 @@ class LightningStoreClient(LightningStore):
         self._claims.put_claims(asker, claims[limit:])
         return claims[:limit]
 
-    async def _request(
-        self, row: Operation, arguments: dict[str, Any], wait: float = 0.0, token: str | None = None
-    ) -> Any:
+    async def _request(self, row: Operation, arguments: Arguments, wait: float = 0.0, token: str | None = None) -> Any:
         """Make a call that the server may hold open for `wait` seconds."""
         url, body = self._encode(row, dict(arguments))
         headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
@@ -305,7 +302,7 @@ class LightningStoreClient(LightningStore):
             return asked
         return backoff_delay(tries, 0.05, 2.0)
 
-    def _encode(self, row: Operation, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
+    def _encode(self, row: Operation, arguments: Arguments) -> tuple[str, bytes | None]:
         url = self.server_address + row.path_of(arguments)
         body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
         if row.row.method == "POST" and row.row.body is None:
@@ -394,10 +391,14 @@ def _let_go(session: aiohttp.ClientSession) -> None:
         session.connector._close()
 
 
-def _to_json_bytes(value: Any) -> bytes:
+def _connect(address: str, settings: dict[str, Any]) -> LightningStoreClient:
+    return LightningStoreClient(address, **settings)
+
+
+def _to_json_bytes(value: object) -> bytes:
     if isinstance(value, dict):
-        named = cast("dict[str, Any]", value)
-        arguments: Any = {name: to_json(item, name) for name, item in named.items()}
+        named = cast("dict[str, object]", value)
+        arguments: object = {name: to_json(item, name) for name, item in named.items()}
     else:
         arguments = to_json(value)
     return json.dumps(arguments, separators=(",", ":")).encode()

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore, request_token
-from agentlightning.store.http.operations import ELSEWHERE, LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Operation
+from agentlightning.store.http.operations import (
+    ELSEWHERE,
+    LONG_POLLS,
+    OPERATIONS,
+    POLL_SECONDS,
+    PREFIX,
+    Arguments,
+    Operation,
+)
 from agentlightning.store.http.redaction import hide_secrets
 from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span, Worker
 from agentlightning.utils.http.dispatch import Endpoint, Request
@@ -45,12 +53,12 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
     name = operation.name
     waits = name in LONG_POLLS
 
-    def call(request: Request, arguments: dict[str, Any]) -> Awaitable[Any]:
+    def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
         if request.token:
             request_token.set(request.token)
         return getattr(store(), name)(**arguments)
 
-    def encode(value: Any) -> bytes:
+    def encode(value: object) -> bytes:
         if value.__class__ in _PLAIN_MODELS:
             return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
         return operation.write_answer(hide_secrets(name, value))
@@ -67,21 +75,21 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
 
 
 def _signpost(method: str, path: str, way: str) -> Endpoint:
-    def refuse(request: Request) -> dict[str, Any]:
+    def refuse(request: Request) -> Arguments:
         raise NotFoundError(f"There is no such path: {way}")
 
-    def unreachable(*_: object) -> Any:
+    def unreachable(*_: object) -> NoReturn:
         raise AssertionError(path)
 
     return Endpoint(method, path, refuse, unreachable, unreachable)
 
 
-def _reader(operation: Operation, method: str) -> Callable[[Request], dict[str, Any]]:
+def _reader(operation: Operation, method: str) -> Callable[[Request], Arguments]:
     """Return what makes the arguments of a call out of a request."""
     in_path_only, waits = not operation.in_body, operation.name in LONG_POLLS
     wait: float | None = operation.signature.parameters["timeout"].default if waits else None
 
-    def read(request: Request) -> dict[str, Any]:
+    def read(request: Request) -> Arguments:
         if method == "GET":
             arguments = {} if in_path_only else operation.read_query(request.query)
         else:
@@ -117,7 +125,7 @@ def _check_known(operation: Operation, method: str, request: Request) -> None:
         )
 
 
-def _check(arguments: dict[str, Any], token: str | None) -> None:
+def _check(arguments: Arguments, token: str | None) -> None:
     """Refuse what no store has to bear: ids without end, numbers that are too large or not finite.
 
     Raises:
@@ -161,5 +169,5 @@ def _check_integer(name: str, value: int) -> None:
         raise BadRequestError(f"{name} is out of range; expected an integer of at most 53 bits")
 
 
-def _will_wait(arguments: dict[str, Any]) -> bool:
+def _will_wait(arguments: Arguments) -> bool:
     return arguments["timeout"] > 0

@@ -148,7 +148,7 @@ def _message(cursor: str, event: str, data: str) -> bytes:
     return f"id: {cursor}\nevent: {event}\ndata: {data}\n\n".encode()
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
@@ -69,7 +69,7 @@ class HttpMetrics:
 
         try:
             await self._app(scope, note_leaving, note_status)
-        except Exception:
+        except Exception:  # whatever it is, the server answers 500 for it
             status = "500" if status == _UNDETERMINED else status
             raise
         finally:
@@ -121,7 +121,7 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
     """
     from prometheus_client.exposition import choose_encoder
 
-    sizes: Mapping[str, Any] = {}
+    sizes: Mapping[str, object] = {}
     numbers: dict[tuple[str, str], int] = {}
     try:
         sizes = await store.statistics()
@@ -145,7 +145,7 @@ async def _by_status(store: LightningStore) -> dict[tuple[str, str], int]:
 class _Page:
     """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
 
-    def __init__(self, sizes: Mapping[str, Any], numbers: Mapping[tuple[str, str], int]) -> None:
+    def __init__(self, sizes: Mapping[str, object], numbers: Mapping[tuple[str, str], int]) -> None:
         self._registry = get_prometheus_registry()
         self._sizes = sizes
         self._numbers = numbers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentlightning.types import AttemptedRollout
 
@@ -23,7 +22,7 @@ class Question:
     """One claim as it was asked for."""
 
     token: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     """Without the seconds to wait, which do not change what is claimed."""
 
 

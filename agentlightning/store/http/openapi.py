@@ -13,6 +13,7 @@ from agentlightning.field_help import field_docstrings
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
 from agentlightning.store.http.openapi_parts import (
     IDEMPOTENCY_KEY,
+    Schema,
     components,
     json_content,
     other_paths,
@@ -24,18 +25,18 @@ from agentlightning.utils.version import VERSION
 
 _REFERENCE = "#/components/schemas/{model}"
 _Part = Literal["body", "query", "answer"]
-_Schemas = dict[tuple[str, _Part], dict[str, Any]]
-_PAGING: dict[str, dict[str, Any]] = {
+_Schemas = dict[tuple[str, _Part], Schema]
+_PAGING: dict[str, Schema] = {
     "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}, "default": -1, "description": "-1 is all"},
     "offset": {"type": "integer", "minimum": 0, "default": 0},
 }
 
 
 @lru_cache(maxsize=1)
-def openapi_document() -> dict[str, Any]:
+def openapi_document() -> Schema:
     """Return the document as JSON data."""
     schemas, models = _all_schemas(OPERATIONS.values())
-    paths: dict[str, Any] = {}
+    paths: Schema = {}
     for operation in OPERATIONS.values():
         ways = ((operation.row.method, operation.row.path), *operation.row.also)
         for number, (method, path) in enumerate(ways):
@@ -50,7 +51,7 @@ def openapi_document() -> dict[str, Any]:
     }
 
 
-def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, dict[str, Any]]:
+def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, Schema]:
     """Return the schema of each part, and the models they refer to; one that is read and written otherwise has two."""
     parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
     for operation in operations:
@@ -58,7 +59,7 @@ def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, dict[str, A
         parts.append(((operation.name, "query"), "validation", operation.query_type))
         parts.append(((operation.name, "answer"), "serialization", operation.answer))
     made, shared = TypeAdapter.json_schemas(parts, ref_template=_REFERENCE)
-    models: dict[str, Any] = shared.get("$defs", {})
+    models: Schema = shared.get("$defs", {})
     for name, text in field_docstrings(LightningStoreStatistics).items():
         # pydantic reads no docstrings of a TypedDict
         models["LightningStoreStatistics"]["properties"][name]["description"] = text
@@ -66,16 +67,16 @@ def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, dict[str, A
     return schemas, {name: model for name, model in models.items() if not name.endswith("_arguments")}
 
 
-def _inlined(schema: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+def _inlined(schema: Schema, models: Schema) -> Schema:
     """Return the schema of arguments itself in place of a reference to it: it has one user and no name of its own."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found = models[name] if name.endswith("_arguments") else schema
     return {key: value for key, value in found.items() if key != "title"}
 
 
-def _tightened(operation: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _tightened(operation: str, schema: Schema) -> Schema:
     """Return the schema of arguments with what is checked beside the types: pages, and fields that are never null."""
-    fields: dict[str, Any] = dict(schema.get("properties", {}))
+    fields: Schema = dict(schema.get("properties", {}))
     if OPERATIONS[operation].is_page:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
     for name in _NEVER_NULL.get(operation, ()):
@@ -85,11 +86,11 @@ def _tightened(operation: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "properties": fields} if fields else schema
 
 
-def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suffix: str) -> dict[str, Any]:
+def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suffix: str) -> Schema:
     answer = schemas[operation.name, "answer"]
     if operation.row.wrap:
         answer = {"type": "object", "properties": {operation.row.wrap: answer}, "required": [operation.row.wrap]}
-    entry: dict[str, Any] = {
+    entry: Schema = {
         "operationId": operation.name + suffix,
         "summary": (inspect.getdoc(getattr(LightningStore, operation.name)) or "").split("\n")[0],
         "parameters": [parameter(name, "path", {"type": "string"}, True) for name in operation.in_path],

@@ -12,6 +12,8 @@ from agentlightning.store.http.otlp import LOGS_PATH, METRICS_PATH, TRACES_PATH
 HEALTH_PATHS = ("/health", f"{PREFIX}/health")
 """What answers without a token."""
 OPENAPI_PATH = "/openapi.json"
+Schema = dict[str, Any]
+"""An object of the document, as JSON data."""
 
 _ERRORS = {
     "400": "A value is wrong, or the request is no valid HTTP",
@@ -38,23 +40,23 @@ VERSION_HEADER = {"x-agl-version": {"$ref": "#/components/headers/x-agl-version"
 IDEMPOTENCY_KEY = {"$ref": "#/components/parameters/idempotency-key"}
 
 
-def responses(status: int, description: str, content: dict[str, Any]) -> dict[str, Any]:
+def responses(status: int, description: str, content: Schema) -> Schema:
     """Return the answers of one operation: the good one and every error."""
     good = {"description": description, "headers": VERSION_HEADER, "content": content}
     return {str(status): good, **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS}}
 
 
-def json_content(schema: dict[str, Any]) -> dict[str, Any]:
+def json_content(schema: Schema) -> Schema:
     """Return the content of a JSON body."""
     return {"application/json": {"schema": schema}}
 
 
-def parameter(name: str, where: str, schema: Any, required: bool) -> dict[str, Any]:
+def parameter(name: str, where: str, schema: object, required: bool) -> Schema:
     """Return one parameter."""
     return {"name": name, "in": where, "required": required, "schema": schema}
 
 
-def components(schemas: dict[str, Any]) -> dict[str, Any]:
+def components(schemas: Schema) -> Schema:
     """Return the shared parts, with the schemas of the models."""
     error = {
         "type": "object",
@@ -94,9 +96,9 @@ def components(schemas: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def other_paths() -> dict[str, Any]:
+def other_paths() -> Schema:
     """Return the paths that are no operations."""
-    found: dict[str, Any] = {EVENTS_PATH: {"get": _events()}}
+    found: Schema = {EVENTS_PATH: {"get": _events()}}
     for path, signal in ((TRACES_PATH, "traces"), (METRICS_PATH, "metrics"), (LOGS_PATH, "logs")):
         found[path] = {"post": _otlp(signal)}
     for number, path in enumerate((PROMETHEUS_PATH, PROMETHEUS_PATH + "/")):
@@ -116,9 +118,7 @@ _HEALTH = {
 }
 
 
-def _page(
-    operation: str, number: int, summary: str, media: str, schema: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def _page(operation: str, number: int, summary: str, media: str, schema: Schema | None = None) -> Schema:
     return {
         "operationId": operation + (f"_{number + 1}" if number else ""),
         "summary": summary,
@@ -126,7 +126,7 @@ def _page(
     }
 
 
-def _events() -> dict[str, Any]:
+def _events() -> Schema:
     text = {"type": "string"}
     return {
         "operationId": "events",
@@ -146,7 +146,7 @@ def _events() -> dict[str, Any]:
     }
 
 
-def _otlp(signal: str) -> dict[str, Any]:
+def _otlp(signal: str) -> Schema:
     content = {
         "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
         "application/json": {"schema": {"type": "object"}},

@@ -27,6 +27,8 @@ PREFIX = "/v1/agl"
 API_AGL_PREFIX = "/agl"
 """Public name of the prefix below /v1."""
 
+Arguments = dict[str, Any]
+"""Arguments of an operation, by name."""
 Retry = Literal["safe", "token"]
 """`safe`: repeating the request changes nothing more. `token`: the request carries one and is answered again."""
 
@@ -123,6 +125,9 @@ LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollo
 POLL_SECONDS = 20.0
 
 
+_Adapter = TypeAdapter[Any]
+
+
 class Operation:
     """A row joined with the signature of its method: decoders and encoders for both ends."""
 
@@ -137,20 +142,20 @@ class Operation:
         self.in_body = [name for name in self.parameters if name not in self.in_path]
         if row.body is not None:
             self.in_query = [name for name in self.in_body if name != row.body]
-            self.body_type = TypeAdapter[Any](hints[row.body])
+            self.body_type = _Adapter(hints[row.body])
         else:
             self.in_query = []
-            self.body_type = TypeAdapter[Any](self._object_type(hints))
-        self.query_type = TypeAdapter[Any](self._object_type(hints))
-        self.answer = TypeAdapter[Any](hints["return"])
+            self.body_type = _Adapter(self._object_type(hints))
+        self.query_type = _Adapter(self._object_type(hints))
+        self.answer = _Adapter(hints["return"])
         kind = hints["return"]
         self.is_page = get_origin(kind) is PaginatedResult or (
             isinstance(kind, type) and issubclass(kind, PaginatedResult)
         )
         self.returns_null = type(None) in get_args(kind)
 
-    def _object_type(self, hints: Mapping[str, Any]) -> Any:
-        fields: dict[str, Any] = {}
+    def _object_type(self, hints: Mapping[str, object]) -> Any:
+        fields: dict[str, object] = {}
         for name in self.in_body:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
             kind = _without_unset(hints[name])
@@ -160,7 +165,7 @@ class Operation:
 
     # --- the server's side -----------------------------------------------------------------------------------------
 
-    def read_body(self, body: bytes) -> dict[str, Any]:
+    def read_body(self, body: bytes) -> Arguments:
         """Return the keyword arguments that a JSON body holds.
 
         Raises:
@@ -168,12 +173,12 @@ class Operation:
         """
         if self.row.body is not None:
             return {self.row.body: self.body_type.validate_json(body)}
-        arguments: dict[str, Any] = self.body_type.validate_json(body or b"{}")
+        arguments: Arguments = self.body_type.validate_json(body or b"{}")
         return self._checked(arguments)
 
-    def read_query(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    def read_query(self, pairs: Iterable[tuple[str, str]]) -> Arguments:
         """Return the keyword arguments that a query string holds; repeated keys make a list."""
-        raw: dict[str, Any] = {}
+        raw: dict[str, list[str]] = {}
         for key, value in pairs:
             if key in self.parameters and key not in self.in_path:
                 raw.setdefault(key, []).append(value)
@@ -184,7 +189,7 @@ class Operation:
             return {name: flat[name] for name in self.in_query if name in flat}
         return self._checked(self.query_type.validate_python(flat))
 
-    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, arguments: Arguments) -> Arguments:
         if self.is_page:
             limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
             if limit == 0 or limit < -1:
@@ -196,7 +201,7 @@ class Operation:
                 raise BadRequestError(f"{name} is invalid; it cannot be a null value.")
         return arguments
 
-    def write_answer(self, value: Any) -> bytes:
+    def write_answer(self, value: object) -> bytes:
         """Return the JSON of an answer."""
         if isinstance(value, PaginatedResult):
             page = cast("PaginatedResult[BaseModel]", value)
@@ -207,7 +212,7 @@ class Operation:
 
     # --- the client's side -----------------------------------------------------------------------------------------
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
         """Return the arguments of a call that were given and say something, by name.
 
         Raises:
@@ -220,7 +225,7 @@ class Operation:
             name: value for name, value in bound.items() if value is not UNSET and value is not parameters[name].default
         }
 
-    def path_of(self, arguments: dict[str, Any]) -> str:
+    def path_of(self, arguments: Arguments) -> str:
         """Take the arguments out that travel in the path, and return the path with them, escaped."""
         path = self.row.path
         for name in self.in_path:
@@ -233,7 +238,7 @@ class Operation:
     def read_answer(self, body: bytes) -> Any:
         """Return the value that an answer's JSON holds."""
         if self.row.wrap:
-            wrapped: dict[str, Any] = _ANY.validate_json(body)
+            wrapped: dict[str, object] = _ANY.validate_json(body)
             return self.answer.validate_python(wrapped[self.row.wrap])
         return self.answer.validate_json(body)
 
@@ -241,13 +246,13 @@ class Operation:
 _WORDS = {segment for row in ROWS for segment in row.path.split("/") if segment and not segment.startswith("{")}
 
 
-def _hints(function: Any) -> dict[str, Any]:
+def _hints(function: object) -> dict[str, Any]:
     """Return the types of a method; before Python 3.11 a default of None makes `Any` an optional one, undone here."""
     found = get_type_hints(function, dict(vars(base)), include_extras=True)
     return {name: Any if get_args(hint)[:1] == (Any,) else hint for name, hint in found.items()}
 
 
-_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+_ANY: _Adapter = TypeAdapter(Any)
 _NEVER_NULL: dict[str, tuple[str, ...]] = {
     "update_rollout": ("status", "config"),
     "update_attempt": ("status", "last_heartbeat_time"),
@@ -255,7 +260,7 @@ _NEVER_NULL: dict[str, tuple[str, ...]] = {
 }
 
 
-def _without_unset(hint: Any) -> Any:
+def _without_unset(hint: object) -> object:
     """Return the type with `Unset` taken out; a null that `_NEVER_NULL` refuses must reach that check."""
     parts = get_args(hint)
     if Unset not in parts:

@@ -12,7 +12,7 @@ from agentlightning.types import LLM, Event, Link, PaginatedResult, ResourcesUpd
 from agentlightning.utils.secret_names import without_secrets
 
 
-def hide_secrets(operation: str, answer: Any) -> Any:
+def hide_secrets(operation: str, answer: object) -> Any:
     """Return the answer of an operation as it may leave the server; the same object if there is nothing to hide."""
     hide = _HIDDEN_IN.get(operation)
     if hide is None or not isinstance(answer, PaginatedResult):
@@ -22,7 +22,7 @@ def hide_secrets(operation: str, answer: Any) -> Any:
 
 
 def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
-    resources: dict[str, Any] = {}
+    resources: dict[str, object] = {}
     for name, resource in update.resources.items():
         if isinstance(resource, LLM):
             sampling = without_secrets(resource.sampling_parameters) or resource.sampling_parameters
@@ -45,7 +45,7 @@ def _span(span: Span) -> Span:
     return span.model_copy(update={**changes, **extra}) if changes or extra else span
 
 
-def _note_each(changes: dict[str, Any], name: str, parts: Sequence[Event | Link]) -> None:
+def _note_each(changes: dict[str, object], name: str, parts: Sequence[Event | Link]) -> None:
     hidden = [without_secrets(part.attributes) if part.attributes else None for part in parts]
     if any(attributes is not None for attributes in hidden):
         changes[name] = [

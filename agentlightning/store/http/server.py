@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from typing_extensions import override
 
@@ -121,7 +120,7 @@ class LightningStoreServer(LightningStore):
             raise RuntimeError(f"{what}() belongs to the process that made the server (pid {self._owner_pid})")
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return LightningStoreClient, (self.endpoint,)
 
     # --- being a store ---------------------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class LightningStoreServer(LightningStore):
         if self._client is not None and self._client_pid == os.getpid():
             await self._client.close()
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         pid = os.getpid()
         target = self._inner if pid == self._owner_pid else None
         if target is None:

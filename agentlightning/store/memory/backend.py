@@ -30,7 +30,7 @@ class MemoryBackend:
             tx = MemoryTx(self._data, write=write)
             try:
                 result = script(tx)
-            except BaseException:
+            except BaseException:  # whatever ends the script, what it claimed is to be claimed by others
                 tx.give_back()
                 raise
             if write:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentlightning.errors import BadRequestError
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
@@ -72,7 +70,7 @@ def span_budget(
     """
     if max_span_bytes is not None and threshold is not None:
         raise BadRequestError("Give max_span_bytes or eviction_memory_threshold, not both; they are the same bound")
-    given: Any = threshold if max_span_bytes is None else max_span_bytes
+    given: object = threshold if max_span_bytes is None else max_span_bytes
     limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if given is None else given)
     if limit < 1:
         raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {given!r}")

@@ -63,7 +63,7 @@ class MongoBackend:
         try:
             self.execute(lambda _: None, write=False)  # an address that is wrong is found out here
             self.set_clock()
-        except BaseException:
+        except BaseException:  # nobody else can close what was opened: there is no store yet
             self.close()
             raise
 

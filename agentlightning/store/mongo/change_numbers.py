@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.collection import Collection as MongoCollection
@@ -22,6 +21,7 @@ from pymongo.errors import ConnectionFailure
 from pymongo.write_concern import WriteConcern
 
 from agentlightning.errors import StoreWriteError
+from agentlightning.store.mongo.schema import Document
 from agentlightning.store.rules.durable import check_not_newer
 
 FOREIGN_SECONDS = 1.0
@@ -99,7 +99,7 @@ class ChangeNumbers:
     a document that is durable under a number has the increments before it made durable, too.
     """
 
-    def __init__(self, counters: MongoCollection[dict[str, Any]], counter_id: str) -> None:
+    def __init__(self, counters: MongoCollection[Document], counter_id: str) -> None:
         self._counters = counters.with_options(write_concern=WriteConcern(1))
         self._id = counter_id
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class ChangeNumbers:
         except ConnectionFailure:  # what was sent last may still be carried out
             self._finished(flush_numbers.blocks, sure=False)
             raise
-        except BaseException:
+        except BaseException:  # however the flush ended, readers must not wait for its numbers
             self._finished(flush_numbers.blocks, sure=True)
             raise
         self._finished(flush_numbers.blocks, sure=True)
@@ -122,7 +122,7 @@ class ChangeNumbers:
     def allocate(self, changes: int, numbers: int) -> Block:
         """Allocate so many numbers of each sort."""
         with self._lock:  # one at a time, so that a gap in what this process allocates is certainly of others
-            counted: dict[str, Any] | None = self._counters.find_one_and_update(
+            counted: Document | None = self._counters.find_one_and_update(
                 {"_id": self._id},
                 {"$inc": {"change": changes, "number": numbers}},
                 upsert=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
 
 from pymongo.errors import PyMongoError
 
@@ -29,7 +28,7 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
     with place.client() as client:
         database = client[place.database or DATABASE]
         partition = Partition(database, name)
-        here: dict[str, Any] = {"partition": name}
+        here: dict[str, object] = {"partition": name}
         try:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")

@@ -8,9 +8,8 @@ of a flush that changes several documents. A span is one document, a row is one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -20,11 +19,10 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
 from agentlightning.errors import TooLargeError
-from agentlightning.store.mongo.schema import prepare
+from agentlightning.store.mongo.schema import Document, prepare
 from agentlightning.store.rules.durable import DAMAGED, damaged, read_record
 from agentlightning.store.rules.tx import Record
 
-Document = dict[str, Any]
 Key = list[tuple[str, int]]
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RECENT = 32
@@ -106,7 +104,7 @@ class Partition:
             self.rollouts.delete_many({"_id": {"$in": [mark["_id"] for mark in marks]}, "deleted": self.name})
 
 
-def _index(name: str, *fields: str, **options: Any) -> IndexModel:
+def _index(name: str, *fields: str, **options: object) -> IndexModel:
     keys = [(field.lstrip("-"), DESCENDING if field.startswith("-") else ASCENDING) for field in ("partition", *fields)]
     return IndexModel(keys, name=name, **options)
 
@@ -183,7 +181,7 @@ def fitting(body: bytes, what: str) -> str:
     return body.decode()
 
 
-def stored_record(document: Mapping[str, Any]) -> Stored:
+def stored_record(document: Document) -> Stored:
     """Return what a rollout's document holds.
 
     Raises:
@@ -203,7 +201,7 @@ def set_aside(partition: Partition, rollout_id: str) -> None:
     partition.rollouts.update_one({"_id": partition.id(rollout_id)}, {"$set": gone})
 
 
-def stored_row(document: Mapping[str, Any]) -> StoredRow:
+def stored_row(document: Document) -> StoredRow:
     """Return what a row's document holds."""
     return StoredRow(document["body"], document["version"], document["written"])
 

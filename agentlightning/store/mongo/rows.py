@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pymongo import DeleteOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
@@ -221,7 +220,7 @@ def merged(base: str | bytes, wanted: str, there: str) -> str:
     return json.dumps({**result, **beside, "worker": worker}, ensure_ascii=False)
 
 
-def _document(partition: Partition, put: Put, then: list[Any]) -> Document:
+def _document(partition: Partition, put: Put, then: Sequence[object]) -> Document:
     return {
         "_id": partition.id(put.kind, put.key),
         "partition": partition.name,
@@ -235,7 +234,7 @@ def _document(partition: Partition, put: Put, then: list[Any]) -> Document:
     }
 
 
-def _replace(partition: Partition, put: Put, version: int, then: list[Any]) -> bool:
+def _replace(partition: Partition, put: Put, version: int, then: Sequence[object]) -> bool:
     changed = {"body": put.body, "version": put.version, "written": time.time(), "then": then}
     standing = {"_id": partition.id(put.kind, put.key), "version": version}
     return partition.rows.update_one(standing, {"$set": changed}).matched_count == 1

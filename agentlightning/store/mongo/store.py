@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -70,7 +69,7 @@ class MongoLightningStore(EngineStore):
         place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
         self.database_name = _one("database_name", database_name, "database", database) or place.database or DATABASE
         self.partition_id = "default" if partition_id is None else partition_id
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "mongo_uri": mongo_uri or uri,
             "database_name": self.database_name,
             "partition_id": self.partition_id,
@@ -88,9 +87,9 @@ class MongoLightningStore(EngineStore):
         )
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return partial(MongoLightningStore, **self._settings), ()
+        return _reopen, (self._settings,)
 
 
 def _one(name: str, value: str | None, other_name: str, other: str | None) -> str | None:
@@ -102,6 +101,10 @@ def _one(name: str, value: str | None, other_name: str, other: str | None) -> st
     if value is not None and other is not None and value != other:
         raise BadRequestError(f"{other_name} is another name of {name}; give one of them")
     return other if value is None else value
+
+
+def _reopen(settings: dict[str, Any]) -> MongoLightningStore:
+    return MongoLightningStore(**settings)
 
 
 __all__ = ["MongoBackend", "MongoLightningStore"]

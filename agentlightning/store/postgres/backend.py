@@ -12,14 +12,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
 from agentlightning.errors import BadRequestError, BusyError, ConflictError
 from agentlightning.store.engine.clock import SharedClock
-from agentlightning.store.postgres.job import Future, Job, Jobs
-from agentlightning.store.postgres.link import Place, reason
+from agentlightning.store.postgres.job import Future, Job, Jobs, Script
+from agentlightning.store.postgres.link import Database, Place, reason
 from agentlightning.store.postgres.listener import Listener
 from agentlightning.store.postgres.reader import Reader
 from agentlightning.store.postgres.schema import prepare
@@ -90,7 +90,7 @@ class PostgresBackend:
                 "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
             ) from error
 
-    def _submit(self, script: Callable[[Tx], Any], write: bool) -> Future:
+    def _submit(self, script: Script, write: bool) -> Future:
         if self._closed:
             raise ConflictError(f"The store {self._place!r} is closed")
         return self._process().submit(script, write)
@@ -118,7 +118,7 @@ class _Process:
         self._readers: list[Reader] = []
         self._closed = False
 
-    def submit(self, script: Callable[[Tx], Any], write: bool) -> Future:
+    def submit(self, script: Script, write: bool) -> Future:
         """Hand a script in; the future has its result and its notes."""
         jobs = self._writes if write else self._reads
         if jobs.qsize() >= _MAX_WAITING:
@@ -175,6 +175,6 @@ class _Process:
                     job.future.set_exception(ConflictError(f"The store {self._place!r} is closed"))
 
 
-def _server_time(db: psycopg.Connection[tuple[Any, ...]]) -> float:
+def _server_time(db: Database) -> float:
     row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
     return row[0] if row is not None else time.time()

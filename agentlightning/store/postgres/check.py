@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import psycopg
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.postgres.link import Place
+from agentlightning.store.postgres.link import Columns, Database, Place
 from agentlightning.store.postgres.schema import check_version
 from agentlightning.store.rules.durable import Entry, Stored
 
@@ -43,20 +42,18 @@ def read_all(uri: str, partition: str) -> Generator[Stored]:
         )
 
 
-def _count(db: psycopg.Connection[tuple[Any, ...]], table: str, partition: str) -> int:
+def _count(db: Database, table: str, partition: str) -> int:
     row = db.execute(f"SELECT count(*) FROM {table} WHERE partition = %s".encode(), (partition,)).fetchone()
     return row[0] if row else 0
 
 
-def _each(
-    db: psycopg.Connection[tuple[Any, ...]], columns: str, table: str, partition: str
-) -> Iterator[tuple[Any, ...]]:
+def _each(db: Database, columns: str, table: str, partition: str) -> Iterator[Columns]:
     with db.cursor(name=f"check_{table}") as cursor:
         cursor.execute(f"SELECT {columns} FROM {table} WHERE partition = %s ORDER BY number".encode(), (partition,))
         yield from cursor
 
 
-def _spans(db: psycopg.Connection[tuple[Any, ...]], partition: str) -> Iterator[Entry]:
+def _spans(db: Database, partition: str) -> Iterator[Entry]:
     columns = "rollout_id, attempt_id, span_id, body"
     for rollout_id, attempt_id, span_id, body in _each(db, columns, "agl_spans", partition):
         at = f"rollout_id = '{rollout_id}' AND attempt_id = '{attempt_id}' AND span_id = '{span_id}'"
@@ -64,7 +61,7 @@ def _spans(db: psycopg.Connection[tuple[Any, ...]], partition: str) -> Iterator[
         yield f"{span_id} of rollout {rollout_id}", removal, body
 
 
-def _rows(db: psycopg.Connection[tuple[Any, ...]], partition: str) -> Iterator[Entry]:
+def _rows(db: Database, partition: str) -> Iterator[Entry]:
     for kind, key, body in _each(db, "kind, key, body", "agl_rows", partition):
         at = f"partition = '{partition}' AND kind = '{kind}' AND key = '{key}'"
         yield f"{kind} {key}", f"DELETE FROM agl_rows WHERE {at}", body

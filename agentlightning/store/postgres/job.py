@@ -23,7 +23,7 @@ _PAUSE_SECONDS = (0.005, 0.25)
 _TRIES_IN_COMPANY = 3
 """After so many runs with others a script is run in a transaction of its own, which waits for locks."""
 
-Script = Callable[[Tx], Any]
+Script = Callable[[Tx], object]
 Future = concurrent.futures.Future[Any]
 
 
@@ -32,7 +32,7 @@ class Job:
     """A script and the caller that waits for it."""
 
     script: Script
-    future: Future = field(default_factory=concurrent.futures.Future[Any])
+    future: Future = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
     tries: int = 0
     due: float = 0.0

@@ -39,7 +39,10 @@ _PLANS_KEPT_SECONDS = 1.0
 """A plan that was made while a table was empty must not be kept for long: any index is as good then."""
 
 
-Cursor = psycopg.Cursor[tuple[Any, ...]]
+Columns = tuple[Any, ...]
+"""One row of an answer."""
+Cursor = psycopg.Cursor[Columns]
+Database = psycopg.Connection[Columns]
 
 
 class Place:
@@ -73,7 +76,7 @@ class Place:
     def __repr__(self) -> str:
         return self._text
 
-    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def connect(self) -> Database:
         """Return a connection in autocommit mode.
 
         Raises:
@@ -129,7 +132,7 @@ class Link:
             self._planned = time.monotonic()
         self.send(f"BEGIN{options}")
 
-    def fetch(self, text: str, values: Sequence[Any] = (), *, once: bool = False) -> list[tuple[Any, ...]]:
+    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
         """Execute a statement, wait, and return its rows. Raises what a statement sent before has met, too.
 
         `once`: the statement is one of many, and not worth preparing.
@@ -138,7 +141,7 @@ class Link:
         self.sync()  # and not only for its rows: so the server knows when it waits for us
         return cursor.fetchall()
 
-    def send(self, text: str, values: Sequence[Any] = ()) -> Cursor:
+    def send(self, text: str, values: Sequence[object] = ()) -> Cursor:
         """Execute a statement without waiting; the `rowcount` is known after the next `sync`."""
         statement = self._statements.get(text)
         if statement is None:

@@ -11,11 +11,11 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import psycopg
 
-from agentlightning.store.postgres.link import Place, reason
+from agentlightning.store.postgres.link import Database, Place, reason
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
@@ -99,7 +99,7 @@ class Listener:
                     break
         stop.close()
 
-    def _listen(self, db: psycopg.Connection[tuple[Any, ...]], stop: socket.socket) -> None:
+    def _listen(self, db: Database, stop: socket.socket) -> None:
         """Hear announcements until the store is closed or nobody has asked for long."""
         while time.monotonic() - self._last_call <= _IDLE_SECONDS:
             if stop in _readable(stop, db, timeout=_IDLE_SECONDS):

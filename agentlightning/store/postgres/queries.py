@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.rules.durable import DAMAGED
@@ -66,10 +65,10 @@ def claim(run_id: str | None) -> tuple[str, tuple[str, ...]]:
     ), values
 
 
-def where(partition: str, plan: Plan) -> tuple[str, list[Any]]:
+def where(partition: str, plan: Plan) -> tuple[str, list[object]]:
     """Return the WHERE clause of a plan and its values."""
     tests: list[str] = []
-    values: list[Any] = [partition]
+    values: list[object] = [partition]
     for column, wanted in (("status", plan.status_in), ("rollout_id", plan.ids)):
         if wanted is not None and len(wanted) == 1:  # one value keeps the order of the index
             tests.append(f"{column} = %s")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 
 from agentlightning.store.postgres.job import OUTAGE_SECONDS, Job, Jobs, Script, refused
 from agentlightning.store.postgres.link import Link, Place
 from agentlightning.store.postgres.tx import PostgresTx
+from agentlightning.store.rules.tx import Notes
 
 
 class Reader:
@@ -42,7 +42,7 @@ class Reader:
                 self._after_error(job, error)
         self._end_transaction()
 
-    def _read(self, script: Script) -> tuple[Any, Any]:
+    def _read(self, script: Script) -> tuple[object, Notes]:
         if self._link is None:
             self._link = Link(self._place, keep_plans=False)
         self._link.begin(" ISOLATION LEVEL REPEATABLE READ READ ONLY")

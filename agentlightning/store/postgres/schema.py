@@ -8,10 +8,8 @@ key. Needs PostgreSQL 13 (xid8).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import psycopg
-
+from agentlightning.store.postgres.link import Database
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 
 _LOCK = 0x61676C5F73746F72
@@ -69,8 +67,6 @@ CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
 """
 """The end of a rollout that has none is infinite, so that an index orders it last. `change` is the transaction that
 wrote the row last; `version` counts the changes of a row."""
-
-Database = psycopg.Connection[tuple[Any, ...]]
 
 
 def _begin(db: Database) -> None:

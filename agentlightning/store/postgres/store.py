@@ -10,7 +10,6 @@ between. Each process has up to five connections.
 from __future__ import annotations
 
 import importlib.util
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -52,7 +51,7 @@ class PostgresLightningStore(EngineStore):
     ) -> None:
         self.partition = partition
         self._uri = uri
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "partition": partition,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lease_seconds": lease_seconds,
@@ -67,9 +66,13 @@ class PostgresLightningStore(EngineStore):
         )
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return partial(PostgresLightningStore, **self._settings), (self._uri,)
+        return _reopen, (self._uri, self._settings)
+
+
+def _reopen(uri: str, settings: dict[str, Any]) -> PostgresLightningStore:
+    return PostgresLightningStore(uri, **settings)
 
 
 __all__ = ["PostgresBackend", "PostgresLightningStore"]

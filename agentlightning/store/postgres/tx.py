@@ -8,11 +8,10 @@ has nothing to undo. Only one that asks for a list after it has written has its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from agentlightning.errors import DamagedRecordError
 from agentlightning.store.postgres import queries
-from agentlightning.store.postgres.link import Link
+from agentlightning.store.postgres.link import Columns, Link
 from agentlightning.store.postgres.writes import Seen, SpanKey, Writes
 from agentlightning.store.rules.durable import (
     page_of_records,
@@ -158,15 +157,15 @@ class PostgresTx:
         )
         return Counts(*(number or 0 for number in self._link.fetch(query, (self._partition, *values))[0]))
 
-    def _bodies(self, query: str, values: Sequence[Any]) -> list[Record]:
+    def _bodies(self, query: str, values: Sequence[object]) -> list[Record]:
         return self._readable(self._link.fetch(query, values, once=True))
 
-    def _readable(self, rows: Iterable[Any]) -> list[Record]:
+    def _readable(self, rows: Iterable[tuple[bytes | str, str]]) -> list[Record]:
         """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
         script if this one reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 
-    def _locked_records(self, rows: Sequence[tuple[Any, ...]]) -> list[Record]:
+    def _locked_records(self, rows: Sequence[Columns]) -> list[Record]:
         records = self._readable(rows)
         if self._writing and records:
             self._seen.locked = True
@@ -267,7 +266,7 @@ class PostgresTx:
         query = "SELECT count(*) FROM agl_rows WHERE partition = %s AND kind = %s"
         return self._link.fetch(query, (self._partition, kind))[0][0]
 
-    def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[tuple[Any, ...]]:
+    def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[Columns]:
         """Fetch at most one row, locked in a writing script.
 
         Raises:

@@ -13,7 +13,6 @@ import logging
 import queue
 import threading
 import time
-from typing import Any
 
 import psycopg
 
@@ -130,7 +129,7 @@ class Writer:
                 else:
                     job.future.set_exception(raised)
 
-    def _transact(self, jobs: list[Job]) -> list[tuple[Job, Any, Exception | None]]:
+    def _transact(self, jobs: list[Job]) -> list[tuple[Job, object, Exception | None]]:
         """Run the scripts in one transaction, return what they return or raise when that is on disk.
 
         Raises:
@@ -142,7 +141,7 @@ class Writer:
             self._link = Link(self._place, keep_plans=True)
         link, seen = self._link, Seen()
         link.begin()
-        answers: list[tuple[Job, Any, Exception | None]] = []
+        answers: list[tuple[Job, object, Exception | None]] = []
         written: list[tuple[Job, PostgresTx]] = []
         for job in jobs:
             tx = PostgresTx(link, self._partition, seen, careful=job.alone)

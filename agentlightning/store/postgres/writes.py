@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -146,5 +145,5 @@ class Writes:
             return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version, row)
 
-    def _send(self, statement: str, values: Sequence[Any], expected: int = 1) -> None:
+    def _send(self, statement: str, values: Sequence[object], expected: int = 1) -> None:
         self._sent.append((self._link.send(statement, values), expected))

@@ -16,7 +16,7 @@ from agentlightning.store.base import UNSET
 _MOST_NAMES = 100_000
 
 
-def given(**arguments: Any) -> dict[str, Any]:
+def given(**arguments: object) -> dict[str, Any]:
     """Return the arguments that were supplied."""
     return {name: value for name, value in arguments.items() if value is not UNSET}
 
@@ -55,7 +55,7 @@ def check_timeout(timeout: float | None) -> None:
         raise BadRequestError(f"timeout must be a number of seconds; got {timeout!r}")
 
 
-def checked(model: type[BaseModel], changes: dict[str, Any]) -> dict[str, Any]:
+def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any]:
     """Return changes of some fields as `model` holds them.
 
     A status is left alone: the table of `lifecycle` judges it, with its own words.
@@ -89,5 +89,5 @@ def valid(what: str) -> Generator[None]:
 
 
 @cache
-def _field(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter[Any](get_type_hints(model)[name])
+def _field(model: type[BaseModel], name: str) -> TypeAdapter[object]:
+    return TypeAdapter[object](get_type_hints(model)[name])

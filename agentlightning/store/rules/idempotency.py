@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from pydantic_core import to_jsonable_python
 
@@ -46,7 +46,7 @@ class Call:
     token: str
 
     @classmethod
-    def of(cls, operation: str, token: str, arguments: Mapping[str, Any]) -> Call:
+    def of(cls, operation: str, token: str, arguments: Mapping[str, object]) -> Call:
         """Return the call of an operation with these arguments; None is the same as an argument left out."""
         asked = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
         return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(asked), token)
@@ -87,7 +87,7 @@ def raise_if_refused(answer: str) -> None:
         raise WIRE_ERRORS[name](text)
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return 8 hexadecimal characters that tell a value from another."""
     return _hash(json.dumps(value, sort_keys=True, default=to_jsonable_python).encode(), 8)
 

@@ -77,7 +77,7 @@ def _has_an_order(kind: Any) -> bool:
     return get_origin(kind) is Literal or kind in (str, int, float, type(None))
 
 
-def check_choices(name: str, chosen: Sequence[str] | None, known: Any) -> None:
+def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> None:
     """Check a filter that takes a list of words of a `Literal`.
 
     Raises:
@@ -110,11 +110,11 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
         raise BadRequestError(f"Offset must be greater than or equal to 0; got {offset}")
 
 
-def sort_key(name: str) -> Callable[[Any], Any]:
+def sort_key(name: str) -> Callable[[object], tuple[bool, Any]]:
     """Return the key that orders values by a field: a null time is last, other nulls are first."""
     null_is_last = name.endswith("_time")
 
-    def key(item: Any) -> tuple[bool, Any]:
+    def key(item: object) -> tuple[bool, Any]:
         value = getattr(item, name)
         return (null_is_last, 0) if value is None else (not null_is_last, value)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -79,7 +78,7 @@ def _record_heartbeats(tx: Tx, record: Record, attempt_ids: set[str], now: float
         attempt = attempt_of(record, attempt_id)
         latest = attempt is record.latest
         alive = attempt.status in ("preparing", "running") or (attempt.status == "unresponsive" and latest)
-        changes: dict[str, Any] = {"last_heartbeat_time": now}
+        changes: dict[str, object] = {"last_heartbeat_time": now}
         if alive:
             changes["status"] = "running"
         if attempt.status == "unresponsive" and latest:

@@ -101,7 +101,7 @@ def expire(
     return True
 
 
-def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str, Any]:
+def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str, object]:
     """Return what goes with a change of an attempt's status."""
     if to not in lifecycle.ENDED:
         return {"end_time": None, "outcome": None, "outcome_reason": None}
@@ -124,7 +124,7 @@ def _follow(record: Record, attempt: Attempt, now: float) -> None:
         set_status(record, to, now)
 
 
-def set_status(record: Record, to: Any, now: float) -> None:
+def set_status(record: Record, to: object, now: float) -> None:
     """Set the rollout's status, and with it `end_time` and the place in the queue."""
     was = record.rollout.status
     end_time = now if to in FINISHED else None

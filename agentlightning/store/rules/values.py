@@ -27,7 +27,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
         TypeError: something inside is no JSON value, or nested too deep; the text names the place, for example
             `input.items[3]`.
     """
-    kind = cast("type[Any]", type(value))
+    kind = cast("type[object]", type(value))
     if kind is str:
         return value if value.isascii() else _unicode(value, path)
     if kind is float:
@@ -41,20 +41,20 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
             (key if type(key) is str and key.isascii() else _key(key, path)): (
                 item if type(item) in _PLAIN else to_json(item, f"{path}.{key}", depth + 1)
             )
-            for key, item in cast("dict[Any, Any]", value).items()
+            for key, item in cast("dict[object, object]", value).items()
         }
     if kind is list or kind is tuple:
-        return [to_json(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[Any]", value))]
+        return [to_json(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[object]", value))]
     return _convert(value, path, depth)
 
 
-def _key(key: Any, path: str) -> str:
+def _key(key: object, path: str) -> str:
     if isinstance(key, str):
         return _unicode(str(key), path)
     raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
 
 
-def _convert(value: Any, path: str, depth: int) -> Any:
+def _convert(value: object, path: str, depth: int) -> object:
     if isinstance(value, BaseModel):
         try:
             return value.model_dump(mode="json")
@@ -66,12 +66,12 @@ def _convert(value: Any, path: str, depth: int) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy scalars and arrays, without importing numpy
         return to_json(cast("Any", value).tolist(), path, depth)
     if isinstance(value, Mapping):
-        return to_json(dict(cast("Mapping[Any, Any]", value)), path, depth)
+        return to_json(dict(cast("Mapping[object, object]", value)), path, depth)
     for scalar in (str, bool, int, float):
         if isinstance(value, scalar):  # of a subclass, enums of str among them
             return to_json(scalar(getattr(value, "value", value)), path, depth)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return to_json(list(cast("Sequence[Any]", value)), path, depth)
+        return to_json(list(cast("Sequence[object]", value)), path, depth)
     raise TypeError(
         f"{path} is a {type(value).__name__}, which is no JSON value; expected dict, list, str, number, bool or None "
         "(pydantic models, dataclasses and numpy values are converted)"
@@ -89,13 +89,13 @@ def _unicode(text: str, path: str) -> str:
     return text
 
 
-def copy_json(value: Any) -> Any:
+def copy_json(value: object) -> object:
     """Return a deep copy of JSON data."""
     if type(value) is dict:
-        named = cast("dict[str, Any]", value)
+        named = cast("dict[str, object]", value)
         return {key: item if type(item) in _SCALARS else copy_json(item) for key, item in named.items()}
     if type(value) is list:
-        return [copy_json(item) for item in cast("list[Any]", value)]
+        return [copy_json(item) for item in cast("list[object]", value)]
     return value
 
 
@@ -105,13 +105,14 @@ def copy_json(value: Any) -> Any:
 # share what did not change, the set of fields that were given included, and the next one need not be validated: every
 # operation makes several, and validating costs five times as much.
 
-_set_fields = cast("Any", BaseModel).__dict__["__dict__"].__set__
-_set_names = cast("Any", BaseModel).__dict__["__pydantic_fields_set__"].__set__
-_set_extra = cast("Any", BaseModel).__dict__["__pydantic_extra__"].__set__
-_set_private = cast("Any", BaseModel).__dict__["__pydantic_private__"].__set__
+_slots = cast("Any", BaseModel).__dict__
+_set_fields = _slots["__dict__"].__set__
+_set_names = _slots["__pydantic_fields_set__"].__set__
+_set_extra = _slots["__pydantic_extra__"].__set__
+_set_private = _slots["__pydantic_private__"].__set__
 
 
-def _build(cls: type[M], fields: dict[str, Any], names: set[str], extra: dict[str, Any] | None = None) -> M:
+def _build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[str, object] | None = None) -> M:
     new = cls.__new__(cls)
     _set_fields(new, fields)
     _set_names(new, names)
@@ -120,19 +121,19 @@ def _build(cls: type[M], fields: dict[str, Any], names: set[str], extra: dict[st
     return new
 
 
-def evolve(model: M, **changes: Any) -> M:
+def evolve(model: M, **changes: object) -> M:
     """Return the next version of a value: a shallow copy with some fields changed, not validated."""
     return _build(
         model.__class__, {**model.__dict__, **changes}, model.__pydantic_fields_set__, model.__pydantic_extra__
     )
 
 
-def new_rollout(**fields: Any) -> Rollout:
+def new_rollout(**fields: object) -> Rollout:
     """Return a rollout out of values that are known to be right; missing fields have their defaults."""
     return _build(Rollout, {**_ROLLOUT_DEFAULTS, **fields}, _NAMES[Rollout])
 
 
-def new_attempt(**fields: Any) -> Attempt:
+def new_attempt(**fields: object) -> Attempt:
     """Return an attempt out of values that are known to be right; missing fields have their defaults."""
     return _build(Attempt, {**_ATTEMPT_DEFAULTS, **fields}, _NAMES[Attempt])
 
@@ -155,7 +156,7 @@ _NAMES: dict[type[BaseModel], set[str]] = {
 # --- copies for callers ----------------------------------------------------------------------------------------------
 
 
-def _public(model: M, **own: Any) -> M:
+def _public(model: M, **own: object) -> M:
     """Return a copy whose fields may be assigned, and which alone holds `own`."""
     cls = model.__class__
     return _build(cls, {**model.__dict__, **own}, _NAMES[cls], model.__pydantic_extra__)

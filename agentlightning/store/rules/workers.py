@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from agentlightning.store.base import Unset
 from agentlightning.store.rules import lifecycle
@@ -20,7 +20,7 @@ def heartbeat(
     tx: Tx,
     now: float,
     worker_id: str,
-    stats: dict[str, Any] | Unset,
+    stats: dict[str, object] | Unset,
     run_id: str | None,
     attempts: frozenset[str] | None = None,
     call: Call | None = None,
@@ -29,7 +29,7 @@ def heartbeat(
     row = _worker_row(tx, worker_id, run_id)
     if is_known_beat(row, call):
         return row.worker
-    changes: dict[str, Any] = {"last_heartbeat_time": now}
+    changes: dict[str, object] = {"last_heartbeat_time": now}
     if not isinstance(stats, Unset):
         changes["heartbeat_stats"] = stats
     row.unnamed = [] if attempts is None else _unnamed(tx, now, worker_id, row, attempts)
@@ -97,7 +97,7 @@ def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | N
 def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
     """An empty claim: the worker asks for work, so it is idle unless it has other work in hand."""
     row = _worker_row(tx, worker_id, run_id)
-    changes: dict[str, Any] = {"last_dequeue_time": now}
+    changes: dict[str, object] = {"last_dequeue_time": now}
     if row.worker.status != "idle" and not tx.held(worker_id, 1):
         changes.update(status="idle", last_idle_time=now, current_rollout_id=None, current_attempt_id=None)
     _put_worker(tx, row, **changes)
@@ -109,7 +109,7 @@ def sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, cla
         return
     row = _worker_row(tx, attempt.worker_id, run_id)
     status = lifecycle.worker_after(attempt.status)
-    changes: dict[str, Any] = {"last_dequeue_time": now} if claimed else {}
+    changes: dict[str, object] = {"last_dequeue_time": now} if claimed else {}
     if status == "busy":
         changes.update(status="busy", last_busy_time=now)
         changes.update(current_rollout_id=attempt.rollout_id, current_attempt_id=attempt.attempt_id)
@@ -129,7 +129,7 @@ def _worker_row(tx: Tx, worker_id: str, run_id: str | None) -> WorkerRow:
     return replace(row) if row is not None else WorkerRow(Worker(worker_id=worker_id, run_id=run_id))
 
 
-def _put_worker(tx: Tx, row: WorkerRow, **changes: Any) -> Worker:
+def _put_worker(tx: Tx, row: WorkerRow, **changes: object) -> Worker:
     row = replace(row, worker=evolve(row.worker, **changes))
     tx.put("worker", row.worker.worker_id, row)
     return row.worker

@@ -19,11 +19,11 @@ from agentlightning.store.sqlite.tx import ChangeNumbers, SQLiteTx
 class Job:
     """A script that waits for the writer, and who waits for its answer."""
 
-    script: Callable[[Tx], Any]
+    script: Callable[[Tx], object]
     future: concurrent.futures.Future[Any] | asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop | None
     """Where the future lives; None for one that any thread may set."""
-    result: Any = None
+    result: object = None
     error: BaseException | None = None
 
     def settle(self) -> None:

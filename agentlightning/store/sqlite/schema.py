@@ -102,7 +102,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
             if number > version:
                 step(db)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    except BaseException:
+    except BaseException:  # an interrupt must not leave the transaction open either
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +35,7 @@ class SQLiteLightningStore(EngineStore):
         if synchronous not in ("FULL", "NORMAL"):
             raise BadRequestError(f"synchronous must be 'FULL' or 'NORMAL'; got {synchronous!r}")
         self.path = str(path)
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "synchronous": synchronous,
             "scan_debounce_seconds": scan_debounce_seconds,
             "lease_seconds": lease_seconds,
@@ -51,6 +50,10 @@ class SQLiteLightningStore(EngineStore):
         )
 
     @override
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same file."""
-        return partial(SQLiteLightningStore, **self._settings), (self.path,)
+        return _reopen, (self.path, self._settings)
+
+
+def _reopen(path: str, settings: dict[str, Any]) -> SQLiteLightningStore:
+    return SQLiteLightningStore(path, **settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -83,7 +82,7 @@ class SQLiteTx:
     def load(self, rollout_id: str) -> Record | None:
         return self._loaded("SELECT number, body, rollout_id FROM rollouts WHERE rollout_id = ?", (rollout_id,))
 
-    def _loaded(self, query: str, values: Sequence[Any]) -> Record | None:
+    def _loaded(self, query: str, values: Sequence[object]) -> Record | None:
         row = self._db.execute(query, values).fetchone()
         if row is None:
             return None
@@ -142,7 +141,7 @@ class SQLiteTx:
         records = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY number", values)
         return page_of_records(records, plan)
 
-    def _find_page(self, plan: Plan, where: str, values: list[Any]) -> tuple[list[Record], int]:
+    def _find_page(self, plan: Plan, where: str, values: list[object]) -> tuple[list[Record], int]:
         direction = "DESC" if plan.descending else "ASC"
         order = "number" if plan.sort_by is None else f"{plan.sort_by} {direction}, number"
         if plan.limit == -1 and not plan.offset:
@@ -159,7 +158,7 @@ class SQLiteTx:
             query = f"SELECT body, rollout_id FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
         return self._records(query, [*values, min(plan.limit, _MOST), min(plan.offset, _MOST)]), total
 
-    def _records(self, query: str, values: Iterable[Any]) -> list[Record]:
+    def _records(self, query: str, values: Iterable[object]) -> list[Record]:
         return self._readable(self._db.execute(query, tuple(values)).fetchall())
 
     def _readable(self, rows: Iterable[tuple[bytes, str]]) -> list[Record]:
@@ -254,22 +253,22 @@ def columns_of(record: Record) -> tuple[str | float | None, ...]:
     return (record.rollout.rollout_id, record.rollout.run_id, *indexed(record))
 
 
-def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[Any]]:
+def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[object]]:
     """Return a condition that holds for a page by start time, and its values: the indexes hold that order within each
     status only, so as many rows as the page may need are taken of each."""
     statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
     run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
     first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
     needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
-    values = [value for status in statuses for value in (status, *of_run, needed)]
+    values: list[object] = [value for status in statuses for value in (status, *of_run, needed)]
     return " OR ".join([first] * len(statuses)), values
 
 
-def _where(plan: Plan) -> tuple[str, list[Any]]:
+def _where(plan: Plan) -> tuple[str, list[object]]:
     """Return the WHERE clause of a plan and its values."""
     clauses: list[str] = []
     tests: list[str] = []
-    values: list[Any] = []
+    values: list[object] = []
     by_id = plan.ids is not None and not plan.any_of
     status = "+status" if by_id else "status"  # with the sign its index is not used, which could be long
     for column, wanted in ((status, plan.status_in), ("rollout_id", plan.ids)):

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -101,12 +101,12 @@ class CompletedStore(LightningStore):
     async def close(self) -> None:
         await self.store.close()
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operation in _LISTED:
             return _with_outcomes(await self._list(operation, args, kwargs))
         return _with_outcomes(await self._call_store(operation, *args, **kwargs))
 
-    async def _list(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PaginatedResult[Any]:
+    async def _list(self, operation: str, args: tuple[object, ...], kwargs: dict[str, Any]) -> PaginatedResult[Any]:
         """Sort and cut a list here if the store does not itself."""
         paging = {name: kwargs[name] for name in _PAGE if name in kwargs}
         defaults = _SIGNATURES[operation].parameters
@@ -120,7 +120,7 @@ class CompletedStore(LightningStore):
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
         return PaginatedResult[Any](items=items, limit=limit, offset=offset, total=total)
 
-    async def _call_store(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
         if not self._has(operation) and operation != "statistics":
             raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
@@ -288,7 +288,7 @@ class CompletedStore(LightningStore):
         return _with_outcomes(changed)
 
     async def _with_outcome(
-        self, rollout_id: str, attempt_id: str, metadata: dict[str, Any] | Unset | None, given: dict[str, Any]
+        self, rollout_id: str, attempt_id: str, metadata: dict[str, Any] | Unset | None, given: Mapping[str, object]
     ) -> dict[str, Any]:
         """Return an attempt's metadata with the given fields of its outcome added."""
         if isinstance(metadata, Unset):
@@ -301,7 +301,7 @@ class CompletedStore(LightningStore):
         return {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **plain}}
 
 
-def _with_outcomes(answer: Any) -> Any:
+def _with_outcomes(answer: object) -> Any:
     """Return what a store returned, with outcomes read from the metadata of its attempts."""
     if isinstance(answer, Attempt):
         kept = (answer.metadata or {}).get(_OUTCOME_KEY)

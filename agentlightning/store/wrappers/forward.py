@@ -23,7 +23,7 @@ FORWARDED: tuple[str, ...] = tuple(
 class Forwarding(Protocol):
     """What the decorated class offers."""
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...
 
 
 C = TypeVar("C", bound=type[Any])
@@ -37,9 +37,9 @@ def forward_operations(cls: C) -> C:
     return cls
 
 
-def _forwarder(name: str) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(cast("Callable[..., Awaitable[Any]]", getattr(LightningStore, name)))
-    async def forwarded(self: Forwarding, *args: Any, **kwargs: Any) -> Any:
+def _forwarder(name: str) -> Callable[..., Awaitable[object]]:
+    @functools.wraps(cast("Callable[..., Awaitable[object]]", getattr(LightningStore, name)))
+    async def forwarded(self: Forwarding, *args: object, **kwargs: object) -> object:
         return await self._call(name, args, kwargs)
 
     return forwarded

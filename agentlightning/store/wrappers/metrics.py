@@ -71,10 +71,10 @@ def observe_operations(store: LightningStore, tracker: MetricsBackend) -> StoreM
 
 
 def _counted(
-    name: str, operation: Callable[..., Awaitable[Any]], tracker: MetricsBackend, meter: StoreMeter
-) -> Callable[..., Awaitable[Any]]:
+    name: str, operation: Callable[..., Awaitable[object]], tracker: MetricsBackend, meter: StoreMeter
+) -> Callable[..., Awaitable[object]]:
     @functools.wraps(operation)
-    async def counted(*args: Any, **kwargs: Any) -> Any:
+    async def counted(*args: object, **kwargs: object) -> object:
         outer = _called.get()
         entered = _called.set(name) if outer is None else None
         status, start = "OK", time.perf_counter()
@@ -83,7 +83,7 @@ def _counted(
             if outer is None:
                 meter.answered(name, answer)
             return answer
-        except BaseException as error:
+        except BaseException as error:  # cancellations are counted, too
             status = type(error).__name__
             raise
         finally:
@@ -128,7 +128,7 @@ class StoreMeter:
         labels = {"status": attempt.status, "outcome": attempt.outcome or UNKNOWN, "reason": reason}
         self._tracker.count(ATTEMPT_ENDS, 1.0, labels)
 
-    def answered(self, operation: str, answer: Any) -> None:
+    def answered(self, operation: str, answer: object) -> None:
         """Count what a caller of the store was given: claims, or the spans that were new."""
         read = self._read.get(operation)
         if read is not None and answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from typing_extensions import override
 
@@ -37,10 +37,10 @@ class LightningStoreScoped(LightningStore):
         """Close the store behind it; for whoever received this view in another process or thread."""
         await self.store.close()
 
-    async def _call(self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         method = getattr(self._whole, operation)
         if operation == "enqueue_many_rollouts":
-            rollouts: Sequence[EnqueueRolloutRequest] = args[0] if args else kwargs["rollouts"]
+            rollouts = cast("Sequence[EnqueueRolloutRequest]", args[0] if args else kwargs["rollouts"])
             mine = {"run_id": self.run_id}
             return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
         if self.run_id is not None and "run_id" in inspect.signature(method).parameters:

@@ -32,11 +32,11 @@ def refuse_broken_texts(cls: C) -> C:
     return cls
 
 
-def _checked(name: str, operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
     parameters = tuple(inspect.signature(operation).parameters)[1:]
 
     @functools.wraps(operation)
-    async def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def checked(self: object, *args: object, **kwargs: object) -> object:
         try:
             for key, value in (*zip(parameters, args, strict=False), *kwargs.items()):
                 if key not in _FREE:
@@ -61,7 +61,7 @@ def _check(operation: str, key: str, value: Any) -> None:
                 _check(operation, "run_id", item.run_id)
                 _check(operation, "resources_id", item.resources_id)
     elif isinstance(value, Mapping):
-        for field, item in cast("Mapping[Any, Any]", value).items():
+        for field, item in cast("Mapping[object, object]", value).items():
             _check(operation, key, field)
             if isinstance(item, BaseModel):
                 item.__pydantic_serializer__.to_json(item)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from string import Formatter
-from typing import Any, cast
+from typing import cast
 
 MOST_CHARACTERS = 16 * 1024 * 1024
 """Length of a filled prompt."""
@@ -30,7 +30,7 @@ _CONVERSIONS = {"r": repr, "s": str, "a": ascii}
 _SHOWN = 80
 
 
-def fill(template: str, values: Mapping[str, Any]) -> str:
+def fill(template: str, values: Mapping[str, object]) -> str:
     """Return the template with its gaps filled.
 
     Raises:
@@ -47,14 +47,14 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _parts(template: str, values: Mapping[str, Any]) -> Iterator[str]:
+def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
     for text, gap, spec, conversion in Formatter().parse(template):
         yield text
         if gap is not None:
             yield _filled(gap, spec or "", conversion, values)
 
 
-def _filled(gap: str, spec: str, conversion: str | None, values: Mapping[str, Any]) -> str:
+def _filled(gap: str, spec: str, conversion: str | None, values: Mapping[str, object]) -> str:
     value = _value(gap, values)
     if conversion is not None:
         if conversion not in _CONVERSIONS:
@@ -67,7 +67,7 @@ def _filled(gap: str, spec: str, conversion: str | None, values: Mapping[str, An
         raise type(error)(f"Gap {_shown(gap)} of the template: {error}") from error
 
 
-def _value(gap: str, values: Mapping[str, Any]) -> Any:
+def _value(gap: str, values: Mapping[str, object]) -> object:
     """Return what a gap names: a value that was given, or an entry of one, however deep."""
     name, bracket, rest = gap.partition("[")
     if "." in name or name.startswith("_") or not name or name.isdecimal():
@@ -92,14 +92,14 @@ def _value(gap: str, values: Mapping[str, Any]) -> Any:
     return value
 
 
-def _entry(gap: str, value: Any, key: str) -> Any:
+def _entry(gap: str, value: object, key: str) -> object:
     if isinstance(value, (list, tuple)) and key.isdecimal() and len(key) < 10:
-        items = cast("tuple[Any, ...]", value)
+        items = cast("tuple[object, ...]", value)
         if int(key) < len(items):
             return items[int(key)]
         raise KeyError(f"{key} (gap {_shown(gap)} of the template: the list has {len(items)} entries)")
     if isinstance(value, dict):
-        entries = cast("dict[Any, Any]", value)
+        entries = cast("dict[object, object]", value)
         if key in entries:
             return entries[key]
         if key.isdecimal() and len(key) < 10 and int(key) in entries:
@@ -107,7 +107,7 @@ def _entry(gap: str, value: Any, key: str) -> Any:
         raise KeyError(f"{key} (gap {_shown(gap)} of the template)")
     raise ValueError(
         f"Gap {_shown(gap)} of the template is not allowed: brackets take an entry of a dict or list; "
-        f"this is a {type(cast(Any, value)).__name__}"
+        f"this is a {type(cast('object', value)).__name__}"
     )
 
 

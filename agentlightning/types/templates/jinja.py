@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sized, ValuesView
 from types import BuiltinMethodType, MethodType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from jinja2 import StrictUndefined, nodes, pass_context
 from jinja2.runtime import Context, LoopContext
@@ -78,7 +78,7 @@ _SOUGHT = "agentlightning_membership"
 _SLICED = "agentlightning_slice"
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, values: Mapping[str, object]) -> str:
     """Return the template rendered with these values.
 
     Raises:
@@ -103,7 +103,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("+", "*", "**", "%", "//", "-"))
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self._left = self._looks_at = MOST_WORK
         self._end = time.thread_time() + MOST_SECONDS
@@ -136,13 +136,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
             raise ValueError(f"The template takes longer than {MOST_SECONDS:g} s of processor time")
         self._looks_at = self._left - _BETWEEN_LOOKS
 
-    def weight(self, value: Any) -> int:
+    def weight(self, value: object) -> int:
         """Return how many characters and entries a value has, those of lists within lists each time they would print.
 
         Raises:
             ValueError: more than the budget.
         """
-        total, waiting = 0, [value]
+        total = 0
+        waiting: list[object] = [value]
         while waiting:
             part = waiting.pop()
             total += 1
@@ -152,7 +153,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
                 total += len(cast("Sized", part)) * ENTRY
                 if total > self._left:
                     self.charge(total)
-                waiting.extend(_entries(part))
+                waiting.extend(_entries(cast("object", part)))
             elif isinstance(part, (str, bytes, bytearray)):
                 total += len(cast("Sized", part))
             elif isinstance(part, range):
@@ -163,40 +164,40 @@ class _Bounded(ImmutableSandboxedEnvironment):
                 self.charge(total)
         return total
 
-    def _spend(self, *values: Any) -> int:
+    def _spend(self, *values: object) -> int:
         """Charge the weight of values and return it."""
         total = CALL + sum(self.weight(value) for value in values)
         self.charge(total)
         return total
 
-    def _step(self, value: Any) -> bool:
+    def _step(self, value: object) -> bool:
         self.charge(STEP)
         return True
 
-    def _compared(self, value: Any) -> Any:
+    def _compared(self, value: object) -> object:
         self._spend(value)
         return value
 
-    def _sought(self, value: Any) -> Any:
+    def _sought(self, value: object) -> object:
         """Return what something is looked for in; a table is not read through for that."""
-        return cast("Any", value) if isinstance(value, (dict, set, frozenset)) else self._compared(value)
+        return cast("object", value) if isinstance(value, (dict, set, frozenset)) else self._compared(value)
 
-    def _sliced(self, value: Any) -> Any:
-        self.charge(CALL + (len(cast("Sized", value)) if _is_sequence(value) else 0))
+    def _sliced(self, value: object) -> object:
+        self.charge(CALL + (len(value) if _is_sequence(value) else 0))
         return value
 
-    def _watched(self, values: Iterator[Any]) -> Iterator[Any]:
+    def _watched(self, values: Iterator[object]) -> Iterator[object]:
         """Yield what a filter makes one by one, each charged when it is asked for."""
         for value in values:
             self.charge(ENTRY + self.weight(value))
             yield value
 
-    def _weighed(self, value: Any) -> Any:
+    def _weighed(self, value: object) -> object:
         if not isinstance(value, str):
             self._spend(value)
         return value
 
-    def _joined(self, parts: Iterable[Any]) -> str:
+    def _joined(self, parts: Iterable[object]) -> str:
         texts: list[str] = []
         length = 0
         for part in parts:
@@ -211,7 +212,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
     # --- what a template may do --------------------------------------------------------------------------------------
 
     @override
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         if operator == "%" and isinstance(left, (str, bytes)):
             _check_printf(left)
             self._spend(left, right)
@@ -225,15 +226,15 @@ class _Bounded(ImmutableSandboxedEnvironment):
                 raise ValueError(f"The template computes an integer of more than {MOST_BITS} bits ({operator})")
             self.charge(CALL)
         elif _is_sequence(left) and _is_sequence(right):
-            self.charge(CALL + len(cast("Sized", left)) + len(cast("Sized", right)))
+            self.charge(CALL + len(left) + len(right))
         return super().call_binop(context, operator, left, right)
 
     @override
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> object:
         return self._refused(obj, attribute) if _grows(obj, attribute) else super().getattr(obj, attribute)
 
     @override
-    def getitem(self, obj: Any, argument: Any) -> Any:
+    def getitem(self, obj: object, argument: object) -> object:
         self.charge(CALL)
         if _is_sequence(argument) and not isinstance(argument, str):  # the hash of a tuple reads all of it
             self._spend(argument)
@@ -241,18 +242,18 @@ class _Bounded(ImmutableSandboxedEnvironment):
             return self._refused(obj, argument)
         return super().getitem(obj, argument)
 
-    def _refused(self, obj: Any, attribute: str) -> Any:
+    def _refused(self, obj: object, attribute: str) -> object:
         """Return an entry of that name, where a dict has one; else what raises when it is used."""
         if isinstance(obj, dict) and attribute in obj:
-            return cast("dict[str, Any]", obj)[attribute]
+            return cast("dict[str, object]", obj)[attribute]
         return self.unsafe_undefined(obj, attribute)
 
     @override
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = __obj.__self__ if isinstance(__obj, BuiltinMethodType) else None
+    def call(__self, __context: Context, __obj: Any, *args: object, **kwargs: object) -> object:
+        owner = cast("object", __obj.__self__) if isinstance(__obj, BuiltinMethodType) else None
         if isinstance(owner, _BUILTINS):
-            __self._check_growth(__obj.__name__, owner, args, kwargs)
-            __self._spend(owner, *args, *kwargs.values())
+            __self._check_growth(__obj.__name__, cast("object", owner), args, kwargs)
+            __self._spend(cast("object", owner), *args, *kwargs.values())
         elif __obj is dict or (isinstance(__obj, MethodType) and isinstance(__obj.__self__, LoopContext)):
             __self._spend(*args, *kwargs.values())  # `loop.changed` compares
         result = super().call(__context, __obj, *args, **kwargs)
@@ -260,11 +261,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
             __self.charge(len(result))
         return result
 
-    def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
         """Return a filter that is charged for what it is given and gives."""
         skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             given = args[skipped:]
             weight = self._spend(*given, *kwargs.values())
             if name in _SLOW and weight > _SLOW_CHARACTERS:
@@ -273,15 +274,15 @@ class _Bounded(ImmutableSandboxedEnvironment):
             result = call(*args, **kwargs)
             if _is_sequence(result):
                 self.charge(len(result))
-            return self._watched(cast("Iterator[Any]", result)) if isinstance(result, Iterator) else result
+            return self._watched(cast("Iterator[object]", result)) if isinstance(result, Iterator) else result
 
         return functools.update_wrapper(run, call)
 
-    def _guarded_test(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded_test(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
         """Return a test that is charged for what it compares."""
         skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             given = (*args[skipped:], *kwargs.values())
             if name == "in":
                 self._compared(given[0])
@@ -297,7 +298,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
         return functools.update_wrapper(run, call)
 
-    def _check_growth(self, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check_growth(self, name: str, value: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Charge what a filter or method may make beyond what it is given."""
         given = (*args, *kwargs.values())
         numbers = [abs(number) for number in given if isinstance(number, int)]
@@ -314,7 +315,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif name in _SORTING:
             self.charge(3 * self.weight(value))
         elif name in _PRODUCT and _is_sequence(value):
-            self.charge(len(value) * max([len(cast("Sized", each)) for each in given if _is_sequence(each)] or [0]))
+            self.charge(len(value) * max([len(each) for each in given if _is_sequence(each)] or [0]))
         elif name == "replace" and len(given) >= 2:
             old, new = str(given[0]), str(given[1])
             self.charge(str(value).count(old) * len(new))
@@ -386,7 +387,7 @@ class _Counting(NodeTransformer):
     def visit_Block(self, node: nodes.Block) -> nodes.Node:
         return self._count(node)
 
-    def _count(self, node: Any) -> nodes.Node:
+    def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(self._step(node), lineno=node.lineno, environment=self._environment))
         return node
@@ -398,22 +399,22 @@ class _Counting(NodeTransformer):
         return nodes.Filter(value, name, [], [], None, None, lineno=node.lineno, environment=self._environment)
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sized]:
     """True for what `*` and `+` make longer."""
     return isinstance(value, (str, bytes, bytearray, list, tuple))
 
 
-def _entries(value: Any) -> Iterable[Any]:
+def _entries(value: object) -> Iterable[object]:
     if isinstance(value, dict):
-        entries = cast("dict[Any, Any]", value)
+        entries = cast("dict[object, object]", value)
         yield from entries
         yield from entries.values()
     else:
-        yield from cast("Iterable[Any]", value)
+        yield from cast("Iterable[object]", value)
 
 
-def _attributes(namespace: Namespace) -> dict[str, Any]:
-    return cast("dict[str, Any]", object.__getattribute__(namespace, "_Namespace__attrs"))
+def _attributes(namespace: Namespace) -> dict[str, object]:
+    return cast("dict[str, object]", object.__getattribute__(namespace, "_Namespace__attrs"))
 
 
 def _bounded_range(*args: int) -> range:
@@ -423,26 +424,26 @@ def _bounded_range(*args: int) -> range:
     return safe_range(*args)
 
 
-def _passing_context(step: Callable[[Any], Any]) -> Callable[..., Any]:
+def _passing_context(step: Callable[[object], object]) -> Callable[..., Any]:
     """Mark a filter as one that needs the context, which keeps Jinja from running it when it compiles."""
 
     @pass_context
-    def counted(context: Context, value: Any) -> Any:
+    def counted(context: Context, value: object) -> object:
         return step(value)
 
     return counted
 
 
-def _grows(obj: Any, attribute: str) -> bool:
+def _grows(obj: object, attribute: str) -> bool:
     """True for a method of a built-in value that may make more than it was given."""
     if not isinstance(obj, _BUILTINS) or attribute in _METHODS:
         return False
-    kinds: tuple[type[Any], ...] = type(cast(Any, obj)).__mro__
+    kinds: tuple[type[object], ...] = type(cast("object", obj)).__mro__
     builtin = next((cls for cls in kinds if cls in _BUILTINS), object)
     return isinstance(obj, type) or callable(getattr(builtin, attribute, None))
 
 
-def _lines(value: Any) -> int:
+def _lines(value: object) -> int:
     return str(value).count("\n") + 1 if isinstance(value, str) else 1
 
 
