@@ -1,6 +1,9 @@
 """EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
 once per call, runs the script of `store/rules/` and returns copies. Waiting and the timer are in `runtime.py`."""
 
+# pyright: reportMissingParameterType=false
+# The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
+
 from __future__ import annotations
 
 import logging
@@ -8,9 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
@@ -18,11 +20,9 @@ from agentlightning.errors import BadRequestError
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import (
     UNSET,
-    FilterLogic,
     LightningStore,
     LightningStoreCapabilities,
     LightningStoreStatistics,
-    SortOrder,
     Unset,
     request_token,
 )
@@ -55,21 +55,16 @@ from agentlightning.types import (
     LLM,
     Attempt,
     AttemptedRollout,
-    AttemptError,
-    AttemptStatus,
     EnqueueRolloutRequest,
     EventPage,
     NamedResources,
-    Outcome,
     PaginatedResult,
     ResourcesUpdate,
     RetentionPolicy,
     Rollout,
     RolloutConfig,
     RolloutMode,
-    RolloutStatus,
     Span,
-    TaskInput,
     Worker,
     WorkerStatus,
 )
@@ -148,15 +143,7 @@ class EngineStore(LightningStore):
 
     @override
     async def start_rollout(
-        self,
-        input: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: dict[str, Any] | None = None,
-        worker_id: str | None = None,
-        *,
-        run_id: str | None = None,
+        self, input, mode=None, resources_id=None, config=None, metadata=None, worker_id=None, *, run_id=None
     ) -> AttemptedRollout:
         request = _request(input, mode, resources_id, config, metadata, run_id)
         await self._runtime.scan()
@@ -169,21 +156,21 @@ class EngineStore(LightningStore):
     @override
     async def enqueue_rollout(
         self,
-        input: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: dict[str, Any] | None = None,
+        input,
+        mode=None,
+        resources_id=None,
+        config=None,
+        metadata=None,
         *,
-        run_id: str | None = None,
-        priority: int = 0,
-        not_before: float | None = None,
+        run_id=None,
+        priority=0,
+        not_before=None,
     ) -> Rollout:
         request = _request(input, mode, resources_id, config, metadata, run_id, priority, not_before)
         return (await self._enqueue([request]))[0]
 
     @override
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    async def enqueue_many_rollouts(self, rollouts) -> list[Rollout]:
         with valid("rollouts"):
             valid_rollouts = [EnqueueRolloutRequest.model_validate(each) for each in rollouts]
         requests = [
@@ -199,15 +186,13 @@ class EngineStore(LightningStore):
         return [public_rollout(rollout) for rollout in made]
 
     @override
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
-    ) -> AttemptedRollout | None:
+    async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
         claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
         return claims[0] if claims else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+        self, *, limit=1, worker_id=None, timeout=0.0, run_id=None
     ) -> list[AttemptedRollout]:
         check_timeout(timeout)
         limit = check_limit(limit)
@@ -257,7 +242,7 @@ class EngineStore(LightningStore):
             return found.claims
 
     @override
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
         await self._runtime.scan()
         attempt_id, now, call = "at-" + _ids(8)(0), self._runtime.now(), _call("start_attempt", worker_id=worker_id)
         return self._hand_out(
@@ -273,11 +258,11 @@ class EngineStore(LightningStore):
     # --- evidence comes in -----------------------------------------------------------------------------------------
 
     @override
-    async def add_span(self, span: Span) -> Span | None:
+    async def add_span(self, span) -> Span | None:
         return (await self._add([span]))[0]
 
     @override
-    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+    async def add_many_spans(self, spans) -> list[Span]:
         return [span for span in await self._add(spans) if span is not None] if spans else []
 
     async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
@@ -290,32 +275,23 @@ class EngineStore(LightningStore):
         return stored
 
     @override
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-    ) -> Span | None:
+    async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
 
     @override
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+    async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
     @override
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids) -> list[int]:
         return await self._runtime.write(lambda tx: next_sequence_ids(tx, rollout_attempt_ids))
 
     # --- changes ---------------------------------------------------------------------------------------------------
 
     @override
     async def update_rollout(
-        self,
-        rollout_id: str,
-        input: TaskInput | Unset = UNSET,
-        mode: RolloutMode | Unset | None = UNSET,
-        resources_id: str | Unset | None = UNSET,
-        status: RolloutStatus | Unset = UNSET,
-        config: RolloutConfig | Unset = UNSET,
-        metadata: dict[str, Any] | Unset | None = UNSET,
+        self, rollout_id, input=UNSET, mode=UNSET, resources_id=UNSET, status=UNSET, config=UNSET, metadata=UNSET
     ) -> Rollout:
         changes = given(mode=mode, resources_id=resources_id, status=status)
         if not isinstance(input, Unset):
@@ -343,16 +319,16 @@ class EngineStore(LightningStore):
     @override
     async def update_attempt(
         self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"],
-        status: AttemptStatus | Unset = UNSET,
-        worker_id: str | Unset | None = UNSET,
-        last_heartbeat_time: float | Unset = UNSET,
-        metadata: dict[str, Any] | Unset | None = UNSET,
+        rollout_id,
+        attempt_id,
+        status=UNSET,
+        worker_id=UNSET,
+        last_heartbeat_time=UNSET,
+        metadata=UNSET,
         *,
-        outcome: Outcome | Unset = UNSET,
-        outcome_reason: str | Unset | None = UNSET,
-        error: AttemptError | Unset | None = UNSET,
+        outcome=UNSET,
+        outcome_reason=UNSET,
+        error=UNSET,
     ) -> Attempt:
         changes = given(
             status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time,
@@ -377,14 +353,7 @@ class EngineStore(LightningStore):
 
     @override
     async def delete_rollouts(
-        self,
-        *,
-        rollout_ids: Sequence[str] | None = None,
-        run_id: str | Unset | None = UNSET,
-        keep_last: int | None = None,
-        max_age: float | None = None,
-        max_bytes: int | None = None,
-        force: bool = False,
+        self, *, rollout_ids=None, run_id=UNSET, keep_last=None, max_age=None, max_bytes=None, force=False
     ) -> int:
         with valid("the bounds"):
             bounds = RetentionPolicy(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
@@ -413,17 +382,17 @@ class EngineStore(LightningStore):
     async def query_rollouts(
         self,
         *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-        status: Sequence[RolloutStatus] | None = None,
-        rollout_ids: Sequence[str] | None = None,
-        run_id: str | Unset | None = UNSET,
+        status_in=None,
+        rollout_id_in=None,
+        rollout_id_contains=None,
+        filter_logic="and",
+        sort_by=None,
+        sort_order="asc",
+        limit=-1,
+        offset=0,
+        status=None,
+        rollout_ids=None,
+        run_id=UNSET,
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
         _warn_old_name("status", status, "status_in")
         _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
@@ -446,13 +415,7 @@ class EngineStore(LightningStore):
 
     @override
     async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
+        self, rollout_id, *, sort_by="sequence_id", sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[Attempt]:
         check_page(Attempt, sort_by, limit, offset)
         await self._runtime.scan()
@@ -463,22 +426,22 @@ class EngineStore(LightningStore):
     @override
     async def query_spans(
         self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
+        rollout_id,
+        attempt_id=None,
         *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        limit: int = -1,
-        offset: int = 0,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
+        trace_id=None,
+        trace_id_contains=None,
+        span_id=None,
+        span_id_contains=None,
+        parent_id=None,
+        parent_id_contains=None,
+        name=None,
+        name_contains=None,
+        filter_logic="and",
+        limit=-1,
+        offset=0,
+        sort_by="sequence_id",
+        sort_order="asc",
     ) -> PaginatedResult[Span]:
         check_page(Span, sort_by, limit, offset)
         combine([], filter_logic)
@@ -501,14 +464,7 @@ class EngineStore(LightningStore):
 
     @override
     async def query_resources(
-        self,
-        *,
-        resources_id: str | None = None,
-        resources_id_contains: str | None = None,
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
+        self, *, resources_id=None, resources_id_contains=None, sort_by=None, sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[ResourcesUpdate]:
         check_page(ResourcesUpdate, sort_by, limit, offset)
         rows = await self._runtime.read(lambda tx: tx.scan("resources"))
@@ -523,13 +479,13 @@ class EngineStore(LightningStore):
     async def query_workers(
         self,
         *,
-        status_in: Sequence[WorkerStatus] | None = None,
-        worker_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
+        status_in=None,
+        worker_id_contains=None,
+        filter_logic="and",
+        sort_by=None,
+        sort_order="asc",
+        limit=-1,
+        offset=0,
     ) -> PaginatedResult[Worker]:
         check_page(Worker, sort_by, limit, offset)
         check_choices("status_in", status_in, WorkerStatus)
@@ -551,31 +507,24 @@ class EngineStore(LightningStore):
         return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
 
     @override
-    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+    async def get_rollout_by_id(self, rollout_id) -> AttemptedRollout | Rollout | None:
         await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return None if record is None else _public(record.rollout, record.latest)
 
     @override
-    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+    async def get_latest_attempt(self, rollout_id) -> Attempt | None:
         await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return public_attempt(record.latest) if record and record.latest else None
 
     @override
-    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+    async def get_worker_by_id(self, worker_id) -> Worker | None:
         row = await self._runtime.read(lambda tx: tx.get("worker", worker_id))
         return public_worker(cast("WorkerRow", row).worker) if row else None
 
     @override
-    async def update_worker(
-        self,
-        worker_id: str,
-        heartbeat_stats: dict[str, Any] | Unset = UNSET,
-        *,
-        run_id: str | None = None,
-        attempts: Sequence[str] | None = None,
-    ) -> Worker:
+    async def update_worker(self, worker_id, heartbeat_stats=UNSET, *, run_id=None, attempts=None) -> Worker:
         if heartbeat_stats is None:
             raise TypeError("heartbeat_stats is invalid; it cannot be a null value.")
         stats = heartbeat_stats
@@ -596,7 +545,7 @@ class EngineStore(LightningStore):
         )
 
     @override
-    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+    async def wait_for_rollouts(self, *, rollout_ids, timeout=None) -> list[Rollout]:
         check_timeout(timeout)
         await self._runtime.scan()
 
@@ -614,9 +563,7 @@ class EngineStore(LightningStore):
         return [public_rollout(rollout) for rollout in finished]
 
     @override
-    async def query_events(
-        self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
-    ) -> EventPage:
+    async def query_events(self, *, after=None, limit=100, timeout=0.0, run_id=UNSET) -> EventPage:
         if not 1 <= limit <= 1000:
             raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
         check_timeout(timeout)
@@ -635,13 +582,11 @@ class EngineStore(LightningStore):
     # --- resources -------------------------------------------------------------------------------------------------
 
     @override
-    async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
+    async def add_resources(self, resources, *, run_id=None) -> ResourcesUpdate:
         return await self.update_resources("rs-" + _ids(12)(0), resources, run_id=run_id)
 
     @override
-    async def update_resources(
-        self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
-    ) -> ResourcesUpdate:
+    async def update_resources(self, resources_id, resources, *, run_id=None) -> ResourcesUpdate:
         if resources_id in ("", "latest"):
             raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
         with valid("resources"):
@@ -652,12 +597,12 @@ class EngineStore(LightningStore):
         return update.model_copy(deep=True)
 
     @override
-    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
+    async def get_resources_by_id(self, resources_id, version=None) -> ResourcesUpdate | None:
         update = await self._runtime.read(lambda tx: resources_by_id(tx, resources_id, version))
         return update.model_copy(deep=True) if update else None
 
     @override
-    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
+    async def get_latest_resources(self, *, run_id=None) -> ResourcesUpdate | None:
         update = await self._runtime.read(lambda tx: latest_resources(tx, run_id))
         return update.model_copy(deep=True) if update else None
 

@@ -1,5 +1,8 @@
 """LightningStoreClient: a store over HTTP. Every operation is read from the table in `operations.py`."""
 
+# pyright: reportMissingParameterType=false
+# The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
+
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +20,6 @@ from urllib.parse import quote
 
 import aiohttp
 import yarl
-from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, BusyError, ConflictError, StoreUnreachableError
@@ -33,10 +35,7 @@ from agentlightning.types import (
     EnqueueRolloutRequest,
     EventPage,
     Rollout,
-    RolloutConfig,
-    RolloutMode,
     Span,
-    TaskInput,
 )
 from agentlightning.utils.backoff import backoff_delay, doubled
 from agentlightning.utils.http.auth import auth_headers, server_token
@@ -155,15 +154,15 @@ class LightningStoreClient(LightningStore):
     @override
     async def enqueue_rollout(
         self,
-        input: TaskInput,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: dict[str, Any] | None = None,
+        input,
+        mode=None,
+        resources_id=None,
+        config=None,
+        metadata=None,
         *,
-        run_id: str | None = None,
-        priority: int = 0,
-        not_before: float | None = None,
+        run_id=None,
+        priority=0,
+        not_before=None,
     ) -> Rollout:
         with valid("the rollout"):
             request = EnqueueRolloutRequest(
@@ -173,16 +172,12 @@ class LightningStoreClient(LightningStore):
         return (await self.enqueue_many_rollouts([request]))[0]
 
     @override
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
-    ) -> AttemptedRollout | None:
+    async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
         claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
         return claims[0] if claims else None
 
     @override
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-    ) -> Span | None:
+    async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
         stored = await self.add_many_spans([Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)])
         return stored[0] if stored else None

@@ -4,6 +4,9 @@ A store written for an earlier form of the contract has no `timeout`, no `run_id
 Server, threads, runs and runners call the whole contract, so `complete` stands between them and such a store.
 """
 
+# pyright: reportMissingParameterType=false
+# The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
+
 from __future__ import annotations
 
 import asyncio
@@ -12,9 +15,8 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 from typing_extensions import override
 
@@ -26,9 +28,6 @@ from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptError,
-    AttemptStatus,
-    EnqueueRolloutRequest,
-    Outcome,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
@@ -158,7 +157,7 @@ class CompletedStore(LightningStore):
     # --- work ------------------------------------------------------------------------------------------------------
 
     @override
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    async def enqueue_many_rollouts(self, rollouts) -> list[Rollout]:
         for name in ("priority", "not_before"):
             if name not in self._accepts["enqueue_rollout"] and any(getattr(request, name) for request in rollouts):
                 raise BadRequestError(f"{type(self.store).__name__} takes no {name!r}; leave it out of the requests")
@@ -167,15 +166,13 @@ class CompletedStore(LightningStore):
         return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
 
     @override
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
-    ) -> AttemptedRollout | None:
+    async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
         claims = await self._wait_for_claims(1, worker_id, run_id, timeout, "dequeue_rollout", "dequeue_many_rollouts")
         return claims[0] if claims else None
 
     @override
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
+        self, *, limit=1, worker_id=None, timeout=0.0, run_id=None
     ) -> list[AttemptedRollout]:
         if limit <= 0:
             return []
@@ -223,12 +220,12 @@ class CompletedStore(LightningStore):
     # --- evidence --------------------------------------------------------------------------------------------------
 
     @override
-    async def add_span(self, span: Span) -> Span | None:
+    async def add_span(self, span) -> Span | None:
         [numbered] = await self._numbered([span])
         return await self._call_store("add_span", numbered)
 
     @override
-    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+    async def add_many_spans(self, spans) -> list[Span]:
         numbered = await self._numbered(spans)
         if self._has("add_many_spans"):
             return await self._call_store("add_many_spans", numbered)
@@ -236,14 +233,12 @@ class CompletedStore(LightningStore):
         return [span for span in stored if span is not None]
 
     @override
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-    ) -> Span | None:
+    async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
 
     @override
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids) -> list[int]:
         if self._has("get_many_span_sequence_ids"):
             return await self._call_store("get_many_span_sequence_ids", rollout_attempt_ids)
         return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
@@ -259,16 +254,16 @@ class CompletedStore(LightningStore):
     @override
     async def update_attempt(
         self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"],
-        status: AttemptStatus | Unset = UNSET,
-        worker_id: str | Unset | None = UNSET,
-        last_heartbeat_time: float | Unset = UNSET,
-        metadata: dict[str, Any] | Unset | None = UNSET,
+        rollout_id,
+        attempt_id,
+        status=UNSET,
+        worker_id=UNSET,
+        last_heartbeat_time=UNSET,
+        metadata=UNSET,
         *,
-        outcome: Outcome | Unset = UNSET,
-        outcome_reason: str | Unset | None = UNSET,
-        error: AttemptError | Unset | None = UNSET,
+        outcome=UNSET,
+        outcome_reason=UNSET,
+        error=UNSET,
     ) -> Attempt:
         ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
         given = {name: value for name, value in ending.items() if value is not UNSET}

@@ -26,11 +26,19 @@ class Forwarding(Protocol):
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...
 
 
+def take_annotations(cls: type[object]) -> None:
+    """Give the operations that `cls` defines the annotations of the contract, where alone they are written."""
+    for name in FORWARDED:
+        if name in vars(cls):
+            vars(cls)[name].__annotations__ = dict(getattr(LightningStore, name).__annotations__)
+
+
 C = TypeVar("C", bound=type[Any])
 
 
 def forward_operations(cls: C) -> C:
     """Fill in each operation that `cls` does not define: it becomes `self._call(name, args, kwargs)`."""
+    take_annotations(cls)
     for name in FORWARDED:
         if name not in vars(cls):
             setattr(cls, name, _forwarder(name))

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.wrappers.forward import FORWARDED
+from agentlightning.store.wrappers.forward import FORWARDED, take_annotations
 from agentlightning.types import EnqueueRolloutRequest
 
 C = TypeVar("C", bound=type[Any])
@@ -26,6 +26,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 def refuse_broken_texts(cls: C) -> C:
     """Check what the operations of `cls` are called with."""
+    take_annotations(cls)
     for name in FORWARDED:
         if name in vars(cls):
             setattr(cls, name, _checked(name, vars(cls)[name]))
