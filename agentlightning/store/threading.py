@@ -8,14 +8,14 @@ from typing_extensions import override
 
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.store.wrappers.forward import StoreWrapper, forward_operations
 from agentlightning.utils.concurrency.background import BackgroundLoop
 
 _WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "query_events"))
 
 
 @forward_operations
-class LightningStoreThreaded(LightningStore):
+class LightningStoreThreaded(StoreWrapper):
     """Hands a thread-safe store through; runs any other on one loop of its own, one call at a time.
 
     Waits and long polls run beside the other calls, or nothing could end them. No lock is held by a thread that waits.
@@ -23,7 +23,7 @@ class LightningStoreThreaded(LightningStore):
     """
 
     def __init__(self, store: LightningStore) -> None:
-        self.store = store
+        super().__init__(store)
         self._direct = bool(store.capabilities.get("thread_safe"))
         self._whole = complete(store, one_at_a_time=not self._direct)
         self._owner = BackgroundLoop("agl-store-owner")
@@ -33,10 +33,6 @@ class LightningStoreThreaded(LightningStore):
     @override
     def capabilities(self) -> LightningStoreCapabilities:
         return {**self.store.capabilities, "async_safe": True, "thread_safe": True}
-
-    @override
-    def otlp_traces_endpoint(self) -> str:
-        return self.store.otlp_traces_endpoint()
 
     @override
     async def close(self) -> None:

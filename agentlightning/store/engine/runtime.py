@@ -40,9 +40,7 @@ _CLOCK_SECONDS = 15.0
 """Between two comparisons of this machine's clock with that of the data."""
 _RESOURCES_KEPT_SECONDS = 3600.0
 """With a retention policy, resources of a run without rollouts are kept for so long at least."""
-_TOKENS_AT_ONCE = 1000
-_QUEUED_AT_ONCE = 256
-_DUE_AT_ONCE = 256
+_TOKENS_AT_ONCE, _QUEUED_AT_ONCE, _DUE_AT_ONCE = 1000, 256, 256
 _DUE_AFTER_JUMP = 10_000
 """Attempts with a limit that are looked at in one go, while a jump of the clock makes their deadlines say little."""
 _LONGEST_LIMIT_SECONDS = 86_400.0

@@ -88,7 +88,6 @@ class EngineStore(LightningStore):
     def __init__(
         self,
         backend: Backend,
-        *,
         scan_debounce_seconds: float = 10.0,
         lease_seconds: float = 30.0,
         retention: RetentionPolicy | None = None,
@@ -155,17 +154,9 @@ class EngineStore(LightningStore):
 
     @override
     async def enqueue_rollout(
-        self,
-        input,
-        mode=None,
-        resources_id=None,
-        config=None,
-        metadata=None,
-        *,
-        run_id=None,
-        priority=0,
-        not_before=None,
-    ) -> Rollout:
+        self, input, mode=None, resources_id=None, config=None, metadata=None,
+        *, run_id=None, priority=0, not_before=None,
+    ) -> Rollout:  # fmt: skip
         request = _request(input, mode, resources_id, config, metadata, run_id, priority, not_before)
         return (await self._enqueue([request]))[0]
 
@@ -318,18 +309,9 @@ class EngineStore(LightningStore):
 
     @override
     async def update_attempt(
-        self,
-        rollout_id,
-        attempt_id,
-        status=UNSET,
-        worker_id=UNSET,
-        last_heartbeat_time=UNSET,
-        metadata=UNSET,
-        *,
-        outcome=UNSET,
-        outcome_reason=UNSET,
-        error=UNSET,
-    ) -> Attempt:
+        self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
+        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET,
+    ) -> Attempt:  # fmt: skip
         changes = given(
             status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time,
             outcome=outcome, outcome_reason=outcome_reason, error=error,
@@ -380,20 +362,9 @@ class EngineStore(LightningStore):
 
     @override
     async def query_rollouts(
-        self,
-        *,
-        status_in=None,
-        rollout_id_in=None,
-        rollout_id_contains=None,
-        filter_logic="and",
-        sort_by=None,
-        sort_order="asc",
-        limit=-1,
-        offset=0,
-        status=None,
-        rollout_ids=None,
-        run_id=UNSET,
-    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        self, *, status_in=None, rollout_id_in=None, rollout_id_contains=None, filter_logic="and",
+        sort_by=None, sort_order="asc", limit=-1, offset=0, status=None, rollout_ids=None, run_id=UNSET,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:  # fmt: skip
         _warn_old_name("status", status, "status_in")
         _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
         combine([], filter_logic)
@@ -425,24 +396,11 @@ class EngineStore(LightningStore):
 
     @override
     async def query_spans(
-        self,
-        rollout_id,
-        attempt_id=None,
-        *,
-        trace_id=None,
-        trace_id_contains=None,
-        span_id=None,
-        span_id_contains=None,
-        parent_id=None,
-        parent_id_contains=None,
-        name=None,
-        name_contains=None,
-        filter_logic="and",
-        limit=-1,
-        offset=0,
-        sort_by="sequence_id",
-        sort_order="asc",
-    ) -> PaginatedResult[Span]:
+        self, rollout_id, attempt_id=None, *,
+        trace_id=None, trace_id_contains=None, span_id=None, span_id_contains=None,
+        parent_id=None, parent_id_contains=None, name=None, name_contains=None, filter_logic="and",
+        limit=-1, offset=0, sort_by="sequence_id", sort_order="asc",
+    ) -> PaginatedResult[Span]:  # fmt: skip
         check_page(Span, sort_by, limit, offset)
         combine([], filter_logic)
 

@@ -153,17 +153,9 @@ class LightningStoreClient(LightningStore):
 
     @override
     async def enqueue_rollout(
-        self,
-        input,
-        mode=None,
-        resources_id=None,
-        config=None,
-        metadata=None,
-        *,
-        run_id=None,
-        priority=0,
-        not_before=None,
-    ) -> Rollout:
+        self, input, mode=None, resources_id=None, config=None, metadata=None,
+        *, run_id=None, priority=0, not_before=None,
+    ) -> Rollout:  # fmt: skip
         with valid("the rollout"):
             request = EnqueueRolloutRequest(
                 input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata,

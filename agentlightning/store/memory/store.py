@@ -40,13 +40,7 @@ class InMemoryLightningStore(EngineStore):
         tracker: MetricsBackend | None = None,
     ) -> None:
         self._budget = span_budget(max_span_bytes, eviction_memory_threshold, safe_memory_threshold)
-        super().__init__(
-            MemoryBackend(self._budget),
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            retention=retention,
-            tracker=tracker,
-        )
+        super().__init__(MemoryBackend(self._budget), scan_debounce_seconds, lease_seconds, retention, tracker)
 
     @override
     async def statistics(self) -> LightningStoreStatistics:

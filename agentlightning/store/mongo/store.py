@@ -78,13 +78,8 @@ class MongoLightningStore(EngineStore):
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        super().__init__(
-            MongoBackend(place, self.database_name, self.partition_id),
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            retention=retention,
-            tracker=tracker,
-        )
+        backend = MongoBackend(place, self.database_name, self.partition_id)
+        super().__init__(backend, scan_debounce_seconds, lease_seconds, retention, tracker)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

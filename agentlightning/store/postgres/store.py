@@ -57,13 +57,7 @@ class PostgresLightningStore(EngineStore):
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        super().__init__(
-            PostgresBackend(uri, partition),
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            retention=retention,
-            tracker=tracker,
-        )
+        super().__init__(PostgresBackend(uri, partition), scan_debounce_seconds, lease_seconds, retention, tracker)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

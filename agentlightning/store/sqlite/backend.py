@@ -27,11 +27,9 @@ from agentlightning.store.sqlite.schema import prepare
 from agentlightning.store.sqlite.tx import SQLiteTx
 
 R = TypeVar("R")
-_BATCH = 256
+_BATCH, _MAX_WAITING = 256, 10_000
 _BUSY_MS = 10_000
-_MAX_WAITING = 10_000
-_CACHE_KIB = 32_768
-_CHECKPOINT_PAGES = 4_000
+_CACHE_KIB, _CHECKPOINT_PAGES = 32_768, 4_000
 _COARSE_SECONDS = 2.5
 
 

@@ -42,11 +42,7 @@ class SQLiteLightningStore(EngineStore):
             "retention": retention,
         }
         super().__init__(
-            SQLiteBackend(self.path, synchronous),
-            scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds,
-            retention=retention,
-            tracker=tracker,
+            SQLiteBackend(self.path, synchronous), scan_debounce_seconds, lease_seconds, retention, tracker
         )
 
     @override

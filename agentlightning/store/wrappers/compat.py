@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapabilities, Unset
+from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.rules.query import check_page, page_of
-from agentlightning.store.wrappers.forward import FORWARDED, forward_operations
+from agentlightning.store.wrappers.forward import FORWARDED, StoreWrapper, forward_operations
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -72,7 +72,7 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
 
 
 @forward_operations
-class CompletedStore(LightningStore):
+class CompletedStore(StoreWrapper):
     """The whole contract over a store that knows a part of it.
 
     Claims wait by asking again after growing pauses; batches are made of single calls; spans are numbered, lists sorted
@@ -82,23 +82,10 @@ class CompletedStore(LightningStore):
     """
 
     def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
-        self.store = store
+        super().__init__(store)
         self._accepts = {name: _accepted(store, name) for name in FORWARDED}
         self._turn = asyncio.Lock() if one_at_a_time else None
         self._warned_of_runs = False
-
-    @property
-    @override
-    def capabilities(self) -> LightningStoreCapabilities:
-        return self.store.capabilities
-
-    @override
-    def otlp_traces_endpoint(self) -> str:
-        return self.store.otlp_traces_endpoint()
-
-    @override
-    async def close(self) -> None:
-        await self.store.close()
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operation in _LISTED:
@@ -253,18 +240,9 @@ class CompletedStore(LightningStore):
 
     @override
     async def update_attempt(
-        self,
-        rollout_id,
-        attempt_id,
-        status=UNSET,
-        worker_id=UNSET,
-        last_heartbeat_time=UNSET,
-        metadata=UNSET,
-        *,
-        outcome=UNSET,
-        outcome_reason=UNSET,
-        error=UNSET,
-    ) -> Attempt:
+        self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
+        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET,
+    ) -> Attempt:  # fmt: skip
         ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
         given = {name: value for name, value in ending.items() if value is not UNSET}
         if given and not self._accepts["update_attempt"] >= ending.keys():

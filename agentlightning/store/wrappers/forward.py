@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from agentlightning.store.base import LightningStore
+from typing_extensions import override
+
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 
 COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
 """Short forms that `base.py` builds out of other operations."""
@@ -31,6 +33,27 @@ def take_annotations(cls: type[object]) -> None:
     for name in FORWARDED:
         if name in vars(cls):
             vars(cls)[name].__annotations__ = dict(getattr(LightningStore, name).__annotations__)
+
+
+class StoreWrapper(LightningStore):
+    """A store in front of another one, whose operations it changes."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
+
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self.store.capabilities
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    @override
+    async def close(self) -> None:
+        """Close the store behind it."""
+        await self.store.close()
 
 
 C = TypeVar("C", bound=type[Any])
