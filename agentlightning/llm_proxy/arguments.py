@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.server_launcher import LaunchMode
@@ -26,9 +25,9 @@ def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
 
 
 def refuse_what_has_no_effect(
-    litellm_config: dict[str, Any] | None,
-    middlewares: Sequence[Any] | None,
-    callbacks: Sequence[Any] | None,
+    litellm_config: Mapping[str, object] | None,
+    middlewares: Sequence[object] | None,
+    callbacks: Sequence[object] | None,
     num_workers: int,
 ) -> None:
     """Let only values pass that ask for nothing.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
+from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.endpoints.engines import Engine
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -35,11 +35,11 @@ class GatewayCall:
     """The agent asked for a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])
     """Headers that a server of the agent's own dialect gets too; never recorded."""
-    prompt: list[Any] | None = None
+    prompt: list[object] | None = None
     """What is said to the model, as messages with a role and a content; None if that is `request["messages"]`."""
-    request: dict[str, Any] | None = None
+    request: Json | None = None
     """What the model server was asked, without what the gateway added; None if the agent's could not be read."""
-    reply: dict[str, Any] | None = None
+    reply: Json | None = None
     """What the model server said, in the shape of a chat completion."""
     tokens: CallTokens | None = None
     weight_version: int | None = None
@@ -59,14 +59,14 @@ class GatewayCall:
     error: str | None = None
     error_code: str | None = None
 
-    def broke_off(self, reply: dict[str, Any] | None) -> None:
+    def broke_off(self, reply: Json | None) -> None:
         """Keep what came of a reply whose stream broke off, without its tokens, since the rest is unknown."""
         if reply is not None:
             hidden = ("prompt_token_ids", "token_ids", "logprobs")
             choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
             self.reply = {**{k: v for k, v in reply.items() if k not in hidden}, "choices": choices}
 
-    def answered(self, reply: dict[str, Any], tokens: CallTokens | None, *, generated: bool = True) -> None:
+    def answered(self, reply: Json, tokens: CallTokens | None, *, generated: bool = True) -> None:
         """Note the reply of the model server; `generated` is False where a reply has no tokens by its nature."""
         self.reply, self.tokens = reply, tokens
         whole = tokens is not None and bool(tokens.prompt_token_ids)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, count_of
 from agentlightning.llm_proxy.calls import GatewayCall
@@ -55,7 +54,7 @@ class _UpstreamRequest:
     """The dialect of the request to the server."""
     body: Json
     """The request in that dialect."""
-    prompt: list[Any]
+    prompt: list[object]
     """The prompt in it, as messages."""
     endpoints: list[ModelEndpoint]
     """Those that speak the dialect."""
@@ -92,7 +91,11 @@ class Forwarder:
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
         call.policy = self._policies.of_call(call.role, asked["model"], dialect.route)
-        wire, found = self._find(dialect, asked, call.rollout_id)
+        replays = self._call_file is not None and self._call_file.replays
+        if replays and asked["model"] not in self._models().names:  # only the file knows it: no endpoint is needed
+            wire, found = _wires(dialect)[-1], []
+        else:
+            wire, found = self._wire_and_endpoints(dialect, asked["model"], call.rollout_id)
         request = await self._off_loop.run(len(raw), _upstream_request, dialect, wire, found, asked)
         call.request, call.prompt = request.body, request.prompt
         if self._call_file is not None and self._call_file.replays:
@@ -141,12 +144,6 @@ class Forwarder:
             text = f"The model server of {endpoint.model!r} does not count the tokens of messages"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
         return JsonReply(200, response.body) if native else json_reply({"input_tokens": count})
-
-    def _find(self, dialect: Dialect, asked: Json, rollout_id: str) -> tuple[WireDialect, list[ModelEndpoint]]:
-        """Return as `_wire_and_endpoints`; a call for a model that only a file knows needs no endpoint."""
-        if self._call_file is not None and self._call_file.replays and asked["model"] not in self._models().names:
-            return _wires(dialect)[-1], []
-        return self._wire_and_endpoints(dialect, asked["model"], rollout_id)
 
     def _wire_and_endpoints(
         self, dialect: Dialect, model: str, rollout_id: str
@@ -204,7 +201,7 @@ class Forwarder:
                 raise unusable("The model server ended its stream before the reply was complete")
             ended = await self._off_loop.run(call.bytes, _end_stream, request, reader, writer, stream.hid_key)
             reply, record, tokens, end = ended
-        except BaseException:
+        except BaseException:  # what came of the reply is kept, whatever ends it
             with suppress(Exception):  # the reply may break off because it cannot be read
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
@@ -240,7 +237,7 @@ def _blamed_on(who: str) -> Generator[None, None, None]:
         raise unusable(text) from error
 
 
-def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[Any]]:
+def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
     with _blamed_on(_AGENT):
         asked = dialect.read_request(raw)
@@ -268,7 +265,9 @@ def _convert_reply(
         if streamed:
             stream = wire.stream_of(reply, request.body)
             if translated is not None:
-                stream = _translated_stream(translated.write_stream(request.agent_request), stream)
+                writer = translated.write_stream(request.agent_request)
+                frames = Frames(len(stream) + 1).feed(stream)
+                stream = b"".join([*(_events(writer, frame) for frame in frames), writer.end()])
             return record, tokens, stream
         shown = wire.visible_reply(reply, request.body)
         if translated is not None:
@@ -321,8 +320,3 @@ def _events(writer: StreamWriter, frame: bytes) -> bytes:
     data = data_of(frame)
     chunk = None if data is None or data.strip() == DONE else read_json(data)
     return b"" if chunk is None else writer.feed(chunk)
-
-
-def _translated_stream(writer: StreamWriter, chat_stream: bytes) -> bytes:
-    frames = Frames(len(chat_stream) + 1).feed(chat_stream)
-    return b"".join([*(_events(writer, frame) for frame in frames), writer.end()])

@@ -282,11 +282,9 @@ class _IncomingRequest:
 
 def _failed_reply(dialect: Dialect, failure: CallFailed, reply_stream: ReplyStream) -> AgentReply:
     """Return a failure as a reply, or as the last frames of a stream that has begun."""
-    return (
-        StreamEnd(reply_stream, dialect.stream_failure(failure, reply_stream.frames))
-        if reply_stream.begun
-        else dialect.failure(failure)
-    )
+    if reply_stream.begun:
+        return StreamEnd(reply_stream, dialect.stream_failure(failure, reply_stream.frames))
+    return dialect.failure(failure)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -46,10 +47,13 @@ class OffLoop:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-gateway-work")
             self._huge = ThreadPoolExecutor(1, thread_name_prefix="agl-gateway-huge")
         self.handed_over += 1
-        loop = asyncio.get_running_loop()
-        if size < HUGE_BYTES:
-            return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
-        return await loop.run_in_executor(self._huge, lambda: _in_turn(lambda: function(*args, **kwargs)))
+
+        def work() -> T:
+            with _turn if size >= HUGE_BYTES else nullcontext():
+                return function(*args, **kwargs)
+
+        threads = self._threads if size < HUGE_BYTES else self._huge
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
         """End the threads when what they do is done; waits for nothing. May be called twice."""
@@ -57,11 +61,6 @@ class OffLoop:
         for threads in pools:
             if threads is not None:
                 threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _in_turn(function: Callable[[], T]) -> T:
-    with _turn:
-        return function()
 
 
 def _forget_turn() -> None:

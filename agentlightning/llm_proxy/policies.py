@@ -93,7 +93,13 @@ class PolicyTable:
             CallFailed: 404, there is no such role; 400, no policy fits, or role and model contradict each other.
         """
         if role is not None:
-            return self._of_role(role, model)
+            policy = self.role_in_url(role)
+            other = self._models.get(model, policy)
+            if policy.models and model not in policy.models:
+                raise _contradiction(role, policy, model, f"which is served by {_listed(policy.models)}")
+            if policy.kind == "trained" and other is not policy:
+                raise _contradiction(role, policy, model, f"and the model belongs to the policy {other.name!r}")
+            return policy
         if not self._policies:
             return None
         policy = self._models.get(model) or self._routes.get(route) or self._rest
@@ -116,15 +122,6 @@ class PolicyTable:
             return self.of_role(role)
         except ValueError as error:
             raise CallFailed(404, f"{error}. A role stands in the URL, after /role/", code="unknown_role") from None
-
-    def _of_role(self, role: str, model: str) -> CallPolicy:
-        policy = self.role_in_url(role)
-        other = self._models.get(model, policy)
-        if policy.models and model not in policy.models:
-            raise _contradiction(role, policy, model, f"which is served by {_listed(policy.models)}")
-        if policy.kind == "trained" and other is not policy:
-            raise _contradiction(role, policy, model, f"and the model belongs to the policy {other.name!r}")
-        return policy
 
 
 def _contradiction(role: str, policy: CallPolicy, model: str, why: str) -> CallFailed:

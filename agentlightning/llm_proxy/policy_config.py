@@ -33,7 +33,7 @@ class PolicyConfig(TypedDict, total=False):
     """Dialects, such as `embeddings`."""
 
 
-def read_policies(policies: Any) -> list[CallPolicy]:
+def read_policies(policies: object) -> list[CallPolicy]:
     """Return what `LLMProxy(policies=...)` was given.
 
     Raises:
@@ -43,16 +43,16 @@ def read_policies(policies: Any) -> list[CallPolicy]:
         return []
     if not isinstance(policies, Mapping):
         raise ValueError(f"policies must map names to policies; got {type(policies).__name__}")
-    return [_read_policy(name, entry) for name, entry in cast("Mapping[Any, Any]", policies).items()]
+    return [_read_policy(name, entry) for name, entry in cast("Mapping[object, object]", policies).items()]
 
 
-def _read_policy(name: Any, entry: Any) -> CallPolicy:
+def _read_policy(name: object, entry: object) -> CallPolicy:
     if not isinstance(name, str) or not name:
         raise ValueError(f"policies: a policy's name must be a non-empty string; got {name!r}")
     place = f"policies[{name!r}]"
     if not isinstance(entry, Mapping):
         raise ValueError(f"{place} must be a dict such as {{'kind': 'trained'}}; got {type(entry).__name__}")
-    fields = cast("Mapping[Any, Any]", entry)
+    fields = cast("Mapping[object, object]", entry)
     for field in fields:
         if field not in _FIELDS:
             raise ValueError(f"{place}.{field} is not supported{hint(str(field), _FIELDS)}")
@@ -71,7 +71,7 @@ def _read_policy(name: Any, entry: Any) -> CallPolicy:
     return CallPolicy(name, kind, models, roles, routes)
 
 
-def _names(place: str, value: Any) -> tuple[str, ...]:
+def _names(place: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
 from agentlightning.utils.http.auth import Send
@@ -120,5 +120,5 @@ def unusable(message: str) -> CallFailed:
     return CallFailed(502, message, code="upstream_unusable", state="upstream_error")
 
 
-def json_reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> JsonReply:
+def json_reply(value: object, status: int = 200, headers: dict[str, str] | None = None) -> JsonReply:
     return JsonReply(status, json.dumps(value).encode(), headers or {})

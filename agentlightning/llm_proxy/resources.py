@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agentlightning.llm_proxy.policies import CallPolicy
 from agentlightning.types import LLM, ProxyLLM
@@ -33,7 +32,7 @@ def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | Non
 def llm_at(
     gateway: str,
     model: str,
-    sampling_parameters: Mapping[str, Any] | None,
+    sampling_parameters: Mapping[str, object] | None,
     role: str | None,
     rollout_id: str | None,
     attempt_id: str | None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import BUDGET_EXHAUSTED
@@ -69,6 +70,5 @@ def tokens_used(call: GatewayCall) -> tuple[int, int]:
     """Return the tokens of prompt and completion; 0 where they are not known."""
     if call.tokens is not None and call.tokens.prompt_token_ids:
         return len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
-    usage = (call.reply or {}).get("usage")
-    counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    counts = fields_of((call.reply or {}).get("usage"))
     return count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))

@@ -59,7 +59,9 @@ class _Count:
         """Count slice by slice; yields after each."""
         begin = quotes = 0
         while begin < len(raw):
-            part = raw[begin : _end_of_slice(raw, begin)]
+            part = raw[begin : begin + _SLICE]
+            backslashes = len(part) - len(part.rstrip(b"\\"))
+            part = raw[begin : begin + len(part) + backslashes % 2]  # none ends between a backslash and what it escapes
             begin += len(part)
             pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
             outside = b" ".join(pieces[quotes % 2 :: 2])
@@ -72,7 +74,7 @@ class _Count:
             yield
 
 
-def check_depth(value: Any) -> None:
+def check_depth(value: object) -> None:
     """Let a value pass whose containers do not lie deeper in each other than is allowed.
 
     Raises:
@@ -95,13 +97,6 @@ def _surely_small(raw: bytes, bounds: JsonBounds) -> bool:
         and raw.count(b":") <= bounds.keys
         and raw.count(b'"') <= 2 * bounds.texts
     )
-
-
-def _end_of_slice(raw: bytes, begin: int) -> int:
-    """Return where a slice can end: not between a backslash and what it escapes."""
-    part = raw[begin : begin + _SLICE]
-    backslashes = len(part) - len(part.rstrip(b"\\"))
-    return begin + len(part) + backslashes % 2
 
 
 def _containers(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentlightning.field_help import explain_fields
 from agentlightning.utils.http.byte_budget import ATTEMPT_BYTES
@@ -59,7 +59,7 @@ _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxlong = 60
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as an error shows it, however large it is."""
     return _SHORT.repr(value)
 
@@ -80,7 +80,7 @@ def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:
     return f"; known: {', '.join(known)}" if known and lists else ""
 
 
-def count_of(value: Any) -> int:
+def count_of(value: object) -> int:
     """Return a count out of foreign JSON; 0 if it is none."""
     return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0
 

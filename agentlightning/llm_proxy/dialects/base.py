@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 from typing_extensions import override
 
@@ -17,6 +16,9 @@ from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, obje
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
 from agentlightning.llm_proxy.sse import data_of, frame_of
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""Types of OpenAI's errors by their status, beside those of all other 4xx and 5xx."""
 
 
 class Dialect(ABC):
@@ -38,7 +40,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         """Return what a request says to the model, as messages with a role and a content, for the record."""
 
     def wants_stream(self, request: Json) -> bool:
@@ -136,11 +138,11 @@ class WireDialect(Dialect):
     def has_form_of(self, error: bytes) -> bool:
         return read_json(error) is not None
 
-    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
         """Return which of the fields that ask for tokens the gateway adds to this request."""
         return {}
 
-    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, Any]) -> bytes:
+    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, object]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
         return json_bytes({**request, "model": model, **self.added(request, wanted)})
 
@@ -194,7 +196,7 @@ class TranslatedDialect(Dialect):
         return self.native.read_request(raw)
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         return self.native.prompt_of(request)
 
     @abstractmethod
@@ -216,19 +218,5 @@ class TranslatedDialect(Dialect):
 
 def openai_error(failed: CallFailed) -> Json:
     """Return the error object of OpenAI's APIs."""
-    return {
-        "message": failed.message,
-        "type": _openai_type(failed.status),
-        "param": failed.param,
-        "code": failed.code,
-    }
-
-
-def _openai_type(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 403:
-        return "permission_error"
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
+    kind = _TYPES.get(failed.status) or ("server_error" if failed.status >= 500 else "invalid_request_error")
+    return {"message": failed.message, "type": kind, "param": failed.param, "code": failed.code}

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect, event_of
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
+    entries_of,
+    is_list,
+    is_object,
     json_bytes,
     object_in,
     objects,
@@ -50,11 +53,11 @@ class ChatCompletions(WireDialect):
         return read_model_request(raw, "messages", list, "a list")
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         return request["messages"]
 
     @override
-    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
         if request.get("logprobs"):  # how many of them is the agent's choice
             wanted = {name: value for name, value in wanted.items() if name != "top_logprobs"}
         return {name: value for name, value in wanted.items() if not request.get(name)}
@@ -98,11 +101,11 @@ class Choice(ABC):
 
     def collect_tokens(self, piece: Json) -> None:
         """Take the token ids and log-probabilities of one chunk."""
-        if isinstance(ids := piece.get("token_ids"), list):
-            self.fields.setdefault("token_ids", []).extend(cast("list[Any]", ids))
+        if is_list(ids := piece.get("token_ids")):
+            self.fields.setdefault("token_ids", []).extend(ids)
         for name, entries in object_in(piece, "logprobs").items():
-            if isinstance(entries, list):
-                self.fields.setdefault("logprobs", {}).setdefault(name, []).extend(cast("list[Any]", entries))
+            if is_list(entries):
+                self.fields.setdefault("logprobs", {}).setdefault(name, []).extend(entries)
 
 
 class ChunkReader(StreamReader):
@@ -158,11 +161,22 @@ class _ChatChoice(Choice):
         self.fields["finish_reason"] = None
         self._message: Json = {"role": "assistant", "content": None}
         """Its texts are `Text` while they grow."""
-        self._calls: dict[Any, Json] = {}
+        self._calls: dict[int | str | None, Json] = {}
 
     @override
     def collect(self, piece: Json) -> None:
-        self._collect_delta(object_in(piece, "delta"))
+        for name, value in object_in(piece, "delta").items():
+            if value is None:
+                continue
+            if name == "tool_calls":
+                for part in objects(value):
+                    self._collect_tool_call(part)
+            elif isinstance(value, str) and name != "role":
+                if not isinstance(so_far := self._message.get(name), Text):
+                    so_far = self._message[name] = Text()
+                so_far.add(value)
+            else:
+                self._message[name] = value
         self.fields.update(
             {name: piece[name] for name in ("finish_reason", *_STOPPED_BY) if piece.get(name) is not None}
         )
@@ -178,36 +192,16 @@ class _ChatChoice(Choice):
             ]
         return {"index": self.fields["index"], "message": message, **self.fields}
 
-    def _collect_delta(self, delta: Json) -> None:
-        for name, value in delta.items():
-            if value is None:
-                continue
-            if name == "tool_calls":
-                for piece in objects(value):
-                    self._collect_tool_call(piece)
-            elif isinstance(value, str) and name != "role":
-                if not isinstance(so_far := self._message.get(name), Text):
-                    so_far = self._message[name] = Text()
-                so_far.add(value)
-            else:
-                self._message[name] = value
-
     def _collect_tool_call(self, piece: Json) -> None:
         index = piece.get("index")
-        empty: Json = {
-            "index": index,
-            "id": None,
-            "type": "function",
-            "function": {"name": Text(), "arguments": Text()},
-        }
+        function: Json = {"name": Text(), "arguments": Text()}
+        empty: Json = {"index": index, "id": None, "type": "function", "function": function}
         known = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
         known.update({name: piece[name] for name in ("id", "type") if piece.get(name)})
         so_far = cast("dict[str, Text]", known["function"])
         for name, value in object_in(piece, "function").items():
-            repeated = (
-                isinstance(value, str) and name == "name" and so_far["name"].is_just(value)
-            )  # as some servers do in each piece
-            if isinstance(value, str) and not repeated:
+            # the name is passed over where it is repeated, as some servers do in each piece
+            if isinstance(value, str) and not (name == "name" and so_far["name"].is_just(value)):
                 so_far.setdefault(name, Text()).add(value)
 
 
@@ -251,7 +245,7 @@ def choices_asked(request: Json) -> int:
 def read_choices(raw: bytes) -> Json | None:
     """Return a reply with at least one choice, all of them objects; None if it is none."""
     reply = read_json(raw) or {}
-    choices = cast("list[Any]", found) if isinstance(found := reply.get("choices"), list) else []
+    choices = entries_of(reply.get("choices"))
     return reply if choices and all(isinstance(choice, dict) for choice in choices) else None
 
 
@@ -267,16 +261,15 @@ def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *
     if not hidden and not in_choices and keeps_logprobs:
         return reply
     shown = {name: value for name, value in reply.items() if name not in hidden}
-    if isinstance(choices := reply.get("choices"), list):
+    if is_list(choices := reply.get("choices")):
         shown["choices"] = [
-            _without_fields(cast(Json, choice), in_choices, keeps_logprobs) if isinstance(choice, dict) else choice
-            for choice in cast("list[Any]", choices)
+            {
+                name: value if keeps_logprobs or name != "logprobs" else None
+                for name, value in choice.items()
+                if name not in in_choices
+            }
+            if is_object(choice)
+            else choice
+            for choice in choices
         ]
-    return shown
-
-
-def _without_fields(choice: Json, hidden: tuple[str, ...], keeps_logprobs: bool) -> Json:
-    shown = {name: value for name, value in choice.items() if name not in hidden}
-    if not keeps_logprobs and "logprobs" in shown:
-        shown["logprobs"] = None
     return shown

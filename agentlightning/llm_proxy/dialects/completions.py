@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect
 from agentlightning.llm_proxy.dialects.chat import DONE, Choice, ChunkReader, choices_asked, read_choices, without
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
+    entries_of,
     json_bytes,
     object_in,
     objects,
@@ -40,11 +41,11 @@ class Completions(WireDialect):
         return read_model_request(raw, "prompt", (str, list), "a string or a list")
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         return prompts(request["prompt"])
 
     @override
-    def added(self, request: Json, wanted: Mapping[str, Any]) -> Json:
+    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
         asked = {name for name in wanted if request.get(name)}
         if request.get("logprobs") is not None:  # 0 is a wish too: the token's own, and no others
             asked.add("logprobs")
@@ -58,7 +59,10 @@ class Completions(WireDialect):
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         choice = cast(Json, reply["choices"][0])
         prompt = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
-        return tokens_in(choice, _ids_sent(request, reply) if prompt is None else prompt)
+        if prompt is None:  # the agent sent it as ids, and the engine counts as many
+            sent = token_ids(request.get("prompt"))
+            prompt = sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None
+        return tokens_in(choice, prompt)
 
     @override
     def visible_reply(self, reply: Json, request: Json) -> Json:
@@ -82,16 +86,10 @@ class Completions(WireDialect):
         return frame_of(json_bytes(_visible(reply, request))) + frame_of(DONE)
 
 
-def _ids_sent(request: Json, reply: Json) -> list[int] | None:
-    """Return the prompt's ids where the agent sent the prompt as ids and the engine counts as many."""
-    sent = token_ids(request.get("prompt"))
-    return sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None
-
-
-def prompts(given: Any) -> list[Any]:
+def prompts(given: object) -> list[object]:
     """Return one user message per prompt; a prompt is a text or a list of token ids, and there may be several."""
-    listed = cast("list[Any]", given) if isinstance(given, list) else []
-    entries: list[Any] = [given] if all(isinstance(entry, int) for entry in listed) else listed
+    listed = entries_of(given)
+    entries = [given] if all(isinstance(entry, int) for entry in listed) else listed
     return [
         {"role": "user", "content": entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)}
         for entry in entries

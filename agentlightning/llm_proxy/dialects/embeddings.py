@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from typing_extensions import override
 
@@ -24,7 +24,7 @@ class Embeddings(WireDialect):
         return read_model_request(raw, "input", (str, list), "a string or a list")
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         return prompts(request["input"])
 
     @override

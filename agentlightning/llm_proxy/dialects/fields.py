@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
 from agentlightning.llm_proxy.access.limits import shown
-from agentlightning.llm_proxy.dialects.json_values import Json
+from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object, wrong_type
 from agentlightning.llm_proxy.replies import CallFailed
 
-Harmless = Mapping[str, tuple[Any, ...]]
+Harmless = Mapping[str, tuple[object, ...]]
 """Values of fields that ask for what holds anyway."""
 
 
@@ -34,35 +33,35 @@ def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmles
         raise untranslatable(place + name, f"{why}; possible: {instead}" if instead else why)
 
 
-def as_object(value: Any, place: str) -> Json:
+def as_object(value: object, place: str) -> Json:
     """Return an object.
 
     Raises:
         CallFailed: 400, it is none.
     """
-    if not isinstance(value, dict):
-        raise CallFailed(400, f"{place!r} must be an object", param=place, code="invalid_type")
-    return cast(Json, value)
+    if not is_object(value):
+        raise wrong_type(place, "an object")
+    return value
 
 
-def as_objects(value: Any, place: str) -> list[tuple[Json, str]]:
+def as_objects(value: object, place: str) -> list[tuple[Json, str]]:
     """Return the objects of a list, each with its place.
 
     Raises:
         CallFailed: 400, it is no list of objects.
     """
-    if not isinstance(value, list):
-        raise CallFailed(400, f"{place!r} must be a list", param=place, code="invalid_type")
-    places = [f"{place}[{index}]" for index in range(len(cast("list[Any]", value)))]
-    return [(as_object(entry, where), where) for entry, where in zip(cast("list[Any]", value), places, strict=True)]
+    if not is_list(value):
+        raise wrong_type(place, "a list")
+    places = [(entry, f"{place}[{index}]") for index, entry in enumerate(value)]
+    return [(as_object(entry, where), where) for entry, where in places]
 
 
-def as_text(value: Any, place: str) -> str:
+def as_text(value: object, place: str) -> str:
     """Return a string.
 
     Raises:
         CallFailed: 400, it is none.
     """
     if not isinstance(value, str):
-        raise CallFailed(400, f"{place!r} must be a string", param=place, code="invalid_type")
+        raise wrong_type(place, "a string")
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from pydantic_core import from_json, to_json
 
@@ -35,9 +35,9 @@ def read_json_object(raw: bytes) -> Json:
         raise CallFailed(400, f"The body is too large a value: {error}", code="too_many_values") from None
     except (ValueError, RecursionError) as error:
         raise CallFailed(400, f"The body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(request, dict):
+    if not is_object(request):
         raise CallFailed(400, "The body must be a JSON object", code="invalid_json")
-    return check_shape(cast(Json, request))
+    return check_shape(request)
 
 
 def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], expected: str) -> Json:
@@ -63,10 +63,10 @@ def check_shape(request: Json) -> Json:
     for name, value in request.items():
         if len(name) > LONGEST_NAME:
             raise _too_much(name, "the name of a field", f"{len(name)} characters", LONGEST_NAME)
-        if isinstance(value, dict) and len(cast(Json, value)) > MOST_ITEMS:
-            raise _too_much(name, shown(name), f"{len(cast(Json, value))} entries", MOST_ITEMS)
-        if isinstance(value, list) and not (name in _OF_IDS and set(map(type, cast("list[Any]", value))) == {int}):
-            _check_list(name, cast("list[Any]", value))
+        if is_object(value) and len(value) > MOST_ITEMS:
+            raise _too_much(name, shown(name), f"{len(value)} entries", MOST_ITEMS)
+        if is_list(value) and not (name in _OF_IDS and set(map(type, value)) == {int}):
+            _check_list(name, value)
     for name in ("model", "user"):
         if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)
@@ -84,14 +84,11 @@ def _check_list(place: str, entries: list[Any]) -> None:
     if len(entries) > MOST_ITEMS:
         raise _too_much(place, shown(place), f"{len(entries)} entries", MOST_ITEMS)
     for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            continue
-        for name, value in cast(Json, entry).items():
-            if isinstance(value, (list, dict)) and len(cast("list[Any]", value)) > MOST_ITEMS:
-                where = f"{place}[{index}].{name}"
-                raise _too_much(where, shown(where), f"{len(cast('list[Any]', value))} entries", MOST_ITEMS)
+        for name, value in fields_of(entry).items():
+            where = f"{place}[{index}].{name}"
+            if (is_list(value) or is_object(value)) and len(value) > MOST_ITEMS:
+                raise _too_much(where, shown(where), f"{len(value)} entries", MOST_ITEMS)
             if name in ("role", "name", "type") and isinstance(value, str) and len(value) > LONGEST_NAME:
-                where = f"{place}[{index}].{name}"
                 raise _too_much(where, shown(where), f"{len(value)} characters", LONGEST_NAME)
 
 
@@ -107,8 +104,13 @@ def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: 
     """
     value = request.get(field)
     if not isinstance(value, kind):
-        raise CallFailed(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
+        raise wrong_type(field, expected)
     return value
+
+
+def wrong_type(field: str, expected: str) -> CallFailed:
+    """Return the refusal of a field that is of another type."""
+    return CallFailed(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
 
 
 def read_json(raw: bytes | str) -> Json | None:
@@ -117,7 +119,7 @@ def read_json(raw: bytes | str) -> Json | None:
         value = _decoded(raw, REPLY_JSON)
     except (ValueError, RecursionError):
         return None
-    return cast(Json, value) if isinstance(value, dict) else None
+    return value if is_object(value) else None
 
 
 def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
@@ -136,7 +138,7 @@ def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
         return value
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape; NaN becomes null."""
     try:
         return to_json(value, inf_nan_mode="null")  # several times as fast as the standard library
@@ -145,7 +147,7 @@ def json_bytes(value: Any) -> bytes:
         return (json.dumps(json.loads(text, parse_constant=lambda _: None)) if _has_constants(text) else text).encode()
 
 
-def strict_json(raw: bytes, value: Any) -> bytes:
+def strict_json(raw: bytes, value: object) -> bytes:
     """Return the JSON that a value was read from; the value's own if that holds NaN or infinities."""
     return json_bytes(value) if _has_constants(raw) and not is_strict(raw) else raw
 
@@ -165,19 +167,35 @@ def _has_constants(text: str | bytes) -> bool:
     return nan in text or infinity in text  # pyright: ignore[reportOperatorIssue] -- both are of the text's type
 
 
-def objects(value: Any) -> list[Json]:
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def is_object(value: object) -> TypeGuard[Json]:
+    return isinstance(value, dict)
+
+
+def entries_of(value: object) -> list[Any]:
+    """Return a list as it is; an empty one for anything else."""
+    return value if is_list(value) else []
+
+
+def fields_of(value: object) -> Json:
+    """Return an object as it is; an empty one for anything else."""
+    return value if is_object(value) else {}
+
+
+def objects(value: object) -> list[Json]:
     """Return the entries of a list that are objects; none if it is no list."""
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
-    return [cast(Json, entry) for entry in entries if isinstance(entry, dict)]
+    return [entry for entry in entries_of(value) if is_object(entry)]
 
 
 def object_in(fields: Json, name: str) -> Json:
     """Return an object out of another one; an empty one if it is none."""
-    value = fields.get(name)
-    return cast(Json, value) if isinstance(value, dict) else {}
+    return fields_of(fields.get(name))
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a text, or the texts of its parts as one; nothing if it is neither."""
     if isinstance(value, str):
         return value

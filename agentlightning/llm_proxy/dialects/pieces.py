@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 _BLOCK = 64
 _STRUCTURE = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
@@ -63,7 +62,14 @@ class GrowingObject(Text):
             self._begun = True
             self._over = not piece.lstrip().startswith("{")
         for found in _STRUCTURE.finditer(piece):
-            self._see(found[0])
+            sign = found[0]
+            if sign.startswith("\\"):
+                self._escaped = len(sign) == 1
+            elif sign == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if sign in "{[" else -1
+                self._over = self._depth <= 0
             if self._over:
                 return
 
@@ -73,22 +79,8 @@ class GrowingObject(Text):
         if not self._over:
             return False
         if self._whole is None:
-            self._whole = _is_object(str(self))
+            try:
+                self._whole = isinstance(json.loads(str(self)), dict)
+            except (ValueError, RecursionError):
+                self._whole = False
         return self._whole
-
-    def _see(self, sign: str) -> None:
-        if sign.startswith("\\"):
-            self._escaped = len(sign) == 1
-        elif sign == '"':
-            self._in_string = not self._in_string
-        elif not self._in_string:
-            self._depth += 1 if sign in "{[" else -1
-            self._over = self._depth <= 0
-
-
-def _is_object(text: str) -> bool:
-    try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)

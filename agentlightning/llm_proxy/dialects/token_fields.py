@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects
+from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, object_in, objects
 
 _LARGEST_ID = 2**31 - 1
 _ROUNDED = 1e-3
@@ -32,7 +32,7 @@ class CallTokens:
     """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
 
 
-def tokens_in(choice: Json, prompt_ids: Any) -> CallTokens | None:
+def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     """Return the tokens of a call; None unless the prompt's and the completion's are there.
 
     Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
@@ -43,42 +43,33 @@ def tokens_in(choice: Json, prompt_ids: Any) -> CallTokens | None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:
         return CallTokens(prompt, completion, _logprobs(choice, triples, len(completion))) if prompt else None
-    completion = _ids_of_entries(choice)
+    entries = objects(object_in(choice, "logprobs").get("content"))
+    completion = token_ids([entry.get("id") for entry in entries]) if entries else None
     if completion is None:
         return None
     return CallTokens(prompt or [], completion, _logprobs(choice, None, len(completion)))
 
 
-def token_ids(value: Any) -> list[int] | None:
+def token_ids(value: object) -> list[int] | None:
     """Return a list of token ids; None if it is none."""
-    if not isinstance(value, list):
+    if not is_list(value):
         return None
-    ids = cast("list[Any]", value)
-    fit = set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) <= _LARGEST_ID
-    return ids if fit else None
+    fit = set(map(type, value)) <= {int} and min(value, default=0) >= 0 and max(value, default=0) <= _LARGEST_ID
+    return value if fit else None
 
 
 def _meta_triples(choice: Json) -> list[list[Any]] | None:
     triples = object_in(choice, "meta_info").get("output_token_logprobs")
-    if not isinstance(triples, list):
-        return None
-    listed = cast("list[Any]", triples)
-    usable = all(isinstance(triple, list) and len(cast("list[Any]", triple)) >= 2 for triple in listed)
-    return listed if usable else None
-
-
-def _ids_of_entries(choice: Json) -> list[int] | None:
-    entries = objects(object_in(choice, "logprobs").get("content"))
-    return token_ids([entry.get("id") for entry in entries]) if entries else None
+    return triples if is_list(triples) and all(len(entries_of(triple)) >= 2 for triple in triples) else None
 
 
 def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> list[float] | None:
     fields = object_in(choice, "logprobs")
     content, values = fields.get("content"), fields.get("token_logprobs")
     entries = objects(content)
-    if isinstance(content, list) and len(entries) == len(cast("list[Any]", content)):
+    if is_list(content) and len(entries) == len(content):
         values = [entry.get("logprob") for entry in entries]
-    found = cast("list[Any]", values) if isinstance(values, list) else []
+    found = entries_of(values)
     if len(found) != length and triples is not None:
         found = [triple[0] for triple in triples]
     return _finite(found) if len(found) == length else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects, text_of
@@ -25,7 +25,7 @@ class MessageToolCall(NamedTuple):
     """JSON as the model wrote it; in a stream, a piece of it."""
 
 
-def tool_calls_of(message: Json, reply_id: Any) -> list[MessageToolCall]:
+def tool_calls_of(message: Json, reply_id: object) -> list[MessageToolCall]:
     """Return the tool calls of a whole message; one without an id is named after the reply."""
     found: list[MessageToolCall] = []
     for index, call in enumerate(objects(message.get("tool_calls"))):
@@ -41,7 +41,7 @@ def _arguments(function: Json) -> str:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else text_of(arguments)
 
 
-def _made_id(reply_id: Any, index: int) -> str:
+def _made_id(reply_id: object, index: int) -> str:
     return f"call_{reply_id}_{index}"
 
 
@@ -61,9 +61,9 @@ class _Pending:
 class ToolCallStream:
     """Gives the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next."""
 
-    reply_id: Any = None
+    reply_id: object = None
     _calls: list[_Pending] = field(default_factory=list[_Pending])
-    _index: dict[Any, int] = field(default_factory=dict[Any, int])
+    _index: dict[int | str | None, int] = field(default_factory=dict[int | str | None, int])
     _current: int = 0
 
     def feed(self, delta: Json) -> list[tuple[int, MessageToolCall]]:
@@ -88,19 +88,16 @@ class ToolCallStream:
                 raise unusable(text)
             call.arguments.add(arguments)
             call.waiting.add(arguments)
-        return self._passed()
+        passed = self._taken(self._current, False)
+        while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
+            self._current += 1
+            passed += self._taken(self._current, False)
+        return passed
 
     def end(self) -> list[tuple[int, MessageToolCall]]:
         """Return what waits: the calls so far are at their end."""
         passed = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
         self._current = len(self._calls)
-        return passed
-
-    def _passed(self) -> list[tuple[int, MessageToolCall]]:
-        passed = self._taken(self._current, False)
-        while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
-            self._current += 1
-            passed += self._taken(self._current, False)
         return passed
 
     def _taken(self, number: int, ended: bool) -> list[tuple[int, MessageToolCall]]:

@@ -57,9 +57,8 @@ class Balancer:
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
         circuit = self._circuits.get(ordered[0])
         if circuit is not None and self._is_out(circuit):
-            circuit.until = (
-                self._clock() + circuit.rest
-            )  # this one call finds out; if it tells nothing, a later one does
+            # this one call finds out; if it tells nothing, a later one does
+            circuit.until = self._clock() + circuit.rest
         self._homes[key] = ordered[0]
         self._homes.move_to_end(key)
         if len(self._homes) > _REMEMBERED:

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-_VLLM_CHAT: Mapping[str, Any] = {"return_token_ids": True, "logprobs": True}
-_COMPLETIONS: Mapping[str, Any] = {"return_token_ids": True, "logprobs": 1}
-_SGLANG_CHAT: Mapping[str, Any] = {
+_VLLM_CHAT: Mapping[str, object] = {"return_token_ids": True, "logprobs": True}
+_COMPLETIONS: Mapping[str, object] = {"return_token_ids": True, "logprobs": 1}
+_SGLANG_CHAT: Mapping[str, object] = {
     "return_prompt_token_ids": True,
     "return_token_ids": True,
     "return_meta_info": True,
@@ -38,7 +37,7 @@ class Engine:
     """`gen_ai.system` of its calls; None is the provider that the model's entry names."""
     advice: str
     """What to do where its calls have no token ids."""
-    asks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    asks: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """By route: the fields that ask for tokens. A route that is not there is asked for none."""
     streams_chat_tokens: bool = True
     """False refuses to give the ids of tokens in a chat stream."""
@@ -108,7 +107,7 @@ _OWNERS: Mapping[str, Engine] = {
 }
 
 
-def engine_of_owners(owners: Iterable[Any]) -> Engine:
+def engine_of_owners(owners: Iterable[object]) -> Engine:
     """Return the engine that names these as the owners of its models."""
     known = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
     return next(known, OTHER)

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.llm_proxy.access.limits import closest, hint, shown
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, WireDialect
+from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.endpoints.engines import ENGINES, LITELLM_ENGINE
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.process_secrets import protect, secret
@@ -78,7 +79,7 @@ class ModelEndpoint:
     @property
     def secrets(self) -> list[str]:
         """Values that are for the server only: its key, and what LiteLLM is given under such names."""
-        options: dict[str, Any] = json.loads(self.options)
+        options: Json = json.loads(self.options)
         named = [value for name, value in options.items() if any(word in name for word in _SECRET)]
         return [value for value in (self.api_key, *named) if isinstance(value, str)]
 
@@ -135,7 +136,7 @@ class ModelTable:
             endpoints, key=lambda at: hashlib.sha256(f"{rollout_id}\n{at.api_base}\n{at.model}".encode()).digest()
         )
 
-    def listing(self, name: str | None = None) -> dict[str, Any]:
+    def listing(self, name: str | None = None) -> Json:
         """Return the models, or one of them, in a form that the clients of OpenAI's and of Anthropic's API both read.
 
         Raises:
@@ -149,12 +150,12 @@ class ModelTable:
         return {"object": "list", "data": [_listed(name) for name in names], "has_more": False, **ends}
 
 
-def _listed(name: str) -> dict[str, Any]:
+def _listed(name: str) -> Json:
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _read_entry(place: str, entry: Any) -> tuple[str, ModelEndpoint]:
+def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     fields = _mapping(place, entry)
     _refuse_unknown(place, fields, ("model_name", "litellm_params"))
     name = _text(f"{place}.model_name", fields.get("model_name"))
@@ -176,7 +177,7 @@ def _read_entry(place: str, entry: Any) -> tuple[str, ModelEndpoint]:
     )
 
 
-def _litellm_endpoint(place: str, parameters: Mapping[str, Any]) -> ModelEndpoint:
+def _litellm_endpoint(place: str, parameters: Mapping[str, object]) -> ModelEndpoint:
     """Return the endpoint of an entry that says that LiteLLM reaches it."""
     if importlib.util.find_spec("litellm") is None:
         raise ValueError(
@@ -212,7 +213,7 @@ def _litellm_endpoint(place: str, parameters: Mapping[str, Any]) -> ModelEndpoin
     )
 
 
-def _url(place: str, value: Any) -> str:
+def _url(place: str, value: object) -> str:
     """Return the address of a server: a place and nothing that opens it. Errors never show it."""
     url = _text(place, value)
     try:
@@ -235,32 +236,30 @@ def _url(place: str, value: Any) -> str:
     return url.rstrip("/")
 
 
-def _prices(place: str, parameters: Mapping[str, Any]) -> list[float]:
-    return [_price(f"{place}.{name}", parameters.get(name)) for name in _PRICES]
+def _prices(place: str, parameters: Mapping[str, object]) -> list[float]:
+    prices: list[float] = []
+    for name in _PRICES:
+        value = 0.0 if parameters.get(name) is None else parameters[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise ValueError(f"{place}.{name} must be a number of 0 or more; got {value!r}")
+        prices.append(float(value))
+    return prices
 
 
-def _mapping(place: str, value: Any) -> Mapping[str, Any]:
+def _mapping(place: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{place} must be a dict; got {type(value).__name__}")
-    return cast(Mapping[str, Any], value)
+    return cast(Mapping[str, object], value)
 
 
-def _text(place: str, value: Any) -> str:
+def _text(place: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         problem = "is missing" if value is None else f"must be a non-empty string; got {type(value).__name__}"
         raise ValueError(f"{place} {problem}")
     return value
 
 
-def _price(place: str, value: Any) -> float:
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise ValueError(f"{place} must be a number of 0 or more; got {value!r}")
-    return float(value)
-
-
-def _key(place: str, value: Any) -> str | None:
+def _key(place: str, value: object) -> str | None:
     """Return the provider's key; `os.environ/NAME` takes it out of the environment. Errors never show it."""
     if value is None:
         return None
@@ -295,7 +294,7 @@ def _engine(place: str, value: Any) -> str | None:
     raise ValueError(f"{place} must be one of {', '.join(ENGINES)}{near}; got {value!r}")
 
 
-def _refuse_unknown(place: str, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse_unknown(place: str, fields: Mapping[str, object], known: Sequence[str]) -> None:
     for name in fields:
         if name not in known:
             raise ValueError(f"{place}.{name} is not supported{hint(name, known)}")

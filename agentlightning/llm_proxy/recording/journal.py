@@ -11,10 +11,11 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
+from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.private_files import private_folder, tighten
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def _left_over(written: bytes) -> list[GatewayCall]:
             entry = json.loads(line)
         except ValueError:
             continue
-        fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+        fields = fields_of(entry)
         if "ended" in fields:
             begun.pop(fields["ended"], None)
         elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:

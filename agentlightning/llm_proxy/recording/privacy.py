@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store.rules.values import evolve
-from agentlightning.types import AttributeValue, Span, TraceStatus
+from agentlightning.types import Span, TraceStatus
 
 Kept = Literal["all", "tokens", "counts"]
 """`tokens`: token ids and log-probabilities, no text; `counts`: how many, how long, which model, how it ended."""
@@ -49,13 +49,12 @@ class Privacy:
 
 
 def _without_text(span: Span, keep: Kept) -> Span:
-    attributes: dict[str, AttributeValue] = {}
-    for key, value in span.attributes.items():
-        if key.startswith(_TEXT) and not key.endswith(_SHORT):
-            continue
-        if keep == "counts" and key in _TOKENS:
-            continue
-        attributes[key] = value
+    left_out = _TOKENS if keep == "counts" else ()
+    attributes = {
+        key: value
+        for key, value in span.attributes.items()
+        if key not in left_out and (not key.startswith(_TEXT) or key.endswith(_SHORT))
+    }
     if keep == "counts":
         for key, count in _COUNTS.items():
             if isinstance(ids := span.attributes.get(key), (list, tuple)):

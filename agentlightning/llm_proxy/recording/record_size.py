@@ -8,7 +8,6 @@ first.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +17,8 @@ from agentlightning.types import AttributeValue
 
 NOT_KEPT: Final = "agentlightning.call.not_kept"
 """The key of one part that stands for all that were left out."""
+_MANY = ("gen_ai.prompt.", "llm.request.functions.")
+"""Begins of the keys of which there may be very many."""
 _EACH = 8
 """Bytes around a key and a value."""
 _STAND_IN = 128
@@ -36,15 +37,13 @@ class Part:
     size: int = 0
 
     def measure(self) -> None:
-        self.size = _EACH + len(self.key) + _encoded_size(self.value)
-
-
-def _encoded_size(value: AttributeValue) -> int:
-    if not isinstance(value, str) or value.isascii():
-        return len(to_json(value, inf_nan_mode="constants"))
-    ascii_only = value.encode("ascii", "ignore").decode()
-    units = len(value.encode("utf-16-le", "surrogatepass")) // 2
-    return len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
+        value, size = self.value, _EACH + len(self.key)
+        if isinstance(value, str) and not value.isascii():
+            ascii_only = value.encode("ascii", "ignore").decode()
+            units = len(value.encode("utf-16-le", "surrogatepass")) // 2
+            self.size = size + len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
+        else:
+            self.size = size + len(to_json(value, inf_nan_mode="constants"))
 
 
 def fitting(parts: list[Part], budget: int) -> list[Part]:
@@ -57,7 +56,13 @@ def fitting(parts: list[Part], budget: int) -> list[Part]:
     total = sum(part.size for part in parts)
     if total <= budget:
         return parts
-    total = _shrink(parts, total, budget, lambda part: isinstance(part.value, str) and part.size > _STAND_IN + 200)
+    texts = [part for part in parts if isinstance(part.value, str) and part.size > _STAND_IN + 200]
+    for part in sorted(texts, key=lambda part: -part.size):
+        if total > budget:
+            total -= part.size
+            part.value = stand_in(str(part.value).encode())
+            part.measure()
+            total += part.size
     if total > budget:
         parts, total = _gathered(parts, total, budget)
     if total > budget:
@@ -73,25 +78,12 @@ def stand_in(raw: bytes, what: str = "") -> str:
     return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
-def _shrink(parts: list[Part], total: int, budget: int, may: Callable[[Part], bool]) -> int:
-    for part in sorted((part for part in parts if may(part)), key=lambda part: -part.size):
-        if total <= budget:
-            break
-        before = part.size
-        part.value = stand_in(str(part.value).encode())
-        part.measure()
-        total += part.size - before
-    return total
-
-
 def _gathered(parts: list[Part], total: int, budget: int) -> tuple[list[Part], int]:
     """Leave out the last of very many texts; one part stands for them."""
     left_out: list[Part] = []
     kept: list[Part] = []
     for part in reversed(parts):
-        if total + _STAND_IN + len(NOT_KEPT) > budget and part.key.startswith(
-            ("gen_ai.prompt.", "llm.request.functions.")
-        ):
+        if total + _STAND_IN + len(NOT_KEPT) > budget and part.key.startswith(_MANY):
             left_out.append(part)
             total -= part.size
         else:

@@ -12,12 +12,12 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Literal, get_args
 
+from agentlightning.llm_proxy.dialects.json_values import Json, is_list
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.private_files import open_private, private_folder
 
-Json = dict[str, Any]
 Match = Literal["strict", "nearest"]
 """`strict`: the same request; `nearest`: the most similar one of the same route and model."""
 _WITHOUT_EFFECT = ("stream", "stream_options", "user", "metadata", "store", "seed", "prompt_cache_key")
@@ -125,7 +125,7 @@ class CallFile:
         return best[1]
 
 
-def _key(route: str, request: Mapping[str, Any]) -> str:
+def _key(route: str, request: Mapping[str, object]) -> str:
     asked = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
     text = json.dumps([route, asked], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
@@ -136,7 +136,7 @@ def _ends(text: str) -> str:
     return text if len(text) <= 2 * _COMPARED else text[:_COMPARED] + text[-_COMPARED:]
 
 
-def _text(request: Mapping[str, Any]) -> str:
+def _text(request: Mapping[str, object]) -> str:
     said = request.get("messages") or request.get("prompt") or request.get("input")
-    parts = cast("list[Any]", said) if isinstance(said, list) else [said]
+    parts = said if is_list(said) else [said]
     return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
 
 from agentlightning.llm_proxy.access.limits import LARGEST_COUNT, count_of
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
+from agentlightning.llm_proxy.dialects.json_values import Json, fields_of, object_in, objects
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.recording.record_size import Part, fitting
 from agentlightning.llm_proxy.replies import CallFailed
@@ -36,18 +36,8 @@ _TOKENS = (
     LightningCallAttributes.COMPLETION_LOGPROBS.value,
 )
 _BARE = (
-    *(
-        "rollout_id",
-        "attempt_id",
-        "sequence_id",
-        "call_id",
-        "arrived_at",
-        "began",
-        "dialect",
-        "role",
-        "policy",
-        "streamed",
-    ),
+    *("rollout_id", "attempt_id", "sequence_id", "call_id", "arrived_at", "began", "dialect", "role", "policy"),
+    "streamed",
     *("weight_version", "first_frame_at", "endpoint", "engine", "upstream_tries", "state", "http_status", "error_code"),
 )
 _Pairs = Iterator[tuple[str, AttributeValue]]
@@ -104,7 +94,12 @@ def _span(
     ended: float,
     attributes: Attributes,
 ) -> Span:
-    context = _context(trace_id, span_id)
+    keys = LightningResourceAttributes
+    resource: Attributes = {
+        keys.ROLLOUT_ID.value: call.rollout_id,
+        keys.ATTEMPT_ID.value: call.attempt_id,
+        keys.SPAN_SEQUENCE_ID.value: call.sequence_id,
+    }
     return Span.model_construct(  # every value here has its type already; checking them again costs a third of a call
         rollout_id=call.rollout_id,
         attempt_id=call.attempt_id,
@@ -119,9 +114,9 @@ def _span(
         links=[],
         start_time=call.arrived_at,
         end_time=ended,
-        context=context,
+        context=_context(trace_id, span_id),
         parent=_context(trace_id, parent_id) if parent_id else None,
-        resource=_resource(call),
+        resource=OtelResource(attributes=resource),
         kind="CLIENT" if parent_id else "SERVER",
         scope={"name": "agentlightning.llm_proxy", "version": None},
     )
@@ -131,17 +126,7 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
     return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
 
 
-def _resource(call: GatewayCall) -> OtelResource:
-    keys = LightningResourceAttributes
-    attributes: Attributes = {
-        keys.ROLLOUT_ID.value: call.rollout_id,
-        keys.ATTEMPT_ID.value: call.attempt_id,
-        keys.SPAN_SEQUENCE_ID.value: call.sequence_id,
-    }
-    return OtelResource(attributes=attributes)
-
-
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a text as it is, another value as JSON; a half of a surrogate pair, which no store can hold, as `?`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -156,17 +141,19 @@ def _number(value: float) -> AttributeValue:
 
 def _request_attributes(call: GatewayCall) -> _Pairs:
     request, reply = call.request or {}, call.reply or {}
-    yield "gen_ai.system", _system(call)
+    engine = None if call.engine is None else call.engine.system
+    # what served it, as far as it came; vLLM's name where nobody knows
+    yield "gen_ai.system", engine or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
     yield "llm.request.type", DIALECTS[call.dialect].kind
     yield "llm.is_streaming", str(call.streamed)
     for name in _PARAMETERS:
         if isinstance(value := request.get(name), (str, int, float, bool)):
             yield f"gen_ai.request.{name}", _text(value) if isinstance(value, str) else _number(value)
-    for index, message in enumerate(_dicts(request.get("messages") if call.prompt is None else call.prompt)):
+    for index, message in enumerate(objects(request.get("messages") if call.prompt is None else call.prompt)):
         yield from _message(f"gen_ai.prompt.{index}", message)
-    for index, tool in enumerate(_dicts(request.get("tools"))):
+    for index, tool in enumerate(objects(request.get("tools"))):
         yield from _function(f"llm.request.functions.{index}", tool.get("function", tool))
-    for index, choice in enumerate(_dicts(reply.get("choices"))):
+    for index, choice in enumerate(objects(reply.get("choices"))):
         yield from _message(f"gen_ai.completion.{index}", choice.get("message"))
         if isinstance(reason := choice.get("finish_reason"), str):
             yield f"gen_ai.completion.{index}.finish_reason", _text(reason)
@@ -179,48 +166,36 @@ def _request_attributes(call: GatewayCall) -> _Pairs:
         yield "error.message", _text(call.error)
 
 
-def _system(call: GatewayCall) -> str:
-    """Return what served the call, as far as it came; vLLM's name where nobody knows."""
-    known = None if call.engine is None else call.engine.system
-    return known or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
-
-
-def _message(key: str, message: Any) -> _Pairs:
-    if not isinstance(message, dict):
-        return
-    fields = cast(dict[str, Any], message)
+def _message(key: str, message: object) -> _Pairs:
+    fields = fields_of(message)
     for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal"):
         if (value := fields.get(name)) is not None:
             yield f"{key}.{name}", _text(value)
-    for index, tool_call in enumerate(_dicts(fields.get("tool_calls"))):
-        function = tool_call.get("function")
-        named = {"id": tool_call.get("id"), **(cast(dict[str, Any], function) if isinstance(function, dict) else {})}
+    for index, tool_call in enumerate(objects(fields.get("tool_calls"))):
+        named = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
         for name in ("id", "name", "arguments"):
             if (value := named.get(name)) is not None:
                 yield f"{key}.tool_calls.{index}.{name}", _text(value)
 
 
-def _function(key: str, function: Any) -> _Pairs:
-    if not isinstance(function, dict):
-        return
-    fields = cast(dict[str, Any], function)
+def _function(key: str, function: object) -> _Pairs:
+    fields = fields_of(function)
     fields = {"parameters": fields.get("input_schema"), **fields}  # Anthropic's name of it
     for name in ("name", "description", "parameters"):
         if (value := fields.get(name)) is not None:
             yield f"{key}.{name}", _text(value)
 
 
-def _usage(usage: Any) -> _Pairs:
+def _usage(usage: object) -> _Pairs:
     names = {
         "prompt_tokens": "gen_ai.usage.prompt_tokens",
         "completion_tokens": "gen_ai.usage.completion_tokens",
         "total_tokens": "llm.usage.total_tokens",
     }
-    if isinstance(usage, dict):
-        for name, key in names.items():
-            value = cast(dict[str, Any], usage).get(name)
-            if type(value) is int and value == count_of(value):
-                yield key, value
+    for name, key in names.items():
+        value = fields_of(usage).get(name)
+        if type(value) is int and value == count_of(value):
+            yield key, value
 
 
 def _raw_attributes(call: GatewayCall) -> _Pairs:
@@ -255,7 +230,7 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
             yield keys.COMPLETION_LOGPROBS.value, call.tokens.logprobs
 
 
-def _reply_text(reply: dict[str, Any], tokens: CallTokens | None) -> _Pairs:
+def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
     """The text form: Python literals of all choices, without what the parent says already, in vLLM's spelling."""
     for name in ("id", "model"):
         if isinstance(value := reply.get(name), str):
@@ -271,9 +246,3 @@ def _reply_text(reply: dict[str, Any], tokens: CallTokens | None) -> _Pairs:
         yield "llm.hosted_vllm.choices", _text(repr(choices))
         if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
             yield LightningCallAttributes.FINISH_REASON.value, _text(reason)
-
-
-def _dicts(value: Any) -> Iterable[dict[str, Any]]:
-    """The entries of a list that are objects; nothing if it is no list. Agents send what they like."""
-    entries = cast(list[Any], value) if isinstance(value, list) else []
-    return (cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict))

@@ -12,10 +12,18 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, objects, read_json
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    fields_of,
+    is_list,
+    is_object,
+    json_bytes,
+    objects,
+    read_json,
+)
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 HIDDEN = "[redacted]"
@@ -150,7 +158,7 @@ class KeyWatch:
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._held: list[_Frame] = []
-        self._tails: dict[tuple[Any, ...], _Tail] = {}
+        self._tails: dict[tuple[object, ...], _Tail] = {}
         self.found = False
         """A key was in it."""
 
@@ -164,12 +172,14 @@ class KeyWatch:
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
-        touched: set[tuple[Any, ...]] = set()
+        touched: set[tuple[object, ...]] = set()
         for text in _texts_of(value):
             if text.kind is _TextKind.GROWING:
                 touched.add(text.path)
             self._follow(text, frame)
-        self._let_go(touched, {path[0] for path in touched} | _about(value))
+        choices = objects(value.get("choices"))
+        about = {path[0] for path in touched} | ({_index(choice) for choice in choices} or {_index(value)} - {()})
+        self._let_go(touched, about)
         return self._free()
 
     def end(self) -> list[bytes]:
@@ -213,7 +223,7 @@ class KeyWatch:
                 before -= piece.length
         self._tails[path] = _Tail(text[len(text) - length :], [*pieces, fresh] if fresh.length else pieces)
 
-    def _let_go(self, touched: set[tuple[Any, ...]], about: set[Any]) -> None:
+    def _let_go(self, touched: set[tuple[object, ...]], about: set[object]) -> None:
         """Hold back no longer what tells nothing and did not go on, though its choice did."""
         for path, tail in self._tails.items():
             if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
@@ -246,7 +256,7 @@ class _TextKind(Enum):
 class _Text(NamedTuple):
     """A text of a frame that may go on in later ones: what it belongs to, and where it stands."""
 
-    path: tuple[Any, ...]
+    path: tuple[object, ...]
     place: Any
     """The object or list that holds it."""
     name: Any
@@ -274,26 +284,23 @@ def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
             yield from _texts(value, (*owner, name), False, name in _SPELL_TOKENS)
 
 
-def _texts(place: Any, path: tuple[Any, ...], grows: bool, in_row: bool = False) -> Iterator[_Text]:
+def _texts(place: object, path: tuple[object, ...], grows: bool, in_row: bool = False) -> Iterator[_Text]:
     """Return the texts in an object or list. Those of a list's entries go on at the same place of a later list; if they
     stand `in_row`, in the next entry."""
-    if isinstance(place, dict):
-        for name, value in cast(Json, place).items():
+    if is_object(place):
+        for name, value in place.items():
             if isinstance(value, str):
                 yield _Text((*path, name), place, name, _kind(name, grows))
-            elif isinstance(value, (dict, list)):
+            elif is_list(value) or is_object(value):
                 yield from _texts(value, (*path, name), grows, in_row)
-    elif isinstance(place, list):
-        for number, entry in enumerate(cast("list[Any]", place)):
-            which = () if in_row else (_index(cast(Json, entry)) if _has_index(entry) else number,)
+    elif is_list(place):
+        for number, entry in enumerate(place):
+            fields = fields_of(entry)
+            which = () if in_row else (_index(fields) if "index" in fields else number,)
             if isinstance(entry, str):
                 yield _Text((*path, *which), place, number, _TextKind.GROWING if grows else _TextKind.WHOLE)
-            elif isinstance(entry, (dict, list)):
+            elif is_list(entry) or is_object(entry):
                 yield from _texts(entry, (*path, *which), grows, in_row)
-
-
-def _has_index(entry: Any) -> bool:
-    return isinstance(entry, dict) and "index" in entry
 
 
 def _kind(name: str, grows: bool) -> _TextKind:
@@ -302,11 +309,6 @@ def _kind(name: str, grows: bool) -> _TextKind:
     return _TextKind.GROWING if grows and name not in _WHOLE else _TextKind.WHOLE
 
 
-def _index(value: Json) -> Any:
+def _index(value: Json) -> tuple[str, ...]:
     """Return by which numbers a frame, a choice or an entry says what it is about."""
     return tuple(str(value.get(name)) for name in ("index", "output_index", "content_index") if name in value)
-
-
-def _about(value: Json) -> set[Any]:
-    choices = objects(value.get("choices"))
-    return {_index(choice) for choice in choices} if choices else {_index(value)} if _index(value) else set()

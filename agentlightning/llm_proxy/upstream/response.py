@@ -119,14 +119,8 @@ class HttpStream(UpstreamStream):
             raise self.broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:  # their texts may hold the address
             raise self.broken(f"{type(error).__name__} after {size} bytes of the stream") from error
-        if _lacks_only_its_end(frames.rest()):
+        # A last frame may say a whole thing though the stream ended before the empty line after it. Any other rest is a
+        # part of a frame, which counts for nothing (server-sent events, section 9.2.6).
+        data = data_of(frames.rest())
+        if data is not None and (data.strip() == DONE or read_json(data) is not None):
             yield frames.rest().rstrip(b"\r\n") + b"\n\n"
-
-
-def _lacks_only_its_end(rest: bytes) -> bool:
-    """True for a last frame that says a whole thing, though the stream ended before the empty line after it.
-
-    Any other rest is a part of a frame, which counts for nothing (server-sent events, section 9.2.6).
-    """
-    data = data_of(rest)
-    return data is not None and (data.strip() == DONE or read_json(data) is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import override
 
@@ -19,8 +19,8 @@ from agentlightning.llm_proxy.dialects.anthropic.replies import (
     blocks_of,
     chat_of,
     event,
+    message_of,
     stop_reason,
-    usage_of,
 )
 from agentlightning.llm_proxy.dialects.anthropic.requests import THREAD_REFUSED, chat_request, refuse_prefill
 from agentlightning.llm_proxy.dialects.base import (
@@ -66,7 +66,7 @@ class NativeMessages(WireDialect):
         return request
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         system = request.get("system")
         return [*([{"role": "system", "content": system}] if system else []), *request["messages"]]
 
@@ -109,7 +109,11 @@ class _MessageStream(EventReader):
         elif kind == "content_block_start":
             self._blocks[index] = deepcopy(object_in(fields, "content_block"))
         elif kind == "content_block_delta":
-            self._grow(index, object_in(fields, "delta"))
+            delta = object_in(fields, "delta")
+            name = _GROWS.get(str(delta.get("type")))
+            if name is not None and index in self._blocks:
+                first = "" if name == "partial_json" else text_of(self._blocks[index].get(name))
+                self._texts.setdefault(index, {}).setdefault(name, Text(first)).add(text_of(delta.get(name)))
         elif kind == "message_delta":
             self._message.update(object_in(fields, "delta"))
             self._message["usage"] = {**object_in(self._message, "usage"), **object_in(fields, "usage")}
@@ -120,12 +124,6 @@ class _MessageStream(EventReader):
         if not self._message:
             return None
         return {**self._message, "content": [self._whole(index) for index in self._blocks]}
-
-    def _grow(self, index: int, delta: Json) -> None:
-        name = _GROWS.get(str(delta.get("type")))
-        if name is not None and index in self._blocks:
-            first = "" if name == "partial_json" else text_of(self._blocks[index].get(name))
-            self._texts.setdefault(index, {}).setdefault(name, Text(first)).add(text_of(delta.get(name)))
 
     def _whole(self, index: int) -> Json:
         texts = {name: str(text) for name, text in self._texts.get(index, {}).items()}
@@ -142,7 +140,14 @@ def _events_of(message: Json) -> Iterator[bytes]:
     begun: Json = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     yield event("message_start", {"message": begun})
     for index, block in enumerate(objects(message.get("content"))):
-        empty, delta = _emptied(block)
+        kind = block.get("type")
+        empty: Json = block
+        delta: Json = {}  # other kinds come whole
+        if kind in ("text", "thinking"):
+            empty, delta = {**block, kind: ""}, {"type": f"{kind}_delta", kind: text_of(block.get(kind))}
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input"), ensure_ascii=False)
+            empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
         yield event("content_block_start", {"index": index, "content_block": empty})
         if delta:
             yield event("content_block_delta", {"index": index, "delta": delta})
@@ -150,19 +155,6 @@ def _events_of(message: Json) -> Iterator[bytes]:
     ended = {name: message.get(name) for name in ("stop_reason", "stop_sequence")}
     yield event("message_delta", {"delta": ended, "usage": object_in(message, "usage")})
     yield event("message_stop", {})
-
-
-def _emptied(block: Json) -> tuple[Json, Json]:
-    """Return a block as it begins, and the one delta that fills it; none for a kind that comes whole."""
-    kind = block.get("type")
-    if kind == "text":
-        return {**block, "text": ""}, {"type": "text_delta", "text": text_of(block.get("text"))}
-    if kind == "thinking":
-        return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": text_of(block.get("thinking"))}
-    if kind == "tool_use":
-        arguments = json.dumps(block.get("input"), ensure_ascii=False)
-        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
-    return block, {}
 
 
 _ERRORS = {
@@ -213,16 +205,7 @@ class Messages(TranslatedDialect):
         message = object_in(choice, "message")
         called, refused = bool(message.get("tool_calls")), bool(message.get("refusal"))
         reason, sequence = stop_reason(choice, request, called=called, refused=refused)
-        return {
-            "id": text_of(reply.get("id")),
-            "type": "message",
-            "role": "assistant",
-            "model": text_of(reply.get("model")),
-            "content": blocks_of(message, reply.get("id")),
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "usage": usage_of(reply.get("usage")),
-        }
+        return message_of(reply, blocks_of(message, reply.get("id")), reason, sequence, reply.get("usage"))
 
     @override
     def write_stream(self, request: Json) -> StreamWriter:

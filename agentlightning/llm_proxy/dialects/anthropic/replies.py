@@ -7,14 +7,21 @@ Source: https://platform.claude.com/docs/en/build-with-claude/streaming.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.dialects.base import StreamWriter
 from agentlightning.llm_proxy.dialects.chat import thought_in
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, objects, read_json, text_of
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    entries_of,
+    fields_of,
+    json_bytes,
+    object_in,
+    objects,
+    read_json,
+    text_of,
+)
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 from agentlightning.llm_proxy.sse import frame_of
 
@@ -34,7 +41,7 @@ _FINISH_REASONS = {
 }
 
 
-def blocks_of(message: Json, reply_id: Any) -> list[Json]:
+def blocks_of(message: Json, reply_id: object) -> list[Json]:
     """Return the blocks of a whole message: thoughts, words, tool calls."""
     blocks: list[Json] = []
     if thought := thought_in(message):
@@ -55,20 +62,30 @@ def stop_reason(choice: Json, request: Json, *, called: bool, refused: bool) -> 
     """
     finish_reason = choice.get("finish_reason")
     sequence = choice.get("stop_reason") or choice.get("matched_stop")
-    if finish_reason == "stop" and isinstance(sequence, str) and sequence in _listed(request.get("stop_sequences")):
+    if finish_reason == "stop" and isinstance(sequence, str) and sequence in entries_of(request.get("stop_sequences")):
         return "stop_sequence", sequence
     if finish_reason == "stop" and (called or refused):
         return "tool_use" if called else "refusal", None
     return _REASONS.get(str(finish_reason), "end_turn"), None
 
 
-def _listed(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+def message_of(reply: Json, content: list[Json], reason: str | None, sequence: str | None, usage: object) -> Json:
+    """Return the message for a chat reply, or for the first chunk of one."""
+    return {
+        "id": text_of(reply.get("id")),
+        "type": "message",
+        "role": "assistant",
+        "model": text_of(reply.get("model")),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage_of(usage),
+    }
 
 
-def usage_of(usage: Any) -> Json:
+def usage_of(usage: object) -> Json:
     """Return the tokens used; 0 where the server says nothing."""
-    fields = cast(Json, usage) if isinstance(usage, dict) else {}
+    fields = fields_of(usage)
     cached = count_of(object_in(fields, "prompt_tokens_details").get("cached_tokens"))
     return {
         "input_tokens": max(0, count_of(fields.get("prompt_tokens")) - cached),
@@ -84,11 +101,11 @@ def chat_of(message: Json) -> Json:
     said: Json = {"role": "assistant", "content": _joined(blocks, "text") or None}
     if thought := _joined(blocks, "thinking"):
         said["reasoning_content"] = thought
-    calls = [block for block in blocks if block.get("type") == "tool_use"]
-    if calls:
-        named = [{"name": call.get("name"), "arguments": call.get("input")} for call in calls]
-        ids = [call.get("id") for call in calls]
-        said["tool_calls"] = [{"id": id_, "function": function} for id_, function in zip(ids, named, strict=True)]
+    if calls := [block for block in blocks if block.get("type") == "tool_use"]:
+        said["tool_calls"] = [
+            {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("input")}}
+            for call in calls
+        ]
     reason = message.get("stop_reason")
     choice = {"index": 0, "message": said, "finish_reason": _FINISH_REASONS.get(str(reason), reason)}
     usage = object_in(message, "usage")
@@ -119,7 +136,7 @@ class MessageEvents(StreamWriter):
         self._blocks = 0
         self._calls = ToolCallStream()
         self._called = self._refused = False
-        self._usage: Any = None
+        self._usage: object = None
         self._choice: Json = {}
 
     @override
@@ -128,7 +145,7 @@ class MessageEvents(StreamWriter):
         if not self._begun:
             self._begun = True
             self._calls.reply_id = chunk.get("id")
-            events += event("message_start", {"message": _empty(chunk)})
+            events += event("message_start", {"message": message_of(chunk, [], None, None, None)})
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
         for choice in objects(chunk.get("choices")):
@@ -185,16 +202,3 @@ class MessageEvents(StreamWriter):
         self._open = None
         self._blocks += 1
         return event("content_block_stop", {"index": self._blocks - 1})
-
-
-def _empty(chunk: Json) -> Json:
-    return {
-        "id": text_of(chunk.get("id")),
-        "type": "message",
-        "role": "assistant",
-        "model": text_of(chunk.get("model")),
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage_of(None),
-    }

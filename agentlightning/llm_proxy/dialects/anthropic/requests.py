@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.fields import (
@@ -28,7 +28,7 @@ from agentlightning.llm_proxy.dialects.fields import (
     refuse_unknown,
     untranslatable,
 )
-from agentlightning.llm_proxy.dialects.json_values import Json
+from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, wrong_type
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
@@ -59,21 +59,24 @@ def chat_request(request: Json) -> Json:
         raise CallFailed(400, text, param="thread", code=THREAD_REFUSED)
     refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT), harmless=HARMLESS)
     chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
-    chat["messages"] = _messages(request)
+    messages: list[Json] = []
+    if request.get("system") is not None:
+        messages.append({"role": "system", "content": _texts(request["system"], "system")})
+    given = as_objects(request["messages"], "messages")
+    turns = (turn for message, place in given for turn in _chat_messages(message, place))
+    for role, same in groupby(turns, key=lambda turn: turn["role"]):
+        turns_of_role = list(same)
+        messages += [_combined(turns_of_role)] if role in ("user", "assistant") else turns_of_role
+    chat["messages"] = messages
     if request.get("stop_sequences"):
-        chat["stop"] = _sequences(request["stop_sequences"])
+        chat["stop"] = entries_of(request["stop_sequences"])
+        if not chat["stop"] or not all(isinstance(entry, str) for entry in chat["stop"]):
+            raise wrong_type("stop_sequences", "a list of strings")
     if request.get("tools"):
         chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
-    if request.get("tool_choice") is not None:
-        chat.update(_tool_choice(as_object(request["tool_choice"], "tool_choice")))
-    if request.get("thinking") is not None:
-        chat["chat_template_kwargs"] = _thinking(as_object(request["thinking"], "thinking"))
-    if request.get("output_config") is not None:
-        chat.update(_output(as_object(request["output_config"], "output_config")))
-    if request.get("metadata") is not None:
-        metadata = as_object(request["metadata"], "metadata")
-        refuse_unknown(metadata, ("user_id",), "metadata.")
-        chat.update({"user": metadata["user_id"]} if metadata.get("user_id") else {})
+    for name, read in _OBJECTS.items():
+        if request.get(name) is not None:
+            chat.update(read(as_object(request[name], name)))
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat
@@ -90,26 +93,7 @@ def refuse_prefill(request: Json) -> None:
         raise untranslatable(messages[-1][1], "a reply cannot go on with a message of the assistant (prefill)")
 
 
-def _messages(request: Json) -> list[Json]:
-    messages: list[Json] = []
-    if request.get("system") is not None:
-        messages.append({"role": "system", "content": _texts(request["system"], "system")})
-    given = as_objects(request["messages"], "messages")
-    turns = (chat for message, place in given for chat in _chat_messages(message, place))
-    for role, same in groupby(turns, key=lambda chat: chat["role"]):
-        turns_of_role = list(same)
-        messages += [_combined(turns_of_role)] if role in ("user", "assistant") else turns_of_role
-    return messages
-
-
-def _sequences(given: Any) -> list[Any]:
-    if not isinstance(given, list) or not all(isinstance(entry, str) for entry in cast("list[Any]", given)):
-        text = "'stop_sequences' must be a list of strings"
-        raise CallFailed(400, text, param="stop_sequences", code="invalid_type")
-    return cast("list[Any]", given)
-
-
-def _texts(content: Any, place: str) -> str:
+def _texts(content: object, place: str) -> str:
     """Return text, or blocks of text as one."""
     if isinstance(content, str):
         return content
@@ -156,7 +140,7 @@ def _parts(content: Any) -> list[Json]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _content(parts: list[Json]) -> Any:
+def _content(parts: list[Json]) -> str | list[Json]:
     """Return parts of text as one text, others as they are."""
     return "\n\n".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
@@ -258,7 +242,7 @@ def _thinking(thinking: Json) -> Json:
     refuse_unknown(thinking, ("type", "budget_tokens", "display"), "thinking.")
     if (thinks := _THINKS.get(str(thinking.get("type")))) is None:
         raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is none of {', '.join(_THINKS)}")
-    return {"enable_thinking": thinks, "thinking": thinks}
+    return {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks}}
 
 
 def _output(config: Json) -> Json:
@@ -274,3 +258,12 @@ def _output(config: Json) -> Json:
         schema = {"name": "output", "strict": True, "schema": wanted.get("schema")}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
+
+
+def _user_of(metadata: Json) -> Json:
+    refuse_unknown(metadata, ("user_id",), "metadata.")
+    return {"user": metadata["user_id"]} if metadata.get("user_id") else {}
+
+
+_OBJECTS = {"tool_choice": _tool_choice, "thinking": _thinking, "output_config": _output, "metadata": _user_of}
+"""Fields that are objects, and what each becomes in a chat completion."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import override
 
@@ -49,7 +49,7 @@ class NativeResponses(WireDialect):
         return read_model_request(raw, "input", (str, list), "a string or a list of items")
 
     @override
-    def prompt_of(self, request: Json) -> list[Any]:
+    def prompt_of(self, request: Json) -> list[object]:
         given, instructions = request["input"], request.get("instructions")
         said = (
             [{"role": "user", "content": given}] if isinstance(given, str) else [_as_message(i) for i in objects(given)]

@@ -6,14 +6,12 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.dialects.base import StreamWriter
 from agentlightning.llm_proxy.dialects.chat import thought_in
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, objects, text_of
+from agentlightning.llm_proxy.dialects.json_values import Json, is_object, json_bytes, object_in, objects, text_of
 from agentlightning.llm_proxy.dialects.pieces import Text
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 from agentlightning.llm_proxy.sse import frame_of
@@ -25,10 +23,16 @@ _ECHOED = (
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIX = {"reasoning": "rs", "message": "msg", "refusal": "msg", "function_call": "fc"}
 _PART = {"reasoning": "reasoning_text", "message": "output_text", "refusal": "refusal"}
+"""Kinds of items that have a part with a text: the type of the part, and the name of the events that fill it."""
 
 
 def item_of(
-    kind: str, reply_id: Any, place: int, text: str = "", call: MessageToolCall | None = None, status: str = "completed"
+    kind: str,
+    reply_id: object,
+    place: int,
+    text: str = "",
+    call: MessageToolCall | None = None,
+    status: str = "completed",
 ) -> Json:
     """Return one item; `place` is its index in the output. One without text is empty, as a stream begins it."""
     head: Json = {"id": f"{_PREFIX[kind]}_{reply_id}_{place}", "type": "message" if kind == "refusal" else kind}
@@ -48,12 +52,12 @@ def part_of(kind: str, text: str) -> Json:
     return {"type": _PART[kind], "text": text, **extra}
 
 
-def last_status(finish_reason: Any) -> str:
+def last_status(finish_reason: object) -> str:
     """Return the status of the last item of a reply, and of the response itself."""
     return "incomplete" if str(finish_reason) in _CUT else "completed"
 
 
-def items_of(message: Json, reply_id: Any, finish_reason: Any) -> list[Json]:
+def items_of(message: Json, reply_id: object, finish_reason: object) -> list[Json]:
     """Return the items of a whole message: thoughts, words, tool calls."""
     texts = {"reasoning": thought_in(message), "message": text_of(message.get("content"))}
     texts["refusal"] = text_of(message.get("refusal"))
@@ -67,7 +71,7 @@ def items_of(message: Json, reply_id: Any, finish_reason: Any) -> list[Json]:
     ]
 
 
-def response_of(request: Json, reply: Json, items: list[Json], finish_reason: Any) -> Json:
+def response_of(request: Json, reply: Json, items: list[Json], finish_reason: object) -> Json:
     """Return the response; `finish_reason` None is one that is still being made."""
     why = _CUT.get(str(finish_reason))
     reasoning = object_in(request, "reasoning")
@@ -93,20 +97,19 @@ def response_of(request: Json, reply: Json, items: list[Json], finish_reason: An
     }
 
 
-def usage_of(usage: Any) -> Json | None:
+def usage_of(usage: object) -> Json | None:
     """Return the tokens used; None where the server says nothing."""
-    if not isinstance(usage, dict):
+    if not is_object(usage):
         return None
-    fields = cast(Json, usage)
-    prompt, completion = count_of(fields.get("prompt_tokens")), count_of(fields.get("completion_tokens"))
-    cached = count_of(object_in(fields, "prompt_tokens_details").get("cached_tokens"))
-    thought = count_of(object_in(fields, "completion_tokens_details").get("reasoning_tokens"))
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    cached = count_of(object_in(usage, "prompt_tokens_details").get("cached_tokens"))
+    thought = count_of(object_in(usage, "completion_tokens_details").get("reasoning_tokens"))
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached},
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": thought},
-        "total_tokens": count_of(fields.get("total_tokens")) or prompt + completion,
+        "total_tokens": count_of(usage.get("total_tokens")) or prompt + completion,
     }
 
 
@@ -117,11 +120,11 @@ def chat_of(response: Json) -> Json:
     for kind, part, name in (("message", "refusal", "refusal"), ("reasoning", "text", "reasoning_content")):
         if text := _texts(items, kind, part):
             said[name] = text
-    calls = [item for item in items if item.get("type") == "function_call"]
-    if calls:
-        functions = [{name: call.get(name) for name in ("name", "arguments")} for call in calls]
-        ids = [call.get("call_id") for call in calls]
-        said["tool_calls"] = [{"id": id_, "function": function} for id_, function in zip(ids, functions, strict=True)]
+    if calls := [item for item in items if item.get("type") == "function_call"]:
+        said["tool_calls"] = [
+            {"id": call.get("call_id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
+            for call in calls
+        ]
     why = object_in(response, "incomplete_details").get("reason")
     reason = {cut: name for name, cut in _CUT.items()}.get(str(why), "tool_calls" if calls else "stop")
     usage = object_in(response, "usage")
@@ -137,10 +140,6 @@ def chat_of(response: Json) -> Json:
 def _texts(items: list[Json], kind: str, name: str) -> str:
     parts = [part for item in items if item.get("type") == kind for part in objects(item.get("content"))]
     return "".join(str(part.get(name) or "") for part in parts)
-
-
-_TEXT = {"message": "output_text", "refusal": "refusal", "reasoning": "reasoning_text"}
-"""Kinds of items that have a part with a text, and the name of the events that fill it."""
 
 
 def event(kind: str, fields: Json) -> bytes:
@@ -225,7 +224,7 @@ class ResponseEvents(StreamWriter):
             place = {**self._index, "item_id": self._name}
             return self._event("response.function_call_arguments.delta", {**place, "delta": text})
         kind = self._open[0]
-        return self._event(f"response.{_TEXT[kind]}.delta", {**self._place, "delta": text, **_extra(kind)})
+        return self._event(f"response.{_PART[kind]}.delta", {**self._place, "delta": text, **_extra(kind)})
 
     def _close(self, status: str) -> bytes:
         if self._open is None:
@@ -236,7 +235,7 @@ class ResponseEvents(StreamWriter):
             events = self._event("response.function_call_arguments.done", fields)
         else:
             text = {"refusal" if kind == "refusal" else "text": str(self._text), **_extra(kind)}
-            events = self._event(f"response.{_TEXT[kind]}.done", {**self._place, **text})
+            events = self._event(f"response.{_PART[kind]}.done", {**self._place, **text})
             events += self._event("response.content_part.done", {**self._place, "part": part_of(kind, str(self._text))})
         item = self._item(status)
         events += self._event("response.output_item.done", {**self._index, "item": item})

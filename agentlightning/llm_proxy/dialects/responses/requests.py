@@ -18,7 +18,6 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.fields import (
@@ -29,7 +28,7 @@ from agentlightning.llm_proxy.dialects.fields import (
     refuse_unknown,
     untranslatable,
 )
-from agentlightning.llm_proxy.dialects.json_values import Json, objects
+from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, objects, wrong_type
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
@@ -73,7 +72,16 @@ def chat_request(request: Json) -> Json:
         if request.get(name) is not None:
             raise untranslatable(name, "nothing is stored here between calls; send the items of the conversation again")
     refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), harmless=HARMLESS)
-    _refuse_inclusions(request)
+    included = request.get("include")
+    if included is not None and not is_list(included):
+        raise wrong_type("include", "a list")
+    for index, name in enumerate(entries_of(included)):
+        if name not in INCLUDED_ANYWAY:
+            why = f"{shown(name)} is not given here; chat/completions gives logprobs"
+            raise untranslatable(f"include[{index}]", why)
+    if request.get("prompt_cache_options") is not None:
+        options = as_object(request["prompt_cache_options"], "prompt_cache_options")
+        refuse_unknown(options, ("mode", "ttl"), "prompt_cache_options.", {"prewarm": (False,)})
     chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
     messages: list[Json] = []
     if request.get("instructions") is not None:
@@ -87,33 +95,18 @@ def chat_request(request: Json) -> Json:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
         chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
-    if request.get("text") is not None:
-        chat.update(_text_config(as_object(request["text"], "text")))
-    if request.get("reasoning") is not None:
-        chat.update(_reasoning(as_object(request["reasoning"], "reasoning")))
+    for name, read in (("text", _text_config), ("reasoning", _reasoning)):
+        if request.get(name) is not None:
+            chat.update(read(as_object(request[name], name)))
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat
 
 
-def _refuse_inclusions(request: Json) -> None:
-    included = request.get("include")
-    if included is not None and not isinstance(included, list):
-        raise CallFailed(400, "'include' must be a list", param="include", code="invalid_type")
-    for index, name in enumerate(cast("list[Any]", included or ())):
-        if name not in INCLUDED_ANYWAY:
-            raise untranslatable(
-                f"include[{index}]", f"{shown(name)} is not given here; chat/completions gives logprobs"
-            )
-    if request.get("prompt_cache_options") is not None:
-        options = as_object(request["prompt_cache_options"], "prompt_cache_options")
-        refuse_unknown(options, ("mode", "ttl"), "prompt_cache_options.", {"prewarm": (False,)})
-
-
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
-def _messages(given: Any) -> list[Json]:
+def _messages(given: object) -> list[Json]:
     """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -172,14 +165,14 @@ def _assistant_text(item: Json, place: str) -> str:
     content = item.get("content")
     if isinstance(content, str):
         return content
-    return "".join(_output_text(part, where) for part, where in as_objects(content, f"{place}.content"))
-
-
-def _output_text(part: Json, place: str) -> str:
-    if part.get("type") == "refusal":
-        refuse_unknown(part, ("type", "refusal"), f"{place}.")
-        return as_text(part.get("refusal"), f"{place}.refusal")
-    return _text(part, place)
+    texts: list[str] = []
+    for part, where in as_objects(content, f"{place}.content"):
+        if part.get("type") == "refusal":
+            refuse_unknown(part, ("type", "refusal"), f"{where}.")
+            texts.append(as_text(part.get("refusal"), f"{where}.refusal"))
+        else:
+            texts.append(_text(part, where))
+    return "".join(texts)
 
 
 def _text(part: Json, place: str) -> str:
@@ -189,7 +182,7 @@ def _text(part: Json, place: str) -> str:
     return as_text(part.get("text"), f"{place}.text")
 
 
-def _other(item: Json, kind: Any, place: str) -> Json:
+def _other(item: Json, kind: object, place: str) -> Json:
     """Return a message that is none of the assistant's."""
     if kind == "function_call_output":
         refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
@@ -209,7 +202,7 @@ def _other(item: Json, kind: Any, place: str) -> Json:
     return {"role": role, "content": content if isinstance(content, str) else _content(content, f"{place}.content")}
 
 
-def _content(given: Any, place: str) -> Any:
+def _content(given: object, place: str) -> str | list[Json]:
     """Return parts of text as one text, others as they are."""
     parts = [_part(part, where) for part, where in as_objects(given, place)]
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
@@ -243,7 +236,7 @@ def _tool(tool: Json, place: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Any, tools: list[Json]) -> Json:
+def _tool_choice(choice: object, tools: list[Json]) -> Json:
     """Return the fields that say which tools may be called; `tools` are those of the chat."""
     if isinstance(choice, str):
         return {"tool_choice": choice}
