@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from opentelemetry import trace as trace_api
 
-from agentlightning.instrumentation.patching import Patch
+from agentlightning.instrumentation.patching import Original, Patch
 from agentlightning.instrumentation.reply_tokens import ReplyTokens, token_attributes
+from agentlightning.types import Attributes
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ def _applied(patch: Patch, failure: str) -> bool:
 # --- the service -------------------------------------------------------------------------------------------------
 
 
-def _without_setup(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_setup(original: Original) -> Original:
     """AgentOps makes a provider, exporters and a meter here, and replaces `print`."""
 
     @functools.wraps(original)
-    def setup_telemetry(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def setup_telemetry(*args: object, **kwargs: object) -> object:
         if _service_enabled:
             return original(*args, **kwargs)
         return trace_api.get_tracer_provider(), None
@@ -89,19 +90,19 @@ def _without_setup(original: Callable[..., Any]) -> Callable[..., Any]:
     return setup_telemetry
 
 
-def _without_log_in(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_log_in(original: Original) -> Original:
     @functools.wraps(original)
-    def _start_auth_task(client: Any, api_key: str) -> None:
+    def _start_auth_task(client: object, api_key: str) -> None:
         if _service_enabled:
             original(client, api_key)
 
     return _start_auth_task
 
 
-def _without_requests(original: Any) -> Any:
+def _without_requests(original: Original) -> object:
     """The client for everything else; a class method of AgentOps."""
 
-    async def async_request(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    async def async_request(cls: Any, *args: object, **kwargs: object) -> object:
         return await original(*args, **kwargs) if _service_enabled else {}
 
     return classmethod(async_request)
@@ -117,29 +118,29 @@ _OFFLINE = Patch(
 # --- token ids ---------------------------------------------------------------------------------------------------
 
 
-def _with_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_tokens(original: Original) -> Original:
     """What AgentOps makes of a call and its reply."""
 
     @functools.wraps(original)
     def handle_chat_attributes(
-        args: Any = None, kwargs: Any = None, return_value: Any = None, span: Any = None
-    ) -> dict[str, Any]:
+        args: object = None, kwargs: object = None, return_value: object = None, span: object = None
+    ) -> Attributes:
         reply = _parsed(return_value)
-        attributes = cast("dict[str, Any]", original(args=args, kwargs=kwargs, return_value=reply, span=span))
+        attributes = cast(Attributes, original(args=args, kwargs=kwargs, return_value=reply, span=span))
         return {**attributes, **token_attributes(reply)} if reply is not None else attributes
 
     return handle_chat_attributes
 
 
-def _parsed(reply: Any) -> Any:
+def _parsed(reply: object) -> object:
     """Return the reply inside of a raw HTTP response of the client library."""
     parse = getattr(reply, "parse", None)
     return parse() if callable(parse) and hasattr(reply, "http_response") else reply
 
 
-def _collecting_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+def _collecting_tokens(original: Original) -> Original:
     @functools.wraps(original)
-    def _process_chunk(stream: Any, chunk: Any) -> None:
+    def _process_chunk(stream: object, chunk: object) -> None:
         if not hasattr(stream, _TOKENS):
             setattr(stream, _TOKENS, ReplyTokens())
         getattr(stream, _TOKENS).add(chunk)
@@ -148,7 +149,7 @@ def _collecting_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     return _process_chunk
 
 
-def _setting_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+def _setting_tokens(original: Original) -> Original:
     @functools.wraps(original)
     def _finalize_stream(stream: Any) -> None:
         tokens = getattr(stream, _TOKENS, None)
@@ -171,9 +172,11 @@ _REPLIES = Patch(
 # --- LangChain ----------------------------------------------------------------------------------------------------
 
 
-def _named(original: Callable[..., Any]) -> Callable[..., Any]:
+def _named(original: Original) -> Original:
     @functools.wraps(original)
-    def on_chain_start(handler: Any, serialized: Mapping[str, Any] | None, inputs: Any, **kwargs: Any) -> Any:
+    def on_chain_start(
+        handler: object, serialized: Mapping[str, object] | None, inputs: object, **kwargs: object
+    ) -> object:
         known = dict(serialized or {})
         name = kwargs.get("name")
         if isinstance(name, str) and name:

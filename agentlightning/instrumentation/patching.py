@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-Replacement = tuple[str, str, Callable[[Any], Any]]
+Original = Callable[..., Any]
+"""A function of a vendor, and what takes its place."""
+Replacement = tuple[str, str, Callable[[Any], object]]
 """Module, dotted attribute in it, and what makes the new value out of the present one."""
 
 

@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentlightning.types import Attributes
+
 PROMPT_IDS, RESPONSE_IDS = "prompt_token_ids", "response_token_ids"
 LOGPROBS = "logprobs.content"
 
 
-def token_attributes(reply: Any) -> dict[str, Any]:
+def token_attributes(reply: object) -> Attributes:
     """Return the attributes for a whole reply: a model of the client library or its JSON."""
     tokens = ReplyTokens()
     tokens.add(reply)
@@ -26,27 +28,24 @@ class ReplyTokens:
     def __init__(self) -> None:
         self._prompt: list[int] = []
         self._response: list[int] = []
-        self._logprobs: list[Any] = []
+        self._logprobs: list[object] = []
 
-    def add(self, reply: Any) -> None:
+    def add(self, reply: object) -> None:
         """Take a chunk, or a whole reply."""
         fields = _fields(reply)
-        choice = _first(fields.get("choices"))
+        choice = _fields(next(iter(_entries(fields.get("choices"))), None))
         own = choice.get("provider_specific_fields")
         self._prompt = self._prompt or _ids(fields.get("prompt_token_ids"))
-        listed = fields.get("response_token_ids")
         self._response += (
-            _ids(cast(list[Any], listed)[0] if isinstance(listed, list) and listed else None)
+            _ids(next(iter(_entries(fields.get("response_token_ids"))), None))
             or _ids(choice.get("token_ids"))
             or _ids(_fields(own).get("token_ids"))
         )
-        content = _fields(choice.get("logprobs")).get("content")
-        if isinstance(content, list):
-            self._logprobs += cast(list[Any], content)
+        self._logprobs += _entries(_fields(choice.get("logprobs")).get("content"))
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Attributes:
         """Return what was found; nothing for what was not."""
-        found: dict[str, Any] = {}
+        found: Attributes = {}
         if self._prompt:
             found[PROMPT_IDS] = self._prompt
         if self._response:
@@ -56,7 +55,7 @@ class ReplyTokens:
         return found
 
 
-def _fields(value: Any) -> Mapping[str, Any]:
+def _fields(value: object) -> Mapping[str, Any]:
     """Return a JSON object, or the fields of a model with those that the client library does not know."""
     if isinstance(value, Mapping):
         return cast(Mapping[str, Any], value)
@@ -70,12 +69,10 @@ def _fields(value: Any) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], dumped) if isinstance(dumped, Mapping) else {}
 
 
-def _first(choices: Any) -> Mapping[str, Any]:
-    return _fields(cast(list[Any], choices)[0]) if isinstance(choices, list) and choices else {}
+def _entries(value: object) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
 
 
-def _ids(value: Any) -> list[int]:
-    if not isinstance(value, list):
-        return []
-    ids = cast(list[Any], value)
+def _ids(value: object) -> list[int]:
+    ids = _entries(value)
     return list(ids) if all(type(item) is int for item in ids) else []

@@ -12,11 +12,10 @@ import functools
 import importlib
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from agentlightning.instrumentation.patching import Patch
+from agentlightning.instrumentation.patching import Original, Patch
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +26,11 @@ _FALLBACK_PROJECT = "agl/weave"
 class CallListener(Protocol):
     """Receives the calls of Weave. Runs in the context of the caller, and must not raise."""
 
-    def begun(self, call: Any, parent: Any | None, current: bool) -> None:
+    def begun(self, call: Any, parent: object, current: bool) -> None:
         """A call began below `parent`; what follows in this context is below it if `current`."""
         ...
 
-    def ended(self, call: Any, output: Any, exception: BaseException | None) -> None: ...
+    def ended(self, call: Any, output: object, exception: BaseException | None) -> None: ...
 
 
 class _Installed:
@@ -94,17 +93,17 @@ def _install(project: str, listener: CallListener) -> Any:
     return client
 
 
-def _set_client(client: Any) -> None:
+def _set_client(client: object) -> None:
     context: Any = importlib.import_module("weave.trace.context.weave_client_context")
     context.set_weave_client_global(None)  # it takes another one only when there is none
     context.set_weave_client_global(client)
 
 
-def _keep_client(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_client(original: Original) -> Original:
     """`weave.init` of the program: the client is there already."""
 
     @functools.wraps(original)
-    def init_weave(project_name: str = _FALLBACK_PROJECT, *args: Any, **kwargs: Any) -> Any:
+    def init_weave(project_name: str = _FALLBACK_PROJECT, *args: object, **kwargs: object) -> object:
         context: Any = importlib.import_module("weave.trace.context.weave_client_context")
         client = context.get_weave_client()
         logger.debug("weave.init(%r) gives the client of the tracer", project_name)
@@ -113,7 +112,7 @@ def _keep_client(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_weave
 
 
-def _keep_going(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_going(original: Original) -> Original:
     """`weave.finish` of the program: the client is not the program's to end."""
 
     @functools.wraps(original)
@@ -146,13 +145,13 @@ class _NoWork:
 
     num_outstanding_futures = 0
 
-    def defer(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
+    def defer(self, work: Original, *args: object, **kwargs: object) -> Future[object]:
+        done: Future[object] = Future()
         sends = getattr(work, "__name__", "").startswith("send_")
         done.set_result(None if sends else work(*args, **kwargs))
         return done
 
-    def then(self, futures: list[Future[Any]], work: Callable[..., Any]) -> Future[Any]:
+    def then(self, futures: list[Future[object]], work: Original) -> Future[object]:
         return self.defer(work, [future.result() for future in futures])
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -170,7 +169,7 @@ def _local_client_class() -> Any:
     class LocalClient(base):
         """Stores nothing; reports to its listener."""
 
-        def __init__(self, project: str, listener: CallListener, before: Any) -> None:
+        def __init__(self, project: str, listener: CallListener, before: object) -> None:
             entity, _, name = project.rpartition("/")
             client: Any = super()
             client.__init__(entity or "agl", name, _NoServer(), ensure_project_exists=False)
@@ -179,22 +178,24 @@ def _local_client_class() -> Any:
             self.before = before
             self._warned = False
 
-        def _save_op(self, op: Any, name: str | None = None) -> Any:
+        def _save_op(self, op: Any, name: str | None = None) -> object:
             return refs.OpRef(self.entity, self.project, name or op.name, _NO_DIGEST)
 
-        def _save_object(self, val: Any, name: str, branch: str = "latest") -> Any:
+        def _save_object(self, val: object, name: str, branch: str = "latest") -> object:
             if not self._warned:
                 self._warned = True
                 logger.warning("Weave runs without its service here: %r and other objects are published nowhere", name)
             return refs.ObjectRef(self.entity, self.project, name, _NO_DIGEST)
 
-        def _save_nested_objects(self, obj: Any, name: str | None = None) -> Any: ...
+        def _save_nested_objects(self, obj: object, name: str | None = None) -> None: ...
 
         def flush(self) -> None: ...
 
-        def finish(self, *args: Any, **kwargs: Any) -> None: ...
+        def finish(self, *args: object, **kwargs: object) -> None: ...
 
-        def create_call(self, op: Any, inputs: Any, parent: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def create_call(
+            self, op: object, inputs: object, parent: object = None, *args: object, **kwargs: Any
+        ) -> object:
             stacked = kwargs.get("use_stack", True)
             current = call_context.get_current_call() if stacked else None
             client: Any = super()
@@ -203,7 +204,9 @@ def _local_client_class() -> Any:
                 self.listener.begun(call, parent if parent is not current else None, stacked)
             return call
 
-        def finish_call(self, call: Any, output: Any = None, exception: Any = None, **kwargs: Any) -> None:
+        def finish_call(
+            self, call: object, output: object = None, exception: BaseException | None = None, **kwargs: object
+        ) -> None:
             client: Any = super()
             try:
                 client.finish_call(call, output, exception, **kwargs)

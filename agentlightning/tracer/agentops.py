@@ -86,14 +86,14 @@ class AgentOpsTracer(OtelTracer):
             _start_client()
 
     @override
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         super().teardown_worker(worker_id)
         if self._instrumented:
             self._instrumented = False
             self.uninstrument(worker_id)
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_instrumented": False}
 
     @override
@@ -108,7 +108,7 @@ class AgentOpsTracer(OtelTracer):
 
     @override
     @contextmanager
-    def _root(self, name: str) -> Generator[Any]:
+    def _root(self, name: str) -> Generator[object]:
         tracer = self._tracer()
         attributes = {"agentops.span.kind": "session", "operation.name": name}
         span = tracer.start_span(f"{name}.session", context=Context(), attributes=attributes)
@@ -116,7 +116,7 @@ class AgentOpsTracer(OtelTracer):
         session.resume()
         try:
             yield tracer
-        except BaseException as error:
+        except BaseException as error:  # cancellation and interrupts are part of what happened
             session.record_exception(error)
             raise
         finally:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import ParamSpec, override
 
 from agentlightning.tracer.scope import TraceScope, current_scope
-from agentlightning.types import ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
+from agentlightning.types import Attributes, ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -65,7 +65,7 @@ class Tracer(ParallelWorkerBase):
     def create_span(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
@@ -75,7 +75,7 @@ class Tracer(ParallelWorkerBase):
     def operation_context(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> AbstractContextManager[SpanRecordingContext]:

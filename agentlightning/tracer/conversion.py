@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.types import Span
+from agentlightning.types import Attributes, Span
 from agentlightning.utils.attributes import sanitize_attribute_value
 from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _PLAIN = frozenset((str, bool, int, float, tuple))
 _COPIED = ("name", "status", "parent", "kind", "start_time", "end_time", "instrumentation_scope")
 _COUNTS = ("dropped_attributes", "dropped_events", "dropped_links")
-Fit = Callable[[Any], dict[str, Any]]
+Fit = Callable[[Mapping[str, object] | None], dict[str, object]]
 
 
 def span_of(ended: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
@@ -38,7 +38,7 @@ def span_of(ended: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: 
         return Span.from_opentelemetry(_fitted(ended, lambda _: {}), rollout_id, attempt_id, sequence_id)
 
 
-def _fitted(ended: Any, fit: Fit) -> Any:
+def _fitted(ended: ReadableSpan, fit: Fit) -> Any:
     """Return an object like the span whose attributes, and those of its parts, have been through `fit`."""
     context = ended.get_span_context()
     return SimpleNamespace(
@@ -52,23 +52,23 @@ def _fitted(ended: Any, fit: Fit) -> Any:
     )
 
 
-def _part(part: Any, fit: Fit, *names: str) -> Any:
+def _part(part: Any, fit: Fit, *names: str) -> SimpleNamespace:
     dropped = getattr(part, "dropped_attributes", 0)
     kept = {name: getattr(part, name) for name in names}
     return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **kept)
 
 
-def _fitting(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+def _fitting(attributes: Mapping[str, object] | None) -> dict[str, object]:
     return {str(key): _value(value) for key, value in (attributes or {}).items() if value is not None}
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> object:
     if isinstance(value, Enum):
         return _value(value.value)
-    return sanitize_attribute_value(list(cast(Sequence[Any], value)) if isinstance(value, tuple) else value)
+    return sanitize_attribute_value(list(cast(Sequence[object], value)) if isinstance(value, tuple) else value)
 
 
-def any_attributes(values: dict[str, Any]) -> dict[str, Any]:
+def any_attributes(values: Mapping[str, object]) -> Attributes:
     """Flatten and sanitise values; what cannot be flattened is kept as text. Never raises."""
     try:
         return sanitize_attributes(flatten_attributes(values))
@@ -76,7 +76,7 @@ def any_attributes(values: dict[str, Any]) -> dict[str, Any]:
         return {key: _text(value) for key, value in values.items()}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return str(value)
     except Exception as error:  # a broken __str__ of the user's must not end the user's program

@@ -13,7 +13,6 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
 from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import Piece, TraceScope
-from agentlightning.tracer.sequence_ids import PendingId
 from agentlightning.types import Span
 from agentlightning.utils.backoff import retry_for
 
@@ -45,7 +44,11 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     if not pieces or scope.store is None:
         return
     await _settle_numbers(scope, pieces, deadline)
-    _take_numbers(pieces, await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], deadline))
+    stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], deadline)
+    numbered = {span.span_id: span for span in stored}
+    for piece in pieces:
+        if isinstance(piece.span, Span) and piece.span.span_id in numbered:
+            piece.span = numbered[piece.span.span_id]
 
 
 async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: float) -> list[Span]:
@@ -76,12 +79,15 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: 
 
 async def _settle_numbers(scope: TraceScope, pieces: Sequence[Piece], deadline: float) -> None:
     """Give each reward the number that it requested; where none came the store gives one at delivery."""
-    rewards = [piece for piece in pieces if piece.pending_id is not None]
-    waiting = [_as_awaitable(piece.pending_id) for piece in rewards if piece.pending_id is not None]
+    waiting = [
+        (piece, asyncio.wrap_future(id) if isinstance(id, concurrent.futures.Future) else id)
+        for piece in pieces
+        if (id := piece.pending_id) is not None
+    ]
     if not waiting:
         return
-    await asyncio.wait(waiting, timeout=max(deadline - time.monotonic(), 0.01) / 2)
-    for piece, future in zip(rewards, waiting, strict=True):
+    await asyncio.wait([future for _, future in waiting], timeout=max(deadline - time.monotonic(), 0.01) / 2)
+    for piece, future in waiting:
         if future.done() and not future.cancelled() and future.exception() is None:
             scope.as_span(piece).sequence_id = future.result()
         else:
@@ -90,14 +96,3 @@ async def _settle_numbers(scope: TraceScope, pieces: Sequence[Piece], deadline: 
                 "[Rollout %s] a reward got no number when it was emitted; it is ordered behind all calls",
                 scope.rollout_id,
             )
-
-
-def _as_awaitable(pending: PendingId) -> asyncio.Future[int]:
-    return asyncio.wrap_future(pending) if isinstance(pending, concurrent.futures.Future) else pending
-
-
-def _take_numbers(pieces: Sequence[Piece], stored: Sequence[Span]) -> None:
-    numbered = {span.span_id: span for span in stored}
-    for piece in pieces:
-        if isinstance(piece.span, Span) and piece.span.span_id in numbered:
-            piece.span = numbered[piece.span.span_id]

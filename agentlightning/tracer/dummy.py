@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from typing_extensions import override
 
 from agentlightning.tracer.base import Tracer
-from agentlightning.types import SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import format_exception_attributes
 
@@ -18,7 +17,7 @@ from agentlightning.utils.otel import format_exception_attributes
 class DummySpanRecordingContext:
     """A span that is being recorded, in memory."""
 
-    def __init__(self, name: str, attributes: dict[str, Any], start_time: float) -> None:
+    def __init__(self, name: str, attributes: Attributes, start_time: float) -> None:
         self._name = name
         self._attributes = attributes
         self._status = TraceStatus(status_code="OK")
@@ -30,7 +29,7 @@ class DummySpanRecordingContext:
         self._attributes.update(format_exception_attributes(exception))
         self.record_status("ERROR", message_of(readable(exception)))
 
-    def record_attributes(self, attributes: dict[str, Any]) -> None:
+    def record_attributes(self, attributes: Attributes) -> None:
         """Add attributes."""
         self._attributes.update(attributes)
 
@@ -66,7 +65,7 @@ class DummyTracer(Tracer):
     def create_span(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
@@ -84,7 +83,7 @@ class DummyTracer(Tracer):
     def operation_context(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
@@ -92,7 +91,7 @@ class DummyTracer(Tracer):
         recording = DummySpanRecordingContext(name, dict(attributes or {}), start)
         try:
             yield recording
-        except BaseException as error:
+        except BaseException as error:  # cancellation and interrupts are part of what happened
             recording.record_exception(error)
             raise
         finally:

@@ -13,7 +13,7 @@ from agentlightning.utils.texts import fitting, fitting_attributes
 
 Text = Callable[[str], str]
 """Returns a text as it is to be; the same object if nothing changes."""
-Attributes = Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]] | None]
+Attributes = Callable[[Mapping[str, object]], tuple[dict[str, object], list[str]] | None]
 """The same for attributes, with the keys where something changed; None if nothing does."""
 
 
@@ -33,7 +33,7 @@ def span_without_keys(span: Span) -> Span:
 def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, names: bool) -> Span:
     """Apply both functions to all texts of a span (names only if asked to) and list what changed under `marker`."""
     changed: list[str] = []
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if names and (name := text(span.name)) is not span.name:
         changes["name"] = name
         changed.append("name")
@@ -61,7 +61,7 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
 
 def _part(part: Any, text: Text | None, attributes: Attributes, changed: list[str]) -> Any:
     """Rewrite an event or a link; its name only with `text`."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     name = getattr(part, "name", None)
     if text is not None and isinstance(name, str) and (fit := text(name)) is not name:
         changes["name"] = fit

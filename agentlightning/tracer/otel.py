@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as trace_api
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
@@ -22,7 +23,7 @@ from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.sequence_ids import SequenceIds
-from agentlightning.types import Span, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import INSTRUMENTATION_NAME, sanitize_attributes
 
@@ -45,7 +46,7 @@ class OtelSpanRecordingContext:
 
     def __init__(self, span: trace_api.Span) -> None:
         self._span = span
-        self._resumed: tuple[Token[Any], Token[Any]] | None = None
+        self._resumed: tuple[Token[OtelSpanRecordingContext | None], Token[Context]] | None = None
 
     def resume(self) -> None:
         """Make the span the current one of this context: spans that begin in it are its children."""
@@ -69,7 +70,7 @@ class OtelSpanRecordingContext:
         self._span.record_exception(exception, {"exception.message": message_of(exception)})
         self.record_status("ERROR", f"{type(exception).__name__}: {message_of(exception)}")
 
-    def record_attributes(self, attributes: dict[str, Any]) -> None:
+    def record_attributes(self, attributes: Attributes) -> None:
         """Add attributes; values that a span cannot hold become text."""
         self._span.set_attributes(sanitize_attributes(attributes))
 
@@ -115,11 +116,11 @@ class OtelTracer(Tracer):
         self._ids: SequenceIds | None = None
         self._mirrors = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; the copy needs its own `init_worker`."""
         return {**self.__dict__, "_otel_tracer": None, "_last": None, "_ids": None, "_mirrors": False}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OtelTracer:
+    def __deepcopy__(self, memo: dict[int, object]) -> OtelTracer:
         """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__getstate__())
@@ -139,7 +140,7 @@ class OtelTracer(Tracer):
         self._mirrors = self._mirrors or open_mirror()
 
     @override
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         """End the thread that draws numbers, and send what a collector still has to get; may be used after that."""
         if self._ids is not None:
             self._ids.close()
@@ -167,7 +168,7 @@ class OtelTracer(Tracer):
         try:
             with self._root(name or rollout_id or "") as given:
                 yield given
-        except BaseException as error:
+        except BaseException as error:  # a cancelled attempt has little time left
             failed = True
             seconds = None if isinstance(error, Exception) else CANCELLED_DELIVERY_SECONDS
             raise
@@ -188,7 +189,7 @@ class OtelTracer(Tracer):
     def create_span(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
@@ -214,7 +215,7 @@ class OtelTracer(Tracer):
     def operation_context(
         self,
         name: str,
-        attributes: dict[str, Any] | None = None,
+        attributes: Attributes | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
@@ -233,7 +234,7 @@ class OtelTracer(Tracer):
             span.end(_nanoseconds(end_time))
 
     @contextmanager
-    def _root(self, name: str) -> Generator[Any]:
+    def _root(self, name: str) -> Generator[object]:
         """Wrap the body of a trace context; what this gives, the context gives."""
         yield self._tracer()
 

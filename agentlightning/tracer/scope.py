@@ -16,7 +16,6 @@ so it lies behind the calls that it judges and before those that follow; `emit_r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -24,16 +23,16 @@ import time
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace as trace_api
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.semconv import AGL_ANNOTATION, AGL_SPANS_CUT, LightningCutAttributes, LightningSpanAttributes
 from agentlightning.tracer.conversion import span_of
-from agentlightning.tracer.sequence_ids import PendingId, SequenceIds
+from agentlightning.tracer.sequence_ids import PendingId, SequenceIds, running_loop
 from agentlightning.tracer.started import note_origins, origin
-from agentlightning.types import Span, SpanCoreFields, TraceStatus
+from agentlightning.types import Attributes, Span, SpanCoreFields, TraceStatus
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -90,7 +89,7 @@ class TraceScope:
         self._begun: dict[int, int] = {}
         self._count = 0
         self._lock = threading.Lock()
-        self._loop = _running_loop()
+        self._loop = running_loop()
         self._closed = False
         self._pid = os.getpid()
 
@@ -185,7 +184,7 @@ class TraceScope:
         return piece.span
 
     def _keep(self, span: ReadableSpan | Span, order: int, emitted: bool) -> None:
-        reward = _is_reward(span)
+        reward = span.name == AGL_ANNOTATION and _REWARD in (span.attributes or ())
         if len(self.pieces) >= MOST_SPANS and emitted and not reward:
             self._drop()
             return
@@ -213,12 +212,12 @@ class TraceScope:
     def _mark_cut(self) -> None:
         """Keep a span that says what is missing."""
         now = time.time()
-        counts = {
+        counts: Attributes = {
             LightningCutAttributes.KEPT.value: len(self.pieces),
             LightningCutAttributes.LEFT_OUT.value: self.dropped,
         }
-        status, attributes = TraceStatus(status_code="OK"), dict[str, Any](counts)
-        fields = SpanCoreFields(name=AGL_SPANS_CUT, status=status, attributes=attributes, start_time=now, end_time=now)
+        status = TraceStatus(status_code="OK")
+        fields = SpanCoreFields(name=AGL_SPANS_CUT, status=status, attributes=counts, start_time=now, end_time=now)
         self.append(self.span_from(fields))
 
     def refuse(self) -> None:
@@ -250,13 +249,13 @@ def current_scope() -> TraceScope | None:
         return scope if scope.is_open else None
     own: TraceScope | None = origin.get()
     if own is not None:
-        return own if own.is_open and _running_loop() in (None, own._loop) else None
+        return own if own.is_open and running_loop() in (None, own._loop) else None
     if not _open:
         return None
     scope = _routes.get(trace_api.get_current_span().get_span_context().span_id)
     if scope is not None and scope.is_open:
         return scope
-    if len(_open) != 1 or threading.current_thread() is threading.main_thread() or _running_loop() is not None:
+    if len(_open) != 1 or threading.current_thread() is threading.main_thread() or running_loop() is not None:
         return None
     only = next(iter(tuple(_open)), None)
     return only if only is not None and only.is_open else None
@@ -297,17 +296,6 @@ def scope_of(span: ReadableSpan) -> TraceScope | None:
     return _routes.pop(_span_id(span), None)
 
 
-def _is_reward(span: ReadableSpan | Span) -> bool:
-    return span.name == AGL_ANNOTATION and _REWARD in (span.attributes or ())
-
-
-def _span_id(span: Any) -> int:
+def _span_id(span: ReadableSpan) -> int:
     context = span.get_span_context()
     return context.span_id if context is not None else 0
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

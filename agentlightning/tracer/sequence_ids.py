@@ -21,6 +21,7 @@ THREAD_WAIT_SECONDS = 1.0
 LOOP_WAIT_SECONDS = 0.25
 """The same on the event loop, where waiting holds up the other agents."""
 
+Asked = Coroutine[Any, Any, int]
 PendingId = asyncio.Future[int] | concurrent.futures.Future[int]
 
 
@@ -41,7 +42,7 @@ class SequenceIds:
         `owner` is the loop of the scope. A store of this process is asked there; one that lives elsewhere is asked
         over a connection of its own (about 1.5 ms on one machine). After a wait in vain it waits no more.
         """
-        here = _runs_here(owner)
+        here = running_loop() is owner
         if store.capabilities.get("zero_copy", False):
             future = self._thread_of(store).call(lambda own: own.get_next_span_sequence_id(rollout_id, attempt_id))
         else:
@@ -50,7 +51,12 @@ class SequenceIds:
             if here:
                 return nothing.run(_begin_now, asked)
             future = nothing.run(asyncio.run_coroutine_threadsafe, asked, owner)
-        self._wait(future, LOOP_WAIT_SECONDS if here else THREAD_WAIT_SECONDS)
+        if self._waits:
+            seconds = LOOP_WAIT_SECONDS if here else THREAD_WAIT_SECONDS
+            concurrent.futures.wait([future], seconds)
+            if not future.done():
+                self._waits = False
+                logger.warning("The store gave no number for a reward within %g s; later rewards do not wait", seconds)
         return future
 
     def close(self) -> None:
@@ -71,23 +77,16 @@ class SequenceIds:
             thread.close()
         return new
 
-    def _wait(self, future: concurrent.futures.Future[int], seconds: float) -> None:
-        if not self._waits:
-            return
-        concurrent.futures.wait([future], seconds)
-        if not future.done():
-            self._waits = False
-            logger.warning("The store gave no number for a reward within %g s; later rewards do not wait", seconds)
 
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs in this thread; None if none does."""
     try:
-        return asyncio.get_running_loop() is loop
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
+        return None
 
 
-def _begin_now(asked: Coroutine[Any, Any, int]) -> asyncio.Future[int]:
+def _begin_now(asked: Asked) -> asyncio.Future[int]:
     """Run a coroutine up to its first wait within this call, and the rest, if there is one, as a task."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[int] = loop.create_future()
@@ -102,18 +101,18 @@ def _begin_now(asked: Coroutine[Any, Any, int]) -> asyncio.Future[int]:
     return answer
 
 
-async def _rest_of(begun: Coroutine[Any, Any, int], waits_for: Any) -> int:
+async def _rest_of(begun: Asked, waits_for: object) -> int:
     return await _Rest(begun, waits_for)
 
 
 class _Rest:
     """A coroutine that has been run up to its first wait, as something to await."""
 
-    def __init__(self, begun: Coroutine[Any, Any, int], waits_for: Any) -> None:
+    def __init__(self, begun: Asked, waits_for: object) -> None:
         self._begun = begun
         self._waits_for = waits_for
 
-    def __await__(self) -> Generator[Any, Any, int]:
+    def __await__(self) -> Generator[object, Any, int]:
         while True:
             try:
                 sent = yield self._waits_for

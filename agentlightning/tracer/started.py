@@ -21,26 +21,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-origin: ContextVar[Any] = ContextVar("agentlightning_origin", default=None)
+ScopeVar = ContextVar[Any]
+"""Holds a scope or None; scopes are made in a module that needs this one."""
+origin: ScopeVar = ContextVar("agentlightning_origin", default=None)
 """The scope in which the thread or job that runs here was started; None if in none."""
 _lock = threading.Lock()
-_noted: list[ContextVar[Any]] = []
+_noted: list[ScopeVar] = []
 
 
-def note_origins(present: ContextVar[Any]) -> None:
+def note_origins(present: ScopeVar) -> None:
     """From here on, threads and jobs know their `origin`: what `present` holds where they are started, else the origin
     of that place. Cheap to repeat."""
     if _noted:
         return
     with _lock:
         if not _noted:
-            _note_threads(present)
-            _note_bare_threads(present)
-            _note_jobs(present)
+            for note in (_note_threads, _note_bare_threads, _note_jobs):
+                note(present)
             _noted.append(present)
 
 
-def _note_threads(present: ContextVar[Any]) -> None:
+def _note_threads(present: ScopeVar) -> None:
     start = threading.Thread.start
 
     def start_with_origin(self: threading.Thread) -> None:
@@ -52,11 +53,11 @@ def _note_threads(present: ContextVar[Any]) -> None:
     threading.Thread.start = start_with_origin
 
 
-def _note_bare_threads(present: ContextVar[Any]) -> None:
+def _note_bare_threads(present: ScopeVar) -> None:
     """`threading` keeps a reference of its own to what is replaced here, so that nothing is noted twice."""
     start = _thread.start_new_thread
 
-    def start_with_origin(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    def start_with_origin(function: Callable[..., object], *args: Any, **kwargs: Any) -> int:
         scope = present.get() or origin.get()
         if scope is not None and callable(function):
             function = _Bound(scope, function)
@@ -66,11 +67,11 @@ def _note_bare_threads(present: ContextVar[Any]) -> None:
     setattr(_thread, "start_new", start_with_origin)  # noqa: B010
 
 
-def _note_jobs(present: ContextVar[Any]) -> None:
+def _note_jobs(present: ScopeVar) -> None:
     submit = ThreadPoolExecutor.submit
 
     def submit_with_origin(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: object, **kwargs: object
     ) -> Future[Any]:
         scope = present.get() or origin.get()
         if scope is None:
@@ -90,11 +91,11 @@ class _Bound:
 
     __slots__ = ("_call", "_scope")
 
-    def __init__(self, scope: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, scope: object, call: Callable[..., Any]) -> None:
         self._scope = scope
         self._call = call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         token = origin.set(self._scope)
         try:
             return self._call(*args, **kwargs)

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextvars
 import pickle
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.background import BackgroundLoop
@@ -28,7 +28,7 @@ class StoreThread:
         self._background = BackgroundLoop(name)
         self._own: LightningStore | None = None
 
-    def call(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+    def call(self, work: Callable[[LightningStore], Coroutine[object, None, T]]) -> concurrent.futures.Future[T]:
         """Start `work(store)` in the thread, in an empty context, so that it is traced nowhere."""
         return contextvars.Context().run(self._background.submit, self._run(work))
 
@@ -42,7 +42,7 @@ class StoreThread:
             concurrent.futures.wait([self._background.submit(own.close())], timeout)
         self._background.stop(timeout)
 
-    async def _run(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]]) -> T:
+    async def _run(self, work: Callable[[LightningStore], Coroutine[object, None, T]]) -> T:
         if self._copied and self._own is None:
             self._own = pickle.loads(pickle.dumps(self._store))
         return await work(self._own or self._store)

@@ -63,7 +63,7 @@ class WeaveTracer(OtelTracer):
         self,
         *,
         project_name: str | None = None,
-        weave_user_settings: Any = None,
+        weave_user_settings: object = None,
         instrument_managed: bool = True,
         store: LightningStore | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class WeaveTracer(OtelTracer):
         self._client: Any = None
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_client": None}
 
     @override
@@ -99,7 +99,7 @@ class WeaveTracer(OtelTracer):
             raise RuntimeError(f"Failed to initialize Weave for project '{self.project_name}': {error}") from error
 
     @override
-    def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+    def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
         super().teardown_worker(worker_id)
         client, self._client = self._client, None
         if client is not None:
@@ -107,7 +107,7 @@ class WeaveTracer(OtelTracer):
 
     @override
     @contextmanager
-    def _root(self, name: str) -> Generator[Any]:
+    def _root(self, name: str) -> Generator[object]:
         client, scope = self._client, current_scope()
         if client is None or scope is None:
             yield self._tracer()
@@ -117,7 +117,7 @@ class WeaveTracer(OtelTracer):
         call = client.create_call(name or self.project_name, given)
         try:
             yield call
-        except BaseException as error:
+        except BaseException as error:  # cancellation and interrupts are part of what happened
             client.finish_call(call, exception=error)
             raise
         client.finish_call(call)
@@ -126,7 +126,7 @@ class WeaveTracer(OtelTracer):
 class _Spans:
     """Makes a span of every call of Weave. A call that cannot be recorded is left out; the program goes on."""
 
-    def begun(self, call: Any, parent: Any | None, current: bool) -> None:
+    def begun(self, call: Any, parent: object, current: bool) -> None:
         try:
             name = str(call.func_name)
             given = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
@@ -142,7 +142,7 @@ class _Spans:
         if current:
             recording.resume()
 
-    def ended(self, call: Any, output: Any, exception: BaseException | None) -> None:
+    def ended(self, call: Any, output: object, exception: BaseException | None) -> None:
         recording: OtelSpanRecordingContext | None = getattr(call, _RECORDING, None)
         if recording is None:
             return
@@ -161,13 +161,13 @@ class _Spans:
         recording.get_otel_span().end()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return values with their pydantic models as dictionaries."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", warnings=False)
     if isinstance(value, Mapping):
-        items = cast(Mapping[Any, Any], value).items()
+        items = cast(Mapping[object, object], value).items()
         return {str(key.value if isinstance(key, Enum) else key): _plain(item) for key, item in items}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in cast(Sequence[Any], value)]
+        return [_plain(item) for item in cast(Sequence[object], value)]
     return value

@@ -161,7 +161,8 @@ class Mirror:
         delays = backoff_delays(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             last = not self._is_open()
-            answer = self._sender.send(body, self._seconds_left())
+            closed = self._closed_at
+            answer = self._sender.send(body, _TRY_SECONDS if closed is None else max(0.05, closed - time.monotonic()))
             if answer.verdict != "again":
                 break
             logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
@@ -215,9 +216,6 @@ class Mirror:
 
     def _is_open(self) -> bool:
         return self._closed_at is None
-
-    def _seconds_left(self) -> float:
-        return _TRY_SECONDS if self._closed_at is None else max(0.05, self._closed_at - time.monotonic())
 
     def _lose(self, count: int, why: str) -> None:
         with self._changed:

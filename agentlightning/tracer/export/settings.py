@@ -68,8 +68,8 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
         )
     if importlib.util.find_spec("grpc") is None:
         raise MissingExtraError(
-            f"{ENDPOINT}={_origin(address)} is an address for gRPC (by its port {GRPC_PORT}, or by the variable "
-            f"OTEL_EXPORTER_OTLP_PROTOCOL). "
+            f"{ENDPOINT}={address.scheme}://{address.netloc} is an address for gRPC (by its port {GRPC_PORT}, or by "
+            f"the variable OTEL_EXPORTER_OTLP_PROTOCOL). "
             f"{address.scheme}://{address.hostname}:4318 is the usual one for HTTP and needs nothing more; gRPC",
             "otlp-grpc",
             "grpcio",
@@ -95,10 +95,6 @@ def _address(given: str) -> SplitResult:
     return address
 
 
-def _origin(address: SplitResult) -> str:
-    return f"{address.scheme}://{address.netloc}"
-
-
 def _protocol(environment: Mapping[str, str], address: SplitResult) -> Protocol:
     name, given = _setting(environment, "PROTOCOL")
     if given in ("grpc", "http/protobuf"):
@@ -115,14 +111,11 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
     for number, pair in enumerate(part for part in given.split(",") if part.strip()):
         key, equals, value = pair.partition("=")
         header, content = unquote(key.strip()), unquote(value.strip())
-        if not equals or not header or not _is_plain(header + content) or " " in header or ":" in header:
+        plain = header.isascii() and content.isascii() and header.isprintable() and content.isprintable()
+        if not equals or not header or not plain or " " in header or ":" in header:
             raise ValueError(f"{name}: entry {number + 1} is no key=value (the value is not shown: it may be secret)")
         headers[header.lower()] = content
     return headers
-
-
-def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable()
 
 
 def _setting(environment: Mapping[str, str], what: str) -> tuple[str, str]:

@@ -66,7 +66,7 @@ def sender_to(collector: Collector) -> Sender:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     @override
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         """A redirected POST would arrive as a GET without spans."""
         return None
 
