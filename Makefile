@@ -83,7 +83,7 @@ $(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requiremen
 	@touch $@
 
 test-vendors: $(VENDORS_STAMP)
-	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/test_collector.py $(ARGS)
+	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py $(ARGS)
 
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)

@@ -21,33 +21,26 @@ FILES = {
     "a whole run, or a promise of several modules": """
         algorithm/test_baseline algorithm/test_algo algorithm/test_grpo_faults algorithm/test_grpo_killed
         algorithm/test_grpo_ledger algorithm/test_grpo_run algorithm/grpo/test_numerics
-        execution/test_children_of_agents execution/test_dead_runners execution/test_elsewhere execution/test_endings
-        execution/test_endings_table execution/test_lone_runner execution/test_never_hangs execution/test_stall
-        execution/test_stop
-        legacy/test_legacy emitter/test_values emitter/test_operation
+        execution/test_several_machines execution/test_endings execution/test_endings_table
+        execution/test_lone_runner execution/test_never_hangs legacy/test_legacy emitter/test_values
         runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind runner/test_lost_replies
-        runner/test_step runner/test_threads runner/test_tracers
-        test_architecture test_dependencies test_documents test_imports test_mirror test_one_rollout test_readme
-        test_secrets_apart
-        tracer/test_collector tracer/test_hidden_keys tracer/test_mirror tracer/test_stress
-        trainer/test_constructor trainer/test_evaluate trainer/test_fit trainer/test_machines trainer/test_progress
-        trainer/test_rollout_config trainer/test_specs
-        utils/test_every_server utils/test_http_bounds utils/test_retry_after utils/test_within
+        runner/test_threads runner/test_tracers test_architecture test_dependencies test_documents test_imports
+        test_mirror test_one_rollout test_readme test_secrets_apart tracer/test_hidden_keys tracer/test_mirror
+        tracer/test_stress trainer/test_constructor trainer/test_evaluate trainer/test_fit trainer/test_machines
+        trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        algorithm/grpo/engine/test_engine_faults
-        llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand llm_proxy/test_engine_headers llm_proxy/test_faults
-        llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed
-        llm_proxy/test_many_streams llm_proxy/test_mirror llm_proxy/test_models_route llm_proxy/test_refusals
-        llm_proxy/test_secrets llm_proxy/test_store_faults llm_proxy/test_streams
-        llm_proxy/test_what_agents_see_of_endpoints
+        algorithm/grpo/engine/test_engine_faults llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
+        llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte
+        llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams
+        llm_proxy/test_mirror llm_proxy/test_models_route llm_proxy/test_refusals llm_proxy/test_secrets
+        llm_proxy/test_store_faults llm_proxy/test_streams llm_proxy/test_what_agents_see_of_endpoints
     """,
     "what a store or its server promises, on several backends": """
-        store/test_atomicity store/test_damage store/test_differential store/test_drawn_ids store/test_faults
-        store/test_late_copies_elsewhere store/test_metrics store/test_model store/test_named_claims
-        store/test_otlp_attacks store/test_own_store store/test_promises store/test_server_bounds
-        store/test_server_doors store/test_server_secrets store/test_sqlite_file store/test_sqlite_file_lost
-        store/test_surface store/test_upgrades store/test_versions store/test_waits_in_chunks store/test_wire
+        store/test_atomicity store/test_damage store/test_differential store/test_faults
+        store/test_late_copies_other_server store/test_model store/test_named_claims store/test_otlp_attacks
+        store/test_own_store store/test_promises store/test_server_bounds store/test_server_doors
+        store/test_server_secrets store/test_surface store/test_upgrades store/test_versions store/test_wire
     """,
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples cli/test_guides cli/test_pages
@@ -55,9 +48,8 @@ FILES = {
         trainer/test_pages trainer/test_running_promises
     """,
     "commands as a shell runs them, several at a time": """
-        cli/test_agl cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands
+        cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands
     """,
-    "beside `tests/adapter/spans.py`, whose name its folder would take": "adapter/test_tokens",
 }
 """Reason, and the files that it holds for."""
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agentlightning.adapter import model_calls, samples_from_calls
-from tests.adapter.spans import conversation, spoken_call
+from tests.adapter.span_maker import conversation, spoken_call
 
 PAGE = Path(__file__).parents[2] / "docs/deep-dive/tokens-and-samples.md"
 

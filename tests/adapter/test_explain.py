@@ -9,7 +9,7 @@ import pytest
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.errors import AgentLightningError, NoTrainableCallError
 from agentlightning.types import Span
-from tests.adapter.spans import chat, conversation, gateway_call, span, spoken_call, with_attributes
+from tests.adapter.span_maker import chat, conversation, gateway_call, span, spoken_call, with_attributes
 
 QUESTION = conversation("six times seven?")
 PLANNER = with_attributes(span("P", "p", None, 0, 99), {"agent.name": "planner"})

@@ -11,7 +11,7 @@ from agentlightning.adapter import TraceToMessages
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span
-from tests.adapter.spans import CHAT, span, with_attributes
+from tests.adapter.span_maker import CHAT, span, with_attributes
 
 CALL = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object"}}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentlightning.adapter import TraceTree
 from agentlightning.adapter.tree.graphviz import dot_source
 from agentlightning.types import Span
-from tests.adapter.spans import chat, reward, span, with_attributes
+from tests.adapter.span_maker import chat, reward, span, with_attributes
 
 
 def names(tree: TraceTree) -> list[str]:

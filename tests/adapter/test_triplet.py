@@ -20,7 +20,7 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.recording.spans import spans_of
 from agentlightning.types import Span, Triplet
-from tests.adapter.spans import chat, gateway_call, reward, span, with_attributes
+from tests.adapter.span_maker import chat, gateway_call, reward, span, with_attributes
 
 SESSION = span("S", "run.session", None, 0, 20)
 

@@ -6,7 +6,7 @@ import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages, TraceTree
 from agentlightning.types import Span, Triplet
-from tests.adapter.spans import chat, reward, span, text_call, with_attributes
+from tests.adapter.span_maker import chat, reward, span, text_call, with_attributes
 
 SESSION = span("S", "run.session", None, 0, 20)
 

@@ -13,7 +13,7 @@ from agentlightning.algorithm.ledger.record import RolloutRecord, read_rollout
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.errors import NoTrainableCallError, TooMuchDriftError
 from agentlightning.types import Attempt, Rollout, Span
-from tests.adapter.spans import chat, gateway_call, reward
+from tests.adapter.span_maker import chat, gateway_call, reward
 from tests.algorithm.parts import ask, fit, metrics_of, say, two_turns
 
 

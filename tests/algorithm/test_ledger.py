@@ -21,7 +21,7 @@ from agentlightning.algorithm.ledger.ledger import (
 )
 from agentlightning.errors import LedgerError
 from agentlightning.types import Attempt, Rollout, Span, Triplet
-from tests.adapter.spans import chat, gateway_call, reward, span, with_attributes
+from tests.adapter.span_maker import chat, gateway_call, reward, span, with_attributes
 
 LATE = {"agentlightning.stale": True}
 

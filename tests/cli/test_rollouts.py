@@ -13,7 +13,7 @@ from agentlightning.emitter import emit_reward
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SQLiteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
-from tests.adapter.spans import chat, gateway_call
+from tests.adapter.span_maker import chat, gateway_call
 
 
 def agl(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from agentlightning.adapter.rows.seams import DRIFTS
 from agentlightning.llm_proxy.recording.privacy import Privacy
 from tests.drift.engine import TEMPLATES, Engine, Manner, Recorded
 from tests.drift.families import NAMES, families
-from tests.drift.plays import PLAYS, Play
+from tests.drift.scripted_agents import PLAYS, Play
 
 MANNERS: tuple[Manner, ...] = ("canonical", "otherwise", "noise")
 

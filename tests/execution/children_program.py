@@ -18,7 +18,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
-from tests.execution.trained import plays
+from tests.execution.fit_parts import plays
 
 PROCESSES: dict[str, Any] = {"type": "cs", "server_port": 0}
 LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {

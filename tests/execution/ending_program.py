@@ -15,7 +15,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
-from tests.execution.trained import BrokenRunner, enqueue, fails, leaves_them_running, plays, raises_meanwhile
+from tests.execution.fit_parts import BrokenRunner, enqueue, fails, leaves_them_running, plays, raises_meanwhile
 
 PROCESSES: dict[str, Any] = {"type": "cs", "server_port": 0, "graceful_timeout": 1.0, "terminate_timeout": 2.0}
 LAYOUTS: dict[str, dict[str, Any]] = {

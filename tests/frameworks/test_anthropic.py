@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, numbers
-from tests.frameworks.stage import play
+from tests.frameworks.harness import play
 
 anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: make test-frameworks")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, call, last, numbers, offered, said
-from tests.frameworks.stage import Played, play
+from tests.frameworks.harness import Played, play
 
 pytest.importorskip("autogen_agentchat", reason="autogen-agentchat is not installed: make test-frameworks")
 pytest.importorskip("autogen_ext.models.openai", reason="autogen-ext[openai] is not installed: make test-frameworks")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.stage import play
+from tests.frameworks.harness import play
 
 GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
 PACKAGES = {

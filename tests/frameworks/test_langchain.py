@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, calculator, numbers, offered
-from tests.frameworks.stage import play
+from tests.frameworks.harness import play
 
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed: make test-frameworks")
 agents = pytest.importorskip("langchain.agents", reason="langchain is not installed: make test-frameworks")

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, calculator, numbers, said
-from tests.frameworks.stage import play
+from tests.frameworks.harness import play
 
 pytest.importorskip("langgraph", reason="langgraph is not installed: make test-frameworks")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed: make test-frameworks")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Engine, Json, calculator, numbers, said
-from tests.frameworks.stage import TASKS, play
+from tests.frameworks.harness import TASKS, play
 
 openai = pytest.importorskip("openai", reason="openai is not installed: make test-frameworks")
 

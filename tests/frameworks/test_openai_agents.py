@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, calculator, call, last, numbers, offered, said
-from tests.frameworks.stage import play
+from tests.frameworks.harness import play
 
 openai = pytest.importorskip("openai", reason="openai is not installed: make test-frameworks")
 agents = pytest.importorskip("agents", reason="openai-agents is not installed: make test-frameworks")

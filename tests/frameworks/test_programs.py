@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from tests.frameworks.stage import TASKS, play
+from tests.frameworks.harness import TASKS, play
 
 SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
 

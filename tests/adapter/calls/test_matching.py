@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.adapter import ModelCall, TracerTraceToTriplet, TraceToMessages, model_calls
 from agentlightning.types import Span
-from tests.adapter.spans import CHAT, chat, conversation, gateway_call, said, span, spoken_call, with_attributes
+from tests.adapter.span_maker import CHAT, chat, conversation, gateway_call, said, span, spoken_call, with_attributes
 
 ASKED = conversation("six times seven?", system="be brief")
 

@@ -9,7 +9,7 @@ import pytest
 from agentlightning.adapter import ModelCall, SampleReading, model_calls, samples_from_calls
 from agentlightning.adapter.rows.seams import RowStart, describe
 from agentlightning.types import Span
-from tests.adapter.spans import conversation, gateway_call, spoken_call
+from tests.adapter.span_maker import conversation, gateway_call, spoken_call
 
 SYSTEM = "You are a helpful agent. Be brief and kind to those who ask."
 FIRST = conversation("six times seven?", system=SYSTEM)

@@ -26,12 +26,12 @@ LIMIT_SECONDS = 30
 
 
 class Machine:
-    """`elsewhere.py` with the environment of one machine."""
+    """`machine_program.py` with the environment of one machine."""
 
     def __init__(self, role: str, port: int, *, prefix: tuple[str, ...] = (), **environment: str) -> None:
         own = {"AGL_CURRENT_ROLE": role, "AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(port)}
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.execution.elsewhere"],
+            [*prefix, sys.executable, "-m", "tests.execution.machine_program"],
             cwd=ROOT,
             env={**os.environ, **own, **environment},
             stdout=subprocess.PIPE,

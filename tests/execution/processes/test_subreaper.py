@@ -17,7 +17,7 @@ from agentlightning.execution.processes import children
 from agentlightning.utils import descendants
 from tests.execution.children_program import KINDS, LAYOUTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60
 
 pytestmark = pytest.mark.heavy

@@ -16,7 +16,7 @@ from agentlightning.runner.base import worker_label
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.types import Attempt, Dataset
-from tests.execution.trained import enqueue
+from tests.execution.fit_parts import enqueue
 
 LIMIT_SECONDS = 60
 DEATHS = {"exit 0": 0, "exit 3": 3, "SIGTERM": -signal.SIGTERM, "SIGKILL": -signal.SIGKILL, "SIGSEGV": -signal.SIGSEGV}

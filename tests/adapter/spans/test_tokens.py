@@ -10,7 +10,7 @@ import pytest
 from agentlightning.adapter.spans.attributes import Problem, decode_text
 from agentlightning.adapter.spans.tokens import CallReading, read_call
 from agentlightning.semconv import LightningCallAttributes as Call
-from tests.adapter.spans import gateway_call, span, with_attributes
+from tests.adapter.span_maker import gateway_call, span, with_attributes
 
 
 def read(attributes: dict[str, Any], name: str = "raw_gen_ai_request") -> tuple[CallReading, list[Problem]]:

@@ -1,6 +1,6 @@
 """One program for every machine of a run, as a user writes it; its environment says which side it is.
 
-`python -m tests.execution.elsewhere` prints `played [...]` when the algorithm has its rollouts, and at the end
+`python -m tests.execution.machine_program` prints `played [...]` when the algorithm has its rollouts, and at the end
 `<role> <result>`. `ALGORITHM=stays` plays and then never ends; `OUTAGE` and `N_RUNNERS` are settings; `SLOW` is how
 many seconds a rollout takes. Each prints `playing` at its start.
 """
