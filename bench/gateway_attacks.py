@@ -1,4 +1,4 @@
-"""How soon a server answers a question for its health while one client does its worst: large bodies that never end,
+"""How soon a server answers a question for its health while one client misuses it: large bodies that never end,
 large requests that are refused, and OTLP that is small on the wire only."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One runner process over HTTP: what it weighs, what it costs while nothing happens, and with 200 rollouts at once."""
+"""One runner process over HTTP: its memory, what it costs while nothing happens, and with 200 rollouts at once."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def measure_runner(quick: bool) -> list[Figure]:
     """Measure one runner process; the store is a process of its own."""
     seconds = 3.0 if quick else 15.0
     with Child(StoreServer, "memory") as server, Child(RunnerProcess, server.opened) as runner:
-        asyncio.run(_play(server.opened, [-1]))
+        asyncio.run(_run_tasks(server.opened, [-1]))
         time.sleep(1.0)
         weight, busy = runner.call("memory"), runner.cpu_seconds()
         time.sleep(seconds)
         share = (runner.cpu_seconds() - busy) / seconds
         began = time.monotonic()
-        asyncio.run(_play(server.opened, list(range(AT_ONCE))))
+        asyncio.run(_run_tasks(server.opened, list(range(AT_ONCE))))
         took = time.monotonic() - began
         extra = runner.call("peak") - weight
     return [
@@ -88,7 +88,7 @@ def measure_runner(quick: bool) -> list[Figure]:
     ]
 
 
-async def _play(endpoint: str, tasks: list[int]) -> None:
+async def _run_tasks(endpoint: str, tasks: list[int]) -> None:
     store = LightningStoreClient(endpoint)
     queued = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=task) for task in tasks])
     done = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in queued], timeout=60)

@@ -174,8 +174,8 @@ def graded(task: dict[str, float], llm: LLM) -> float:
     return task["reward"]
 
 
-async def play_a_group(path: Path) -> list[str]:
-    """Play one group of eight rollouts of a second step, every other one worth 1.0, and return their ids."""
+async def run_a_group(path: Path) -> list[str]:
+    """Run one group of eight rollouts of a second step, every other one worth 1.0, and return their ids."""
     store = SQLiteLightningStore(path, synchronous="NORMAL")
     with ModelServer() as model:
         proxy = LLMProxy(store=store, model_list=[model.entry("m")])
@@ -193,7 +193,7 @@ async def play_a_group(path: Path) -> list[str]:
 
 
 def test_the_program_of_one_rollout_shows_the_whole_path_of_a_run(tmp_path: Path) -> None:
-    rollout_ids = asyncio.run(play_a_group(tmp_path / "store.db"))
+    rollout_ids = asyncio.run(run_a_group(tmp_path / "store.db"))
     [program] = python_blocks(ROOT / "docs/deep-dive/one-rollout.md")
     script = tmp_path / "one_rollout.py"
     script.write_text(program)

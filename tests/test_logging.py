@@ -163,7 +163,7 @@ def test_json_lines_go_with_no_other_form(other: dict[str, Any]) -> None:
         agl.setup_logging(json_lines=True, **other)
 
 
-async def test_what_is_logged_while_an_attempt_is_played_has_its_ids() -> None:
+async def test_what_is_logged_while_an_attempt_runs_has_its_ids() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
@@ -172,12 +172,12 @@ async def test_what_is_logged_while_an_attempt_is_played_has_its_ids() -> None:
 
     @agl.rollout
     def in_a_thread(task: str) -> float:
-        logging.getLogger("agentlightning.mine").info("playing %s", task)
+        logging.getLogger("agentlightning.mine").info("working on %s", task)
         return 1.0
 
     @agl.rollout
     async def in_a_task(task: str) -> float:
-        logging.getLogger("agentlightning.mine").info("playing %s", task)
+        logging.getLogger("agentlightning.mine").info("working on %s", task)
         return 1.0
 
     for agent in (in_a_thread, in_a_task):
@@ -186,7 +186,9 @@ async def test_what_is_logged_while_an_attempt_is_played_has_its_ids() -> None:
         with runner.run_context(agent=agent, store=store):
             await runner.iter()
         told = [json.loads(line) for line in stream.getvalue().splitlines()]
-        [mine] = [line for line in told if line["message"] == "playing it" and line["rollout_id"] == rollout.rollout_id]
+        [mine] = [
+            line for line in told if line["message"] == "working on it" and line["rollout_id"] == rollout.rollout_id
+        ]
         [attempt] = await store.query_attempts(rollout.rollout_id)
         assert mine["attempt_id"] == attempt.attempt_id
     await store.close()

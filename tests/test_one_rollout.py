@@ -1,6 +1,6 @@
 """The whole path of one rollout, on one page. Read this first.
 
-A task becomes a rollout; a runner plays it with an agent; the gateway records the model calls with their tokens; the
+A task becomes a rollout; a runner runs it with an agent; the gateway records the model calls with their tokens; the
 spans become triplets and token rows; the ledger says what became of each call. Memory store, a stub model, no training.
 """
 
@@ -45,7 +45,7 @@ async def test_one_rollout_from_task_to_token_rows() -> None:
         queued = await store.enqueue_rollout("hello", mode="train")
         assert queued.status == "queuing"
 
-        # 2. A runner claims it and plays it with the agent.
+        # 2. A runner claims it and runs it with the agent.
         runner = LitAgentRunner[str](OtelTracer(), max_rollouts=1)
         with runner.run_context(agent=agent, store=store):
             await runner.iter()

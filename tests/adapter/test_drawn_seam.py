@@ -1,4 +1,4 @@
-"""The seam that `docs/deep-dive/tokens-and-samples.md` draws, read from the page and played."""
+"""The seam that `docs/deep-dive/tokens-and-samples.md` draws, read from the page and carried out."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from agentlightning.store import LightningStore
 
 def test_a_function_trains_through_the_trainer_and_its_value_is_the_result() -> None:
     @agl.algo
-    async def plays(*, store: LightningStore, train_dataset: Any, trainer: agl.Trainer) -> Any:
+    async def runs_tasks(*, store: LightningStore, train_dataset: Any, trainer: agl.Trainer) -> Any:
         rollout = await store.enqueue_rollout(train_dataset[0])
         [done] = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=30)
         return done.status, trainer.n_runners
 
-    trainer = agl.Trainer(algorithm=plays, strategy="shm")
+    trainer = agl.Trainer(algorithm=runs_tasks, strategy="shm")
     trainer.fit(agl.rollout(lambda task: 1.0), train_dataset=["a"])
     assert trainer.result == ("succeeded", 1)
 

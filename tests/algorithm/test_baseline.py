@@ -57,7 +57,7 @@ def test_no_more_rollouts_wait_in_the_queue_than_allowed() -> None:
     assert max(seen) <= 3
 
 
-def test_a_task_that_never_ends_is_cancelled_and_the_next_one_is_played() -> None:
+def test_a_task_that_never_ends_is_cancelled_and_the_next_one_is_run() -> None:
     @agl.rollout
     async def agent(task: str) -> float:
         await (asyncio.Event().wait() if task == "hangs" else asyncio.sleep(0))

@@ -113,7 +113,7 @@ async def test_with_wait_the_time_begins_anew_with_each_end(store: InMemoryLight
     assert [rollout.status for rollout in await collecting] == ["succeeded", "succeeded", "cancelled"]
 
 
-async def test_with_resubmit_what_is_late_is_played_once_more(store: InMemoryLightningStore) -> None:
+async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightningStore) -> None:
     told: list[int] = []
     requests = _requests("a", "b")
     collecting = asyncio.create_task(

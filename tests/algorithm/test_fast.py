@@ -1,4 +1,4 @@
-"""Baseline: plays every task, logs what happened, and sums up."""
+"""Baseline: runs every task, logs what happened, and sums up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def agent(task: int) -> float | None:
     return None if task == 0 else float(task)
 
 
-def play(baseline: agl.Baseline, *, initial_resources: Any = None, **datasets: Any) -> Any:
+def run(baseline: agl.Baseline, *, initial_resources: Any = None, **datasets: Any) -> Any:
     resources: dict[str, Any] = {} if initial_resources is None else initial_resources
     trainer = agl.Trainer(algorithm=baseline, strategy="shm", initial_resources=resources)
     trainer.fit(agent, **datasets)
@@ -25,7 +25,7 @@ def play(baseline: agl.Baseline, *, initial_resources: Any = None, **datasets: A
 
 
 def test_rewards_come_back_in_order_with_the_outcomes() -> None:
-    result = play(agl.Baseline(max_queue_length=2), train_dataset=[1, -1, 3], val_dataset=[0])
+    result = run(agl.Baseline(max_queue_length=2), train_dataset=[1, -1, 3], val_dataset=[0])
     assert result.rewards == [1.0, None, 3.0, None]
     assert result.outcomes == {"scored": 2, "infrastructure_fault": 1, "unscored": 1}
     assert result.mean_reward == 2.0
@@ -34,12 +34,12 @@ def test_rewards_come_back_in_order_with_the_outcomes() -> None:
 
 
 def test_epochs_repeat_both_datasets() -> None:
-    assert play(agl.Baseline(n_epochs=2), train_dataset=[1], val_dataset=[2]).rewards == [1.0, 2.0, 1.0, 2.0]
+    assert run(agl.Baseline(n_epochs=2), train_dataset=[1], val_dataset=[2]).rewards == [1.0, 2.0, 1.0, 2.0]
 
 
 def test_no_tasks_is_an_error() -> None:
     with pytest.raises(ValueError, match="Baseline needs tasks"):
-        play(agl.Baseline(), train_dataset=[])
+        run(agl.Baseline(), train_dataset=[])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_log_says_as_much_of_each_span_as_asked(
     verbosity: Any, shown: str, hidden: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "agentlightning.algorithm.fast"):
-        play(agl.Baseline(span_verbosity=verbosity), train_dataset=[1])
+        run(agl.Baseline(span_verbosity=verbosity), train_dataset=[1])
     text = "\n".join(r.getMessage() for r in caplog.records if r.name == "agentlightning.algorithm.fast")
     assert shown in text
     assert hidden not in text
@@ -64,7 +64,7 @@ def test_the_log_says_as_much_of_each_span_as_asked(
 
 def test_a_failed_attempt_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "agentlightning.algorithm.fast"):
-        play(agl.Baseline(), train_dataset=[-1])
+        run(agl.Baseline(), train_dataset=[-1])
     assert "LookupError: a negative task" in caplog.text
 
 

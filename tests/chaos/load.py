@@ -89,9 +89,9 @@ class Worker(Actor):
             for claim in claims:
                 self.note(["claimed", claim.rollout_id, claim.attempt.attempt_id])
             for claim in claims:
-                await self._play(claim)
+                await self._work_on(claim)
 
-    async def _play(self, claim: AttemptedRollout) -> None:
+    async def _work_on(self, claim: AttemptedRollout) -> None:
         names = [f"span-{i}" for i in range(claim.input["spans"])]
         await self.random.choice((self._spans_one_by_one, self._spans_at_once))(claim, names)
         if self.random.random() < 0.2:

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.running --rollouts 10000 --runners 8
 
-A Trainer with `cs` plays tasks of which the outcome is known: most earn their number, some raise. A second process
+A Trainer with `cs` runs tasks of which the outcome is known: most earn their number, some raise. A second process
 serves the store (SQLite). This one kills a runner with `kill -9` every two seconds and, at even distances, the server,
 which is started again on the same port and file. At the end the file is read: each task must be there once, at its end,
 with the outcome that it was bound to have, its reward once, and no attempt open.
@@ -65,8 +65,8 @@ async def agent(task: int) -> float:
 
 
 @agl.algo
-async def plays(*, store: LightningStore, train_dataset: Dataset[int]) -> dict[str, int]:
-    """Play every task, a batch at a time; returns how many rollouts ended in which status."""
+async def run_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> dict[str, int]:
+    """Run every task, a batch at a time; returns how many rollouts ended in which status."""
     await store.add_resources({})
     config = RolloutConfig(infrastructure_retries=20)
     ends: Counter[str] = Counter()
@@ -82,7 +82,7 @@ def train(endpoint: str, rollouts: int, runners: int) -> None:
     """Run to the end and print what the algorithm saw."""
     logging.basicConfig(level=logging.CRITICAL)  # every tenth task raises, and each would be told
     trainer = agl.Trainer(
-        algorithm=plays,
+        algorithm=run_tasks,
         store=LightningStoreClient(endpoint, deadline=60.0),
         strategy={"type": "cs", "managed_store": False, "max_runner_restarts": 10_000},
         runner={"heartbeat_interval": 0.3, "interval_jitter": 0.0},
@@ -149,7 +149,7 @@ class Losses:
 def under_fire(
     rollouts: int, runners: int, *, server_kills: int, pause: float, seed: int, folder: Path, progress: bool = False
 ) -> Losses:
-    """Play the run while killing, then read the file; what is wrong is in `problems`."""
+    """Go through the run while killing, then read the file; what is wrong is in `problems`."""
     keeper = Keeper(f"sqlite:///{folder}/store.db", free_port())
     keeper.start()
     endpoint = f"http://127.0.0.1:{keeper.port}"

@@ -96,12 +96,12 @@ async def test_writes_fail_clearly_reads_go_on_and_writes_do_when_the_disk_is_go
     bad: Callable[[Path], contextlib.AbstractContextManager[Fault]], tmp_path: Path
 ) -> None:
     with bad(tmp_path) as fault:
-        await play(fault)
+        await write_through(fault)
 
 
 def test_a_limit_on_the_size_of_files_is_reported_and_survived(tmp_path: Path) -> None:
     ours, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=play_under_a_limit, args=(tmp_path, theirs))
+    process = CONTEXT.Process(target=write_under_a_limit, args=(tmp_path, theirs))
     process.start()
     theirs.close()
     assert ours.recv() == "done"
@@ -109,17 +109,17 @@ def test_a_limit_on_the_size_of_files_is_reported_and_survived(tmp_path: Path) -
     ours.close()
 
 
-def play_under_a_limit(tmp_path: Path, pipe: Connection) -> None:
+def write_under_a_limit(tmp_path: Path, pipe: Connection) -> None:
     try:
         with file_size_limit(tmp_path) as fault:
-            asyncio.run(play(fault))
+            asyncio.run(write_through(fault))
         pipe.send("done")
     except BaseException as error:
         pipe.send(repr(error))
         raise
 
 
-async def play(fault: Fault) -> None:
+async def write_through(fault: Fault) -> None:
     """Write until it fails, look, mend, write on, look again."""
     place = Place("sqlite", f"sqlite:///{fault.folder}/store.db")
     async with place.opened() as store:

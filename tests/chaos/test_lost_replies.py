@@ -49,7 +49,7 @@ async def test_after_ten_thousand_calls_over_a_faulty_network_the_store_equals_t
     facts: list[Fact] = []
     wanted = CALLS.get(place.name, 10_000)
     async with behind_proxy(place) as (store, proxy):
-        calls = await asyncio.wait_for(play(proxy.endpoint, wanted, facts), LIMIT_SECONDS)
+        calls = await asyncio.wait_for(make_calls(proxy.endpoint, wanted, facts), LIMIT_SECONDS)
         await proxy.settle()
         print(f"{calls} calls, {dict(proxy.seen)}")
         assert calls >= wanted
@@ -57,7 +57,7 @@ async def test_after_ten_thousand_calls_over_a_faulty_network_the_store_equals_t
         assert await problems(store, facts, complete=True) == []
 
 
-async def play(endpoint: str, wanted: int, facts: list[Fact]) -> int:
+async def make_calls(endpoint: str, wanted: int, facts: list[Fact]) -> int:
     """Let actors on four clients work until enough calls were made; return how many."""
     clients = [LightningStoreClient(endpoint, deadline=60.0) for _ in range(4)]
     producers = [Producer(clients[i % 4], f"producer-{i}", SEED, facts.append) for i in range(4)]

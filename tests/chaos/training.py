@@ -1,6 +1,6 @@
 """A training run against a store elsewhere, to be disturbed from outside: `python -m tests.chaos.training ENDPOINT`.
 
-Plays rounds of rollouts as algorithms do (publish, enqueue, wait, read the rewards) and prints what it saw as JSON.
+Runs rounds of rollouts as algorithms do (publish, enqueue, wait, read the rewards) and prints what it saw as JSON.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(output.splitlines()[-1])
 
 
-def test_a_program_is_recorded_without_a_trainer_and_played_without_a_model(tmp_path: Path) -> None:
+def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(tmp_path: Path) -> None:
     with ModelServer() as model:
         upstream = ("--upstream", model.base_url, "--model", "tiny", "--record", "calls.jsonl")
         process, urls = _start(tmp_path, *upstream)

@@ -16,7 +16,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import LLM, AttemptError, PromptTemplate, RolloutConfig
-from tests.cli.test_rollouts import play
+from tests.cli.test_rollouts import store_a_rollout
 from tests.stubs.model_server import ModelServer
 from tests.test_one_rollout import agent as asks_twice
 
@@ -27,7 +27,7 @@ SECRET = "sk-planted-key"
 async def store_file(tmp_path: Path) -> tuple[str, dict[str, str]]:
     """A file with a scored, a failed and a queued rollout, a worker, and two versions of a set of resources."""
     store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
-    ids = {"scored": await play(store), "failed": await play(store, failed=True)}
+    ids = {"scored": await store_a_rollout(store), "failed": await store_a_rollout(store, failed=True)}
     queued = await store.enqueue_rollout("later", run_id="run-1", config=RolloutConfig(max_attempts=2))
     resources = await store.add_resources({"llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", api_key=SECRET)})
     await store.update_resources(
@@ -94,12 +94,12 @@ async def test_a_rollout_as_json_has_attempts_messages_and_spans(agl: Any, store
 async def test_what_the_agent_raised_is_shown_with_its_traceback(agl: Any, store_file: Any) -> None:
     store = SQLiteLightningStore(store_file[0], synchronous="NORMAL")
     made = await store.start_rollout("x")
-    error = AttemptError(type="KeyError", message="'x'", traceback="Traceback ...\n  in play\nKeyError: 'x'\n")
+    error = AttemptError(type="KeyError", message="'x'", traceback="Traceback ...\n  in agent\nKeyError: 'x'\n")
     await store.update_attempt(made.rollout_id, made.attempt.attempt_id, status="failed", error=error)
     await store.close()
     out = (await agl("rollouts", "show", made.rollout_id))[1]
     assert "failed infrastructure_fault exception, KeyError: 'x'" in out
-    assert f"--- {made.attempt.attempt_id} ended in\n  Traceback ...\n    in play\n  KeyError: 'x'\n" in out
+    assert f"--- {made.attempt.attempt_id} ended in\n  Traceback ...\n    in agent\n  KeyError: 'x'\n" in out
 
 
 async def test_an_attempt_that_is_not_there_is_told_which_are(agl: Any, store_file: Any) -> None:

@@ -22,7 +22,7 @@ def agl(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=folder)
 
 
-async def play(store: LightningStore, *, failed: bool = False) -> str:
+async def store_a_rollout(store: LightningStore, *, failed: bool = False) -> str:
     """Store a rollout with two calls through the gateway and one past it, and return its id."""
     rollout = await store.start_rollout(input={"question": "six times seven"}, mode="train")
     attempt_id = rollout.attempt.attempt_id
@@ -46,7 +46,7 @@ async def play(store: LightningStore, *, failed: bool = False) -> str:
 async def run_folder(tmp_path: Path) -> tuple[Path, str]:
     """A run's folder with its database, and the id of the rollout in it."""
     store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
-    rollout_id = await play(store)
+    rollout_id = await store_a_rollout(store)
     await store.close()
     return tmp_path, rollout_id
 
@@ -65,7 +65,7 @@ async def test_a_rollout_is_explained_call_by_call_out_of_a_runs_folder(run_fold
 
 async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path: Path) -> None:
     store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
-    rollout_id = await play(store, failed=True)
+    rollout_id = await store_a_rollout(store, failed=True)
     await store.close()
     done = agl("explain", rollout_id, folder=tmp_path)
     assert "left out: 3 infrastructure_fault" in done.stdout
@@ -76,7 +76,7 @@ async def test_a_server_may_be_asked(run_folder: tuple[Path, str]) -> None:
     server = LightningStoreServer(InMemoryLightningStore(), port=0)
     await server.start()
     try:
-        rollout_id = await play(server)
+        rollout_id = await store_a_rollout(server)
         done = agl("explain", rollout_id, "--store", server.endpoint)
         assert done.stdout.startswith(f"rollout {rollout_id}: succeeded")
     finally:

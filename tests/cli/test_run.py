@@ -28,7 +28,7 @@ from pathlib import Path
 import agentlightning as agl
 
 
-def play(task: str, prompt_template: agl.PromptTemplate) -> float:
+def agent(task: str, prompt_template: agl.PromptTemplate) -> float:
     return float(prompt_template.format(name=task) == f"Hello, {task}!")
 
 
@@ -50,7 +50,7 @@ trainer:
   strategy: shm
   initial_resources:
     prompt: {resource_type: prompt_template, engine: f-string, template: "Hello, {name}!"}
-agent: my_agent.py:play
+agent: my_agent.py:agent
 train_dataset: my_agent:tasks
 """
 
@@ -112,7 +112,7 @@ def test_a_function_of_python_may_be_the_run(folder: Path, capsys: pytest.Captur
         (["no_such_module:main"], "there is no module 'no_such_module'"),
         (["run.yaml", "--set", "agnt=x:y"], "unknown key 'agnt'; did you mean 'agent'?"),
         (["run.yaml", "--set", "trainer"], "expected key=value"),
-        (["run.yaml", "--agent", "play"], "expected module:object"),
+        (["run.yaml", "--agent", "agent"], "expected module:object"),
         (["run.yaml", "--train", "gone.jsonl"], "there is no file 'gone.jsonl'"),
         (["run.yaml", "--set", "trainer.n_runnrs=2"], "n_runners"),
         (["run.yaml", "--set", "trainer.initial_resources.prompt.engine=x"], "trainer.initial_resources"),
@@ -139,7 +139,7 @@ async def test_runners_join_by_url_and_token_and_end_by_a_signal_or_with_their_r
     store = agl("store", "--port", "0", "--db", "memory", AGL_TOKEN="s3cret")
     assert store.stdout is not None
     url = store.stdout.readline().split()[-1]
-    command = "runner", "my_agent.py:play", "--store", url, "--run", "nightly", "--token-file", "token"
+    command = "runner", "my_agent.py:agent", "--store", url, "--run", "nightly", "--token-file", "token"
     runner = agl(*command)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for what a script starts in the background
     leaver = agl(*command)
@@ -170,7 +170,7 @@ async def test_runners_join_by_url_and_token_and_end_by_a_signal_or_with_their_r
 def test_a_runner_that_waits_in_vain_or_is_refused_has_an_exit_code_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = ["runner", "my_agent.py:play", "--log-level", "ERROR", "--outage", "0.1", "--store"]
+    runner = ["runner", "my_agent.py:agent", "--log-level", "ERROR", "--outage", "0.1", "--store"]
     assert main([*runner, "http://127.0.0.1:1"]) == 69
     [line] = capsys.readouterr().err.splitlines()
     assert "store_unreachable_timeout=0.1" in line

@@ -60,10 +60,10 @@ def test_what_processes_count_in_one_folder_is_one_page(serve: Serve, tmp_path: 
     server, [line] = serve("prometheus", "--metrics-path", "/metrics/", **shared)
     url = line.split()[-1]
     assert url.endswith("/metrics")
-    counting = "import prometheus_client as p; p.Counter('plays', 'x').inc(2)"
+    counting = "import prometheus_client as p; p.Counter('steps', 'x').inc(2)"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", counting], env={**os.environ, **shared}, check=True, timeout=60)
-    assert b"plays_total 4.0" in fetch(url)
+    assert b"steps_total 4.0" in fetch(url)
     assert fetch(url + "/") == fetch(url)
     assert json.loads(fetch(url.removesuffix("metrics") + "health")) == {"status": "ok"}
     server.send_signal(signal.SIGINT)

@@ -55,7 +55,7 @@ def test_violations_cost_reward(strategy: Any) -> None:
 
 @agl.algo
 async def names_of_spans(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[tuple[str, list[str]]]:
-    """Plays every task and returns outcome and violations of each."""
+    """Runs every task and returns outcome and violations of each."""
     await store.add_resources({})
     made = [await store.enqueue_rollout(task) for task in train_dataset]
     await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=30)

@@ -92,7 +92,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
         pytest.param(kubernetes_parts, id="kubernetes", marks=pytest.mark.heavy),
     ],
 )
-def test_the_parts_of_a_recipe_find_each_other_and_play_every_task(
+def test_the_parts_of_a_recipe_find_each_other_and_run_every_task(
     recipe: Callable[..., list[Part]], tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
     store_port, gateway_port = map(str, free_ports(2))
@@ -170,7 +170,7 @@ async def _count(file: Path) -> dict[str, int]:
 
 
 @pytest.mark.heavy
-def test_the_job_script_plays_every_task_and_leaves_the_store_where_it_was_submitted(
+def test_the_job_script_runs_every_task_and_leaves_the_store_where_it_was_submitted(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
     with ModelServer(solve) as model:

@@ -1,5 +1,5 @@
-"""What agents do with a conversation: each play makes its calls and says which call each one goes on from, and what it
-changed of what was said there."""
+"""What agents do with a conversation: each scripted agent makes its calls and notes which call each one continues,
+and what it changed of the conversation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
 
 
 @dataclass
-class Play:
+class ScriptedAgent:
     """One attempt: the engine that answers it, and the steps of its agent."""
 
     engine: Engine
@@ -72,95 +72,95 @@ class Play:
 SYSTEM: Json = {"role": "system", "content": "you are a helpful agent; be brief."}
 
 
-def talks(play: Play) -> None:
+def talks(agent: ScriptedAgent) -> None:
     """A conversation of four turns."""
-    said = play.ask([SYSTEM, play.user()])
+    said = agent.ask([SYSTEM, agent.user()])
     for turn in range(3):
-        said = play.ask([*said, play.user()], continues=turn)
+        said = agent.ask([*said, agent.user()], continues=turn)
 
 
-def thinks(play: Play) -> None:
+def thinks(agent: ScriptedAgent) -> None:
     """Each answer is thought about before it is given."""
-    said, opened = [SYSTEM], "" if play.engine.template == "opens a thought" else "<think>"
+    said, opened = [SYSTEM], "" if agent.engine.template == "opens a thought" else "<think>"
     for turn in range(3):
-        say = f"{opened}{play.words()}</think>{play.words()}"
-        said = play.ask([*said, play.user()], continues=turn - 1 if turn else None, say=say)
+        say = f"{opened}{agent.words()}</think>{agent.words()}"
+        said = agent.ask([*said, agent.user()], continues=turn - 1 if turn else None, say=say)
 
 
-def uses_tools(play: Play) -> None:
+def uses_tools(agent: ScriptedAgent) -> None:
     """Tool calls, the results of tools, and an answer."""
-    said = play.ask([SYSTEM, play.user()], say=play.say_call())
-    said = play.ask([*said, play.tool(said[-1])], continues=0, say=play.say_call())
-    play.ask([*said, play.tool(said[-1])], continues=1)
+    said = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
+    said = agent.ask([*said, agent.tool(said[-1])], continues=0, say=agent.say_call())
+    agent.ask([*said, agent.tool(said[-1])], continues=1)
 
 
-def edits(play: Play) -> None:
+def edits(agent: ScriptedAgent) -> None:
     """Earlier messages are changed: a question, an answer, a system message that tells the time; one is put in."""
-    said = play.ask([SYSTEM, play.user()])
-    said = play.ask([*said, play.user()], continues=0)
+    said = agent.ask([SYSTEM, agent.user()])
+    said = agent.ask([*said, agent.user()], continues=0)
     system, question, answer, *others = said
     asked = {**question, "content": f"{question['content']}, or the other way round"}
-    play.ask([system, asked, answer, *others, play.user()], continues=1, change="edit")
+    agent.ask([system, asked, answer, *others, agent.user()], continues=1, change="edit")
     answered = {**answer, "content": "an answer that nobody gave"}
-    play.ask([system, question, answered, *others, play.user()], continues=1, change="edit")
-    clock = {**system, "content": f"{system['content']} It is {play.random.randint(10, 23)}:05."}
-    play.ask([clock, *said[1:], play.user()], continues=1, change="edit")
+    agent.ask([system, question, answered, *others, agent.user()], continues=1, change="edit")
+    clock = {**system, "content": f"{system['content']} It is {agent.random.randint(10, 23)}:05."}
+    agent.ask([clock, *said[1:], agent.user()], continues=1, change="edit")
     note = {"role": "user", "content": "a note that was not there before"}
-    play.ask([system, question, note, answer, *others, play.user()], continues=1, change="edit")
+    agent.ask([system, question, note, answer, *others, agent.user()], continues=1, change="edit")
 
 
-def forgets(play: Play) -> None:
+def forgets(agent: ScriptedAgent) -> None:
     """The context grows too long: old turns are left out, a long message is cut."""
     long = {"role": "user", "content": "look at the weather in Paris and in London, " * 3 + "then tell me"}
-    said = play.ask([SYSTEM, long])
-    said = play.ask([*said, play.user()], continues=0)
-    said = play.ask([*said, play.user()], continues=1)
-    play.ask([SYSTEM, *said[3:], play.user()], continues=2, change="truncation")
+    said = agent.ask([SYSTEM, long])
+    said = agent.ask([*said, agent.user()], continues=0)
+    said = agent.ask([*said, agent.user()], continues=1)
+    agent.ask([SYSTEM, *said[3:], agent.user()], continues=2, change="truncation")
     cut = {**long, "content": long["content"][:70]}
-    play.ask([SYSTEM, cut, *said[2:], play.user()], continues=2, change="truncation")
+    agent.ask([SYSTEM, cut, *said[2:], agent.user()], continues=2, change="truncation")
 
 
-def repeats_a_tool(play: Play) -> None:
+def repeats_a_tool(agent: ScriptedAgent) -> None:
     """A tool is asked again and its new result put in the old one's place."""
-    said = play.ask([SYSTEM, play.user()], say=play.say_call())
-    said = play.ask([*said, play.tool(said[-1])], continues=0)
+    said = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
+    said = agent.ask([*said, agent.tool(said[-1])], continues=0)
     again = {**said[3], "content": "another result: nothing was found anywhere"}
-    play.ask([*said[:3], again, said[4], play.user()], continues=1, change="tool_result_changed")
+    agent.ask([*said[:3], again, said[4], agent.user()], continues=1, change="tool_result_changed")
     other = {**said[3], "content": "a third result"}
-    play.ask([*said[:3], other], continues=0, taken="tool_result_changed")
+    agent.ask([*said[:3], other], continues=0, taken="tool_result_changed")
 
 
-def shares_work(play: Play) -> None:
+def shares_work(agent: ScriptedAgent) -> None:
     """A second agent with instructions of its own works in between; the first one goes on."""
-    said = play.ask([SYSTEM, play.user()])
+    said = agent.ask([SYSTEM, agent.user()])
     critic: Json = {"role": "system", "content": "Search for mistakes, nothing else! 0123456789"}
-    theirs = play.ask([critic, play.user()], change="other_agent")
-    said = play.ask([*said, play.user()], continues=0)
-    play.ask([*theirs, play.user()], continues=1)
-    play.ask([*said, play.user()], continues=2)
-    play.ask([SYSTEM, play.user()], change="other_agent")
+    theirs = agent.ask([critic, agent.user()], change="other_agent")
+    said = agent.ask([*said, agent.user()], continues=0)
+    agent.ask([*theirs, agent.user()], continues=1)
+    agent.ask([*said, agent.user()], continues=2)
+    agent.ask([SYSTEM, agent.user()], change="other_agent")
 
 
-def tries_several(play: Play) -> None:
+def tries_several(agent: ScriptedAgent) -> None:
     """Parallel samples of one prompt, and several ways on from one turn."""
-    question = [SYSTEM, play.user()]
-    said = play.ask(question)
-    play.ask(question, change="repeated_prompt")
+    question = [SYSTEM, agent.user()]
+    said = agent.ask(question)
+    agent.ask(question, change="repeated_prompt")
     for _ in range(3):
-        play.ask([*said, play.user()], continues=0)
+        agent.ask([*said, agent.user()], continues=0)
 
 
-def is_cut_off(play: Play) -> None:
+def is_cut_off(agent: ScriptedAgent) -> None:
     """Answers end at a limit, perhaps in the middle of a character."""
     said = [SYSTEM]
     for turn in range(3):
-        cut = play.random.randint(1, 4)
-        said = play.ask(
-            [*said, play.user()], continues=turn - 1 if turn else None, say="👩\u200d👧 café", cut_after=cut
+        cut = agent.random.randint(1, 4)
+        said = agent.ask(
+            [*said, agent.user()], continues=turn - 1 if turn else None, say="👩\u200d👧 café", cut_after=cut
         )
 
 
-PLAYS: dict[str, Callable[[Play], Any]] = {
-    play.__name__: play
-    for play in (talks, thinks, uses_tools, edits, forgets, repeats_a_tool, shares_work, tries_several, is_cut_off)
+BEHAVIOURS: dict[str, Callable[[ScriptedAgent], Any]] = {
+    behave.__name__: behave
+    for behave in (talks, thinks, uses_tools, edits, forgets, repeats_a_tool, shares_work, tries_several, is_cut_off)
 }

@@ -48,13 +48,13 @@ class Serve:
             claim = await store.dequeue_rollout(worker_id=f"worker-{worker_id}", timeout=0.05)
             if claim is None:
                 continue
-            await self.play()
+            await self.work()
             rollout_id, attempt_id = claim.rollout_id, claim.attempt.attempt_id
             await store.update_attempt(rollout_id, attempt_id, status="succeeded", metadata={"pid": os.getpid()})
             done += 1
         return done
 
-    async def play(self) -> None:
+    async def work(self) -> None:
         """Do what a rollout does."""
 
 

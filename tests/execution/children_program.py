@@ -18,7 +18,7 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
-from tests.execution.fit_parts import plays
+from tests.execution.fit_parts import runs_tasks
 
 PROCESSES: dict[str, Any] = {"type": "cs", "server_port": 0}
 LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -95,8 +95,8 @@ async def leaves_children(task: str) -> float:
 
 
 @agl.algo
-async def plays_all(*, store: LightningStore, train_dataset: Dataset[str]) -> None:
-    await plays(store=store, train_dataset=train_dataset)
+async def runs_all(*, store: LightningStore, train_dataset: Dataset[str]) -> None:
+    await runs_tasks(store=store, train_dataset=train_dataset)
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
     layout, task = sys.argv[1:]
     strategy, isolation = LAYOUTS[layout]
     runner: Any = agl.LitAgentRunner(agl.OtelTracer(), isolation=isolation)
-    trainer = agl.Trainer(algorithm=plays_all, strategy=strategy, runner=runner)
+    trainer = agl.Trainer(algorithm=runs_all, strategy=strategy, runner=runner)
     trainer.fit(leaves_children, train_dataset=[task])
     print("returned", flush=True)
 

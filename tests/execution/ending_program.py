@@ -1,6 +1,6 @@
 """A whole fit that is brought to an end, from inside or from outside: `python -m tests.execution.ending_program`.
 
-Its arguments are a layout and what it plays. It prints `ready <endpoint>` when a rollout hangs in the hands of a runner
+Its arguments are a layout and what happens in it. It prints `ready <endpoint>` when a runner has a rollout that hangs,
 and `threads ...` with what is left at the end; `endings.py` starts it, ends it, and looks what remains.
 """
 
@@ -15,7 +15,14 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
-from tests.execution.fit_parts import BrokenRunner, enqueue, fails, leaves_them_running, plays, raises_meanwhile
+from tests.execution.fit_parts import (
+    BrokenRunner,
+    enqueue,
+    fails,
+    leaves_them_running,
+    raises_meanwhile,
+    runs_tasks,
+)
 
 PROCESSES: dict[str, Any] = {"type": "cs", "server_port": 0, "graceful_timeout": 1.0, "terminate_timeout": 2.0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -38,8 +45,8 @@ async def hangs_in_the_end(task: int) -> float:
 
 @agl.algo
 async def stays(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Have one rollout played and another in a runner's hand, say `ready`, and stay."""
-    await plays(store=store, train_dataset=[1])
+    """Have one rollout run and another in a runner's hand, say `ready`, and stay."""
+    await runs_tasks(store=store, train_dataset=[1])
     await leaves_them_running(store=store, train_dataset=[2])
     print("ready", getattr(getattr(store, "store", store), "endpoint", "-"), flush=True)
     await asyncio.Event().wait()
@@ -51,25 +58,25 @@ async def leaves(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
     await enqueue(store, train_dataset)
 
 
-PLAYS: dict[str, tuple[Any, Any, Any]] = {
+CASES: dict[str, tuple[Any, Any, Any]] = {
     "stays": (stays, hangs_in_the_end, None),
-    "returns": (plays, hangs_in_the_end, None),
+    "returns": (runs_tasks, hangs_in_the_end, None),
     "returns with work in the queue": (leaves, hangs_in_the_end, None),
     "algorithm raises": (raises_meanwhile, hangs_in_the_end, None),
-    "runner raises": (plays, hangs_in_the_end, BrokenRunner),
-    "agent raises": (plays, fails, None),
+    "runner raises": (runs_tasks, hangs_in_the_end, BrokenRunner),
+    "agent raises": (runs_tasks, fails, None),
 }
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
-    layout, play = sys.argv[1:]
-    algorithm, agent, runner = PLAYS[play]
+    layout, case = sys.argv[1:]
+    algorithm, agent, runner = CASES[case]
     strategy = dict(LAYOUTS[layout])
     if strategy["type"] == "cs":
         strategy["max_runner_restarts"] = 0
     trainer = agl.Trainer(algorithm=algorithm, runner=runner, strategy=strategy)
-    tasks = [2] if play == "algorithm raises" else [1]
+    tasks = [2] if case == "algorithm raises" else [1]
     try:
         trainer.fit(agent, train_dataset=tasks)
     finally:

@@ -37,7 +37,7 @@ ENDINGS: dict[str, str] = {
     "kill -9 of the program": "stays",
     "kill -9 of a child": "stays",
 }
-"""What happens, and what the program plays until then."""
+"""What happens, and the case of `ending_program.py` until then."""
 EXIT_CODES: dict[str, int] = {
     "the algorithm returns": 0,
     "the algorithm returns, work is queued": 0,

@@ -71,8 +71,8 @@ async def enqueue(store: LightningStore, tasks: Dataset[int], resources_id: str 
 
 
 @agl.algo
-async def plays(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
-    """Play every task; returns for each [status, final reward, whether each span is of this rollout, worker]."""
+async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
+    """Run every task; returns for each [status, final reward, whether each span is of this rollout, worker]."""
     ids = await enqueue(store, train_dataset)
     await store.wait_for_rollouts(rollout_ids=ids, timeout=25)
     seen: list[Any] = []

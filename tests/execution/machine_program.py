@@ -1,8 +1,8 @@
 """One program for every machine of a run, as a user writes it; its environment says which side it is.
 
-`python -m tests.execution.machine_program` prints `played [...]` when the algorithm has its rollouts, and at the end
-`<role> <result>`. `ALGORITHM=stays` plays and then never ends; `OUTAGE` and `N_RUNNERS` are settings; `SLOW` is how
-many seconds a rollout takes. Each prints `playing` at its start.
+`python -m tests.execution.machine_program` prints `rewards [...]` when the algorithm has its rollouts, and at the end
+`<role> <result>`. `ALGORITHM=stays` runs every task and then never ends; `OUTAGE` and `N_RUNNERS` are settings; `SLOW`
+is how many seconds a rollout takes. Each prints `running` at its start.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from agentlightning.types import Dataset
 @agl.rollout
 def tenth(task: int) -> float:
     """An agent: the reward is a tenth of the task."""
-    print("playing", task, flush=True)
+    print("running", task, flush=True)
     time.sleep(float(os.environ.get("SLOW", "0")))
     return task / 10
 
 
 @agl.algo
-async def plays(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
-    """Play every task and return the rewards."""
+async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
+    """Run every task and return the rewards."""
     await store.add_resources({})
     rollouts = [await store.enqueue_rollout(train_dataset[i]) for i in range(len(train_dataset))]
     ids = [rollout.rollout_id for rollout in rollouts]
     done = await store.wait_for_rollouts(rollout_ids=ids, timeout=60)
     assert [rollout.status for rollout in done] == ["succeeded"] * len(ids), done
     rewards = [agl.find_final_reward(list(await store.query_spans(rollout_id))) for rollout_id in ids]
-    print("played", rewards, flush=True)
+    print("rewards", rewards, flush=True)
     return rewards
 
 
 @agl.algo
 async def stays(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Play every task and stay."""
-    await plays(store=store, train_dataset=train_dataset)
+    """Run every task and stay."""
+    await runs_tasks(store=store, train_dataset=train_dataset)
     await asyncio.Event().wait()
 
 
 def main() -> None:
     trainer = agl.Trainer(
-        algorithm={"plays": plays, "stays": stays}[os.environ.get("ALGORITHM", "plays")],
+        algorithm={"ends": runs_tasks, "stays": stays}[os.environ.get("ALGORITHM", "ends")],
         n_runners=int(os.environ.get("N_RUNNERS", "2")),
         runner={"store_unreachable_timeout": float(os.environ.get("OUTAGE", "60"))},
         strategy={"type": "cs", "graceful_timeout": 5.0},

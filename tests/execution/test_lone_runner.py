@@ -29,7 +29,7 @@ import agentlightning as agl
 
 
 @agl.rollout
-def play(task: str) -> float:
+def agent(task: str) -> float:
     if task == "dies":
         os._exit(0)
     if task == "dies once" and not os.path.exists("dead"):
@@ -47,14 +47,14 @@ def play(task: str) -> float:
         os.rename("pids.part", "pids")
         time.sleep(120)
     if task == "takes its time":
-        open("playing", "w").close()
+        open("running", "w").close()
         time.sleep(2)
     return 1.0
 
 
 class Unpicklable:
     async def __call__(self, store, worker_id, event):
-        print("played in", os.getpid())
+        print("ran in", os.getpid())
 
     def __reduce__(self):
         raise TypeError("a lock of mine")
@@ -79,7 +79,7 @@ async def start(store: LightningStoreClient, tmp_path: Path) -> AsyncIterator[Ca
 
     def runner(*more: str) -> subprocess.Popen[str]:
         url = store.server_address_root
-        command = [sys.executable, "-m", "agentlightning.cli", "runner", "agent.py:play", "--store", url, *more]
+        command = [sys.executable, "-m", "agentlightning.cli", "runner", "agent.py:agent", "--store", url, *more]
         started.append(
             subprocess.Popen(
                 command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -127,7 +127,7 @@ def _alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if lives(pid)]
 
 
-async def test_a_lone_runner_that_dies_with_code_0_is_started_again_and_the_others_are_played(
+async def test_a_lone_runner_that_dies_with_code_0_is_started_again_and_the_others_are_run(
     store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     tasks = ["a", "dies once", "b", "dies", "c"]
@@ -194,20 +194,20 @@ async def test_it_leaves_no_process_however_it_is_ended(
 
 
 @pytest.mark.heavy
-async def test_a_group_that_is_terminated_finishes_what_it_plays(
+async def test_a_group_that_is_terminated_finishes_what_it_runs(
     store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     """As a service manager or a batch system does: SIGTERM goes to the runner process as well."""
     (tmp_path / "program.py").write_text(
-        "import sys\nimport agentlightning as agl\nfrom agent import play\n"
+        "import sys\nimport agentlightning as agl\nfrom agent import agent\n"
         "role = {'type': 'cs', 'role': 'runner', 'managed_store': False}\n"
-        "agl.Trainer(strategy=role, store=agl.LightningStoreClient(sys.argv[1])).fit(play)\n"
+        "agl.Trainer(strategy=role, store=agl.LightningStoreClient(sys.argv[1])).fit(agent)\n"
     )
     rollout = await store.enqueue_rollout("takes its time")
     command = [sys.executable, "program.py", store.server_address_root]
     program = await asyncio.to_thread(subprocess.Popen, command, cwd=tmp_path, start_new_session=True)
     try:
-        await _text_of(tmp_path / "playing")
+        await _text_of(tmp_path / "running")
         os.killpg(program.pid, signal.SIGTERM)
         assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
         assert await asyncio.to_thread(program.wait, LIMIT_SECONDS) == 143
@@ -253,7 +253,7 @@ class _Ended:
 async def _task(index: int, event: Any) -> None: ...
 
 
-def test_only_what_cannot_be_a_child_is_played_in_the_process_itself(
+def test_only_what_cannot_be_a_child_is_run_in_the_process_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def local(index: int, event: Any) -> None: ...
@@ -267,7 +267,7 @@ def test_only_what_cannot_be_a_child_is_played_in_the_process_itself(
 
 
 @pytest.mark.heavy
-async def test_a_runner_that_cannot_be_spawned_is_played_here_and_that_is_said(
+async def test_a_runner_that_cannot_be_spawned_is_run_here_and_that_is_said(
     store: LightningStoreClient, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(
@@ -283,7 +283,7 @@ async def test_a_runner_that_cannot_be_spawned_is_played_here_and_that_is_said(
         subprocess.run, [sys.executable, "program.py", store.server_address_root], cwd=tmp_path, capture_output=True,
         text=True, timeout=LIMIT_SECONDS,
     )  # fmt: skip
-    pid, played = program.stdout.splitlines()
-    assert (program.returncode, played) == (0, f"played in {pid}"), program.stderr
+    pid, said = program.stdout.splitlines()
+    assert (program.returncode, said) == (0, f"ran in {pid}"), program.stderr
     assert "The runner runs in this process" in program.stderr
     assert "a lock of mine" in program.stderr

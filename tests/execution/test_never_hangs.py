@@ -42,7 +42,7 @@ def trainer(layout: str, algorithm: Any, n_runners: int = 1, **settings: Any) ->
 @each_layout
 @each_number
 def test_1_the_end_of_the_algorithm_ends_the_fit_whoever_has_the_main_thread(layout: str, n_runners: int) -> None:
-    made = trainer(layout, fit_parts.plays, n_runners)
+    made = trainer(layout, fit_parts.runs_tasks, n_runners)
     made.fit(fit_parts.echo, train_dataset=[1, 2, 3])
     assert [reward for _, reward, _, _ in made.result] == [1.0, 2.0, 3.0]
 
@@ -50,14 +50,14 @@ def test_1_the_end_of_the_algorithm_ends_the_fit_whoever_has_the_main_thread(lay
 @each_layout
 def test_1_so_it_does_with_the_runner_in_the_main_process(layout: str, tmp_path: Path) -> None:
     side: dict[str, Any] = {"main_thread": "runner"} if layout == "shm" else {"main_process": "runner"}
-    made = trainer(layout, fit_parts.plays, strategy=side, store=f"sqlite:///{tmp_path}/run.db")
+    made = trainer(layout, fit_parts.runs_tasks, strategy=side, store=f"sqlite:///{tmp_path}/run.db")
     made.fit(fit_parts.echo, train_dataset=[1])
     assert [reward for _, reward, _, _ in made.result] == [1.0]
 
 
 @each_layout
 def test_2_and_8_runners_share_nothing_and_have_names_of_their_own(layout: str) -> None:
-    made = trainer(layout, fit_parts.plays, 2, runner={"concurrency": 4})
+    made = trainer(layout, fit_parts.runs_tasks, 2, runner={"concurrency": 4})
     made.fit(fit_parts.echo, train_dataset=list(range(24)))
     assert [reward for _, reward, _, _ in made.result] == [float(task) for task in range(24)]
     assert all(own == [True] for _, _, own, _ in made.result)
@@ -71,12 +71,12 @@ def test_2_and_8_runners_share_nothing_and_have_names_of_their_own(layout: str) 
 def test_3_a_runner_that_crashes_ends_the_fit_with_its_cause(layout: str) -> None:
     if layout == "shm":
         with pytest.raises(LookupError, match="the runner found nothing"):
-            trainer(layout, fit_parts.plays, runner=fit_parts.BrokenRunner).fit(fit_parts.echo, train_dataset=[1])
+            trainer(layout, fit_parts.runs_tasks, runner=fit_parts.BrokenRunner).fit(fit_parts.echo, train_dataset=[1])
         return
-    made = trainer(layout, fit_parts.plays, strategy={"max_runner_restarts": 0})
+    made = trainer(layout, fit_parts.runs_tasks, strategy={"max_runner_restarts": 0})
     with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=3\)"):
         made.fit(fit_parts.kills_its_process, train_dataset=[1])
-    made = trainer(layout, fit_parts.plays, strategy={"max_runner_restarts": 0}, runner=fit_parts.BrokenRunner)
+    made = trainer(layout, fit_parts.runs_tasks, strategy={"max_runner_restarts": 0}, runner=fit_parts.BrokenRunner)
     with pytest.raises(RunnerDiedError, match="LookupError: the runner found nothing"):
         made.fit(fit_parts.echo, train_dataset=[1])
 
@@ -99,7 +99,7 @@ def test_4_missing_resources_fail_the_attempt_with_a_reason(layout: str) -> None
 @each_layout
 @each_number
 def test_5_runners_at_their_limit_end_the_fit_when_work_is_left(layout: str, n_runners: int) -> None:
-    made = trainer(layout, fit_parts.plays, n_runners, max_rollouts=1)
+    made = trainer(layout, fit_parts.runs_tasks, n_runners, max_rollouts=1)
     with pytest.raises(StrandedWorkError, match=r"2 rollout\(s\) are still open"):
         made.fit(fit_parts.echo, train_dataset=list(range(n_runners + 2)))
 
@@ -130,6 +130,6 @@ def test_6_nor_does_it_run_for_ever_in_the_store_when_its_runner_had_to_be_kille
 
 @each_layout
 def test_an_agent_that_raises_ends_its_rollout_and_not_the_run(layout: str) -> None:
-    made = trainer(layout, fit_parts.plays)
+    made = trainer(layout, fit_parts.runs_tasks)
     made.fit(fit_parts.fails, train_dataset=[1, 2])
     assert [status for status, *_ in made.result] == ["failed", "failed"]

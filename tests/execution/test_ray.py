@@ -106,11 +106,11 @@ def assert_gone(pids: list[int]) -> None:
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("token")
-def test_a_trainer_plays_its_agent_on_the_node_that_has_what_a_runner_asks_for(nodes: str) -> None:
+def test_a_trainer_runs_its_agent_on_the_node_that_has_what_a_runner_asks_for(nodes: str) -> None:
     import ray
 
     @agl.algo
-    async def who_plays(*, store: LightningStore, train_dataset: Any) -> list[dict[str, Any]]:
+    async def who_runs(*, store: LightningStore, train_dataset: Any) -> list[dict[str, Any]]:
         rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
         done = await store.wait_for_rollouts(rollout_ids=[each.rollout_id for each in rollouts], timeout=20)
         assert [each.status for each in done] == ["succeeded"] * len(rollouts)
@@ -123,12 +123,12 @@ def test_a_trainer_plays_its_agent_on_the_node_that_has_what_a_runner_asks_for(n
         return 1.0
 
     special = {"type": "ray", "address": nodes, "resources": {"far": 1}, "graceful_timeout": 2.0}
-    trainer = agl.Trainer(algorithm=who_plays, strategy=special, n_runners=2)
+    trainer = agl.Trainer(algorithm=who_runs, strategy=special, n_runners=2)
     trainer.fit(agent, train_dataset=[f"task {number}" for number in range(8)])
-    plays = trainer.result
-    assert len(plays) == 8
-    assert len({play["node"] for play in plays}) == 1, "only the second node has the resource"
-    pids = {play["pid"] for play in plays}
+    attempts = trainer.result
+    assert len(attempts) == 8
+    assert len({attempt["node"] for attempt in attempts}) == 1, "only the second node has the resource"
+    pids = {attempt["pid"] for attempt in attempts}
     assert os.getpid() not in pids
     assert_gone([int(pid) for pid in pids])
 

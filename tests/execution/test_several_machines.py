@@ -98,7 +98,7 @@ def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(
 def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(start: Callable[..., Machine]) -> None:
     port = free_port()
     runners, first = start("runner", port), start("algorithm", port, ALGORITHM="stays")
-    first.until(f"played {REWARDS}")
+    first.until(f"rewards {REWARDS}")
     first.process.send_signal(signal.SIGKILL)
     runners.until("does not answer any more")
     second = start("algorithm", port)
@@ -123,7 +123,7 @@ def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(st
 def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: Callable[..., Machine]) -> None:
     port = free_port()
     runners, algorithm = start("runner", port), start("algorithm", port, ALGORITHM="stays")
-    algorithm.until(f"played {REWARDS}")
+    algorithm.until(f"rewards {REWARDS}")
     before = family(runners)
     runners.process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in runners.end()[1]
@@ -132,13 +132,13 @@ def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: C
 
 
 @pytest.mark.parametrize("n_runners", ["1", pytest.param("2", marks=pytest.mark.heavy)])
-def test_runners_that_are_terminated_finish_what_they_play_and_others_go_on(
+def test_runners_that_are_terminated_finish_what_they_run_and_others_go_on(
     start: Callable[..., Machine], n_runners: str
 ) -> None:
     port = free_port()
     leaving = start("runner", port, SLOW="1", N_RUNNERS=n_runners)
     algorithm = start("algorithm", port)
-    leaving.until("playing 1")
+    leaving.until("running 1")
     leaving.process.send_signal(signal.SIGTERM)
     staying = start("runner", port, N_RUNNERS="1")
     code, said = leaving.end()
@@ -170,7 +170,7 @@ def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., 
             algorithm = start("algorithm", 0, ALGORITHM="stays", **shared)
             runners = start("runner", 0, **shared)
             other = start("runner", 0, **{**shared, "AGL_RUN_ID": "run-8"})
-            await asyncio.to_thread(algorithm.until, f"played {REWARDS}")
+            await asyncio.to_thread(algorithm.until, f"rewards {REWARDS}")
             await stop_run(client, "run-7", reason="enough")
             for machine in (algorithm, runners):
                 code, said = await asyncio.to_thread(machine.end)

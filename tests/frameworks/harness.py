@@ -1,6 +1,6 @@
-"""Plays an agent through a Trainer: gateway, runner, tracer and store are the real ones, the model server is scripted.
+"""Runs an agent through a Trainer: gateway, runner, tracer and store are the real ones, the model server is scripted.
 
-Two tasks are played side by side in one process, so every test also shows that their calls are told apart. The gateway
+Two tasks are run side by side in one process, so every test also shows that their calls are told apart. The gateway
 demands the key of the attempt, so every test also shows that the program's own way to send a key is understood.
 """
 
@@ -32,8 +32,8 @@ _TOKENS = (
 
 
 @dataclass(frozen=True)
-class Played:
-    """One task, played: what the agent returned, what the model server saw, what was recorded."""
+class TaskResult:
+    """One task that was run: what the agent returned, what the model server saw, what was recorded."""
 
     task: str
     output: Any
@@ -68,7 +68,7 @@ class Played:
         return [places[number] for number in sorted(places)]
 
 
-def play(
+def run_agent(
     agent: Any,
     answer: Callable[[Json], str | Json] = calculator,
     *,
@@ -76,8 +76,8 @@ def play(
     direct: bool = True,
     in_order: bool = True,
     refused: int = 0,
-) -> list[Played]:
-    """Play the agent on each task and return what happened, after checking that every call was captured exactly.
+) -> list[TaskResult]:
+    """Run the agent on each task and return what happened, after checking that every call was captured exactly.
 
     With `direct` the agent is also run against the model server itself: it must ask the same and return the same.
     `in_order` says that it makes one call after the other, so that there is an order to check; `refused` how many calls
@@ -97,18 +97,18 @@ def play(
         trainer.fit(agent, train_dataset=list(tasks))
         assert engine.trouble == []
         through_gateway = list(engine.calls)
-        played = [_played(found, outputs, through_gateway, in_order) for found in trainer.result]
-        assert len(through_gateway) == sum(len(one.exchanges) for one in played)
-        for one in played:
+        results = [_result_of(found, outputs, through_gateway, in_order) for found in trainer.result]
+        assert len(through_gateway) == sum(len(one.exchanges) for one in results)
+        for one in results:
             check_capture(one, refused)
         if direct:
-            asyncio.run(_check_direct(agent, engine, played))
-    return played
+            asyncio.run(_check_direct(agent, engine, results))
+    return results
 
 
 @agl.algo
 async def _collect(*, store: LightningStore, llm_proxy: agl.LLMProxy, train_dataset: Dataset[str]) -> list[Evidence]:
-    """An algorithm: plays every task once and returns what was recorded."""
+    """An algorithm: runs every task once and returns what was recorded."""
     await llm_proxy.start()
     await store.add_resources({"main_llm": llm_proxy.as_resource()})
     requests = [EnqueueRolloutRequest(input=train_dataset[i], mode="train") for i in range(len(train_dataset))]
@@ -119,7 +119,7 @@ async def _collect(*, store: LightningStore, llm_proxy: agl.LLMProxy, train_data
     return [await evidence(store, by_id[rollout.rollout_id]) for rollout in rollouts]
 
 
-def _played(found: Evidence, outputs: dict[str, Any], exchanges: list[Exchange], in_order: bool) -> Played:
+def _result_of(found: Evidence, outputs: dict[str, Any], exchanges: list[Exchange], in_order: bool) -> TaskResult:
     task = found.rollout.input
     assert found.latest is not None
     assert found.latest.outcome == "scored", f"{found.latest.outcome}: {found.latest.error}"
@@ -128,36 +128,36 @@ def _played(found: Evidence, outputs: dict[str, Any], exchanges: list[Exchange],
     if not in_order:
         places = {call.response_id: place for place, call in enumerate(record.calls)}
         own.sort(key=lambda exchange: places.get((exchange.reply or {}).get("id"), -1))
-    return Played(task, outputs.get(task, found.reward), own, found, record)
+    return TaskResult(task, outputs.get(task, found.reward), own, found, record)
 
 
-def check_capture(played: Played, refused: int = 0) -> None:
+def check_capture(result: TaskResult, refused: int = 0) -> None:
     """Every call once, in the order of the model server, with its tokens: in the spans, the triplets and the rows."""
-    replies = [exchange.reply for exchange in played.exchanges if exchange.reply is not None]
+    replies = [exchange.reply for exchange in result.exchanges if exchange.reply is not None]
     assert replies
-    assert len(replies) == len(played.exchanges)
+    assert len(replies) == len(result.exchanges)
     tokens = [(reply["prompt_token_ids"], reply["choices"][0]["token_ids"]) for reply in replies]
 
     key = LightningCallAttributes
-    raws = played.named("raw_gen_ai_request")
+    raws = result.named("raw_gen_ai_request")
     states = [raw.attributes[key.STATE.value] for raw in raws]
     assert sorted(states) == ["ok"] * len(replies) + ["refused"] * refused
     raws = [raw for raw, state in zip(raws, states, strict=True) if state == "ok"]
-    requests = {span.span_id: span for span in played.named("litellm_request")}
+    requests = {span.span_id: span for span in result.named("litellm_request")}
     assert len(requests) == len(states)
     above = [requests[raw.parent_id or ""] for raw in raws]
     assert [span.attributes["gen_ai.response.id"] for span in above] == [reply["id"] for reply in replies]
     recorded = [[raw.attributes[name.value] for name in _TOKENS] for raw in raws]
     assert recorded == [[prompt, completion, logprobs_of(completion)] for prompt, completion in tokens]
 
-    calls = [call for call in model_calls(played.spans) if call.state == "ok"]
+    calls = [call for call in model_calls(result.spans) if call.state == "ok"]
     assert [(call.prompt_token_ids, call.completion_token_ids) for call in calls] == tokens
     for adapter in (TracerTraceToTriplet(), agl.LlmProxyTraceToTriplet()):
-        triplets = adapter.adapt(played.spans)
+        triplets = adapter.adapt(result.spans)
         assert [(t.prompt["token_ids"], t.response["token_ids"]) for t in triplets] == tokens
         assert [t.reward for t in triplets] == [None] * (len(triplets) - 1) + [1.0]
-    assert list(played.record.exclusions.values()) == ["refused"] * refused
-    _check_rows(played.record, tokens)
+    assert list(result.record.exclusions.values()) == ["refused"] * refused
+    _check_rows(result.record, tokens)
 
 
 def _check_rows(record: RolloutRecord, tokens: list[tuple[list[int], list[int]]]) -> None:
@@ -171,10 +171,10 @@ def _check_rows(record: RolloutRecord, tokens: list[tuple[list[int], list[int]]]
         assert produced == [token for _, completion in own for token in completion]
 
 
-async def _check_direct(agent: Any, engine: Engine, played: list[Played]) -> None:
+async def _check_direct(agent: Any, engine: Engine, results: list[TaskResult]) -> None:
     """Without the gateway the agent asks the model server the same, and returns the same."""
     llm = agl.LLM(endpoint=engine.base_url, model="policy", api_key="none")
-    for one in played:
+    for one in results:
         before = len(engine.calls)
         output = await (agent(one.task, llm=llm) if agent.is_async() else asyncio.to_thread(agent, one.task, llm=llm))
         assert one.output == output

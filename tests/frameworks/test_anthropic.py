@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, numbers
-from tests.frameworks.harness import play
+from tests.frameworks.harness import run_agent
 
 anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: make test-frameworks")
 
@@ -44,16 +44,16 @@ def messages(task: str, llm: agl.LLM) -> str:
 
 
 def test_a_tool_loop_over_messages_is_one_row() -> None:
-    played = play(messages, direct=False)
-    assert [one.output for one in played] == SAID
-    assert [len(one.exchanges) for one in played] == [2, 2]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(messages, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 def test_several_tool_calls_at_once_are_one_row() -> None:
-    played = play(messages, both_ways, direct=False)
-    assert [one.output for one in played] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(messages, both_ways, direct=False)
+    assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -63,11 +63,11 @@ def traced(task: str, llm: agl.LLM) -> str:
 
 
 def test_the_librarys_own_spans_and_the_gateways_records_are_two_recordings_of_one_call() -> None:
-    for played in play(traced, direct=False):
-        (solve,), own = played.named("solve"), played.named("anthropic.messages.create")
-        assert [span.attributes["gen_ai.response.id"] for span in own] == [one.reply["id"] for one in played.exchanges]
+    for result in run_agent(traced, direct=False):
+        (solve,), own = result.named("solve"), result.named("anthropic.messages.create")
+        assert [span.attributes["gen_ai.response.id"] for span in own] == [one.reply["id"] for one in result.exchanges]
         assert [span.parent_id for span in own] == [solve.span_id] * 2
-        assert [above[-1] for above in played.above_calls()] == ["solve"] * 2
+        assert [above[-1] for above in result.above_calls()] == ["solve"] * 2
 
 
 @agl.rollout
@@ -87,13 +87,13 @@ async def streams(task: str, llm: agl.LLM) -> tuple[list[str], str, int]:
 
 
 def test_streams_of_messages_are_complete_and_one_row() -> None:
-    for played, answer in zip(play(streams, direct=False), SAID, strict=True):
-        words, reason, used = played.output
+    for result, answer in zip(run_agent(streams, direct=False), SAID, strict=True):
+        words, reason, used = result.output
         assert "".join(words) == answer
         assert len(words) == len(answer.split())
         assert reason == "end_turn"
-        assert used == played.exchanges[1].reply["usage"]["completion_tokens"]
-        assert len(played.record.samples) == 1
+        assert used == result.exchanges[1].reply["usage"]["completion_tokens"]
+        assert len(result.record.samples) == 1
 
 
 @agl.rollout
@@ -116,9 +116,9 @@ def with_the_tool_runner(task: str, llm: agl.LLM) -> str:
 
 
 def test_the_tool_runner_is_one_row() -> None:
-    played = play(with_the_tool_runner, direct=False, refused=1)  # it asks for a server that remembers, once
-    assert [one.output for one in played] == SAID
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(with_the_tool_runner, direct=False, refused=1)  # it asks for a server that remembers, once
+    assert [one.output for one in results] == SAID
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 class Product(BaseModel):
@@ -143,5 +143,5 @@ def test_structured_output_over_messages_is_parsed() -> None:
         found = numbers(request)
         return json.dumps({**found, "value": found["a"] * found["b"]})
 
-    played = play(parsed, model, direct=False)
-    assert [one.output for one in played] == [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
+    results = run_agent(parsed, model, direct=False)
+    assert [one.output for one in results] == [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]

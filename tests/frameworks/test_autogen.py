@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, call, last, numbers, offered, said
-from tests.frameworks.harness import Played, play
+from tests.frameworks.harness import TaskResult, run_agent
 
 pytest.importorskip("autogen_agentchat", reason="autogen-agentchat is not installed: make test-frameworks")
 pytest.importorskip("autogen_ext.models.openai", reason="autogen-ext[openai] is not installed: make test-frameworks")
@@ -52,9 +52,9 @@ def client_of(llm: agl.LLM) -> OpenAIChatCompletionClient:
     )
 
 
-def speakers(played: Played) -> list[str]:
+def speakers(result: TaskResult) -> list[str]:
     """Return whose call each one is, by the agent's span that is next above it."""
-    agents = [[name for name in above if name.startswith("invoke_agent ")] for above in played.above_calls()]
+    agents = [[name for name in above if name.startswith("invoke_agent ")] for above in result.above_calls()]
     return [names[-1].removeprefix("invoke_agent ") for names in agents]
 
 
@@ -68,11 +68,11 @@ async def assistant(task: str, llm: agl.LLM) -> str:
 
 
 def test_an_assistant_with_a_tool_is_one_row_below_its_own_span() -> None:
-    for played, answer in zip(play(assistant), SAID, strict=True):
-        assert played.output == answer
-        assert len(played.record.samples) == 1
-        assert speakers(played) == ["helper", "helper"]
-        (tool,), (agent,) = played.named("execute_tool multiply"), played.named("invoke_agent helper")
+    for result, answer in zip(run_agent(assistant), SAID, strict=True):
+        assert result.output == answer
+        assert len(result.record.samples) == 1
+        assert speakers(result) == ["helper", "helper"]
+        (tool,), (agent,) = result.named("execute_tool multiply"), result.named("invoke_agent helper")
         assert tool.parent_id == agent.span_id
 
 
@@ -91,11 +91,11 @@ async def streams(task: str, llm: agl.LLM) -> tuple[list[str], str]:
 
 
 def test_an_assistant_that_streams() -> None:
-    for played, answer in zip(play(streams), SAID, strict=True):
-        words, final = played.output
+    for result, answer in zip(run_agent(streams), SAID, strict=True):
+        words, final = result.output
         assert "".join(words) == final == answer
         assert len([word for word in words if word]) == len(answer.split())
-        assert [exchange.request["stream"] for exchange in played.exchanges] == [True, True]
+        assert [exchange.request["stream"] for exchange in result.exchanges] == [True, True]
 
 
 @agl.rollout
@@ -113,7 +113,10 @@ def test_an_output_type_is_parsed() -> None:
         found = numbers(request)
         return json.dumps({**found, "value": found["a"] * found["b"]})
 
-    assert [one.output for one in play(structured, model)] == [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
+    assert [one.output for one in run_agent(structured, model)] == [
+        Product(a=6, b=7, value=42),
+        Product(a=8, b=9, value=72),
+    ]
 
 
 @agl.rollout
@@ -137,12 +140,12 @@ def draft(request: Json) -> str:
 
 
 def test_the_members_of_a_team_are_told_apart() -> None:
-    for played in play(team, draft):
-        assert played.output == ["A first draft.", "Try again.", "A better draft.", "I APPROVE."]
-        assert speakers(played) == ["writer", "critic"] * 2
-        assert [len(row.call_ids) for row in played.record.samples] == [2, 2]
-        own = agl.TracerTraceToTriplet(agent_match="^writer$").adapt(played.spans)
-        replies = [exchange.reply["choices"][0]["token_ids"] for exchange in played.exchanges]
+    for result in run_agent(team, draft):
+        assert result.output == ["A first draft.", "Try again.", "A better draft.", "I APPROVE."]
+        assert speakers(result) == ["writer", "critic"] * 2
+        assert [len(row.call_ids) for row in result.record.samples] == [2, 2]
+        own = agl.TracerTraceToTriplet(agent_match="^writer$").adapt(result.spans)
+        replies = [exchange.reply["choices"][0]["token_ids"] for exchange in result.exchanges]
         assert [triplet.response["token_ids"] for triplet in own] == replies[::2]
 
 
@@ -167,7 +170,7 @@ def hand_over(request: Json) -> str | Json:
 
 
 def test_a_handoff_is_captured_on_both_sides() -> None:
-    played = play(swarm, hand_over)
-    assert [one.output for one in played] == [("expert", "It is 42. DONE"), ("expert", "It is 72. DONE")]
-    for one in played:
+    results = run_agent(swarm, hand_over)
+    assert [one.output for one in results] == [("expert", "It is 42. DONE"), ("expert", "It is 72. DONE")]
+    for one in results:
         assert speakers(one) == ["front", "expert", "expert"]

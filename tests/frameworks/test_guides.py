@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.harness import play
+from tests.frameworks.harness import run_agent
 
 GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
 PACKAGES = {
@@ -39,12 +39,12 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     (program,) = blocks(guide, "python")
     names: dict[str, object] = {}
     exec(compile(program, f"{guide}.md", "exec"), names)
-    for played in play(names["agent"], lambda _: "It is 42.", direct=False):
-        assert played.output == 1.0
-        assert len(played.exchanges) == 1
+    for result in run_agent(names["agent"], lambda _: "It is 42.", direct=False):
+        assert result.output == 1.0
+        assert len(result.exchanges) == 1
 
 
-def test_every_guide_is_played_and_listed() -> None:
+def test_every_guide_is_run_and_listed() -> None:
     assert {path.stem for path in GUIDES.glob("*.md")} == {*PACKAGES, "index"}
     index = (GUIDES / "index.md").read_text()
     assert [guide for guide in PACKAGES if f"]({guide}.md)" not in index] == []

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, calculator, numbers, offered
-from tests.frameworks.harness import play
+from tests.frameworks.harness import run_agent
 
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed: make test-frameworks")
 agents = pytest.importorskip("langchain.agents", reason="langchain is not installed: make test-frameworks")
@@ -63,7 +63,7 @@ def chain(task: str, llm: agl.LLM) -> str:
 
 
 def test_a_chain_is_one_call() -> None:
-    assert [one.output for one in play(chain, lambda _: "a large number")] == ["a large number"] * 2
+    assert [one.output for one in run_agent(chain, lambda _: "a large number")] == ["a large number"] * 2
 
 
 @agl.rollout
@@ -79,9 +79,9 @@ def bound_tools(task: str, llm: agl.LLM) -> str:
 
 
 def test_bound_tools_are_one_row() -> None:
-    played = play(bound_tools)
-    assert [one.output for one in played] == SAID
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(bound_tools)
+    assert [one.output for one in results] == SAID
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -99,13 +99,13 @@ async def streams(task: str, llm: agl.LLM) -> tuple[list[str], list[Any], int]:
 
 
 def test_streams_arrive_piece_by_piece_and_are_one_row() -> None:
-    for played, answer in zip(play(streams), SAID, strict=True):
-        words, arguments, used = played.output
+    for result, answer in zip(run_agent(streams), SAID, strict=True):
+        words, arguments, used = result.output
         assert "".join(words) == answer
         assert len([word for word in words if word]) == len(answer.split())
-        assert arguments == [numbers(played.exchanges[0].request)]
-        assert used == played.exchanges[1].reply["usage"]["total_tokens"]
-        assert len(played.record.samples) == 1
+        assert arguments == [numbers(result.exchanges[0].request)]
+        assert used == result.exchanges[1].reply["usage"]["total_tokens"]
+        assert len(result.record.samples) == 1
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -114,7 +114,7 @@ def test_structured_output_is_parsed(method: str) -> None:
     def structured(task: str, llm: agl.LLM) -> Any:
         return model_of(llm).with_structured_output(Product, method=method).invoke(task)
 
-    assert [one.output for one in play(structured, product)] == PRODUCTS
+    assert [one.output for one in run_agent(structured, product)] == PRODUCTS
 
 
 @agl.rollout
@@ -127,9 +127,9 @@ def test_a_batch_is_a_row_for_each_call() -> None:
     def model(request: Json) -> str:
         return f"Said in {request['messages'][-1]['content'].rsplit(' ', 1)[1]}"
 
-    for played in play(batch, model, in_order=False):
-        assert played.output == ["Said in French.", "Said in Greek.", "Said in Finnish."]
-        assert len(played.record.samples) == 3
+    for result in run_agent(batch, model, in_order=False):
+        assert result.output == ["Said in French.", "Said in Greek.", "Said in Finnish."]
+        assert len(result.record.samples) == 3
 
 
 @agl.rollout
@@ -145,9 +145,9 @@ def over_responses(task: str, llm: agl.LLM) -> str:
 
 
 def test_bound_tools_over_responses_are_one_row() -> None:
-    played = play(over_responses, direct=False)
-    assert [one.output for one in played] == SAID
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(over_responses, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -158,9 +158,9 @@ async def agent(task: str, llm: agl.LLM) -> str:
 
 
 def test_its_agent_is_one_row() -> None:
-    played = play(agent)
-    assert [one.output for one in played] == SAID
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(agent)
+    assert [one.output for one in results] == SAID
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -173,4 +173,4 @@ def test_its_agent_answers_in_a_form_after_using_a_tool() -> None:
     def model(request: Json) -> str | Json:
         return product(request) if request["messages"][-1]["role"] == "tool" else calculator(request)
 
-    assert [one.output for one in play(structured_agent, model)] == PRODUCTS
+    assert [one.output for one in run_agent(structured_agent, model)] == PRODUCTS

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, calculator, numbers, said
-from tests.frameworks.harness import play
+from tests.frameworks.harness import run_agent
 
 pytest.importorskip("langgraph", reason="langgraph is not installed: make test-frameworks")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed: make test-frameworks")
@@ -87,19 +87,19 @@ async def own_graph(task: str, llm: agl.LLM) -> tuple[str, Product]:
 
 
 def test_a_graph_with_tools_and_structured_output() -> None:
-    played = play(own_graph, structured)
-    assert [one.output for one in played] == list(zip(SAID, PRODUCTS, strict=True))
-    assert [len(one.exchanges) for one in played] == [3, 3]
-    assert [[len(row.call_ids) for row in one.record.samples] for one in played] == [[2, 1], [2, 1]]
+    results = run_agent(own_graph, structured)
+    assert [one.output for one in results] == list(zip(SAID, PRODUCTS, strict=True))
+    assert [len(one.exchanges) for one in results] == [3, 3]
+    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2, 1], [2, 1]]
 
 
 def test_several_tool_calls_at_once_are_one_row() -> None:
     def model(request: Json) -> str | Json:
         return structured(request) if request.get("response_format") else both_ways(request)
 
-    played = play(own_graph, model)
-    assert [one.output[0] for one in played] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [[len(row.call_ids) for row in one.record.samples] for one in played] == [[2, 1], [2, 1]]
+    results = run_agent(own_graph, model)
+    assert [one.output[0] for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
+    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2, 1], [2, 1]]
 
 
 @agl.rollout
@@ -116,8 +116,8 @@ async def streamed_graph(task: str, llm: agl.LLM) -> tuple[list[str], list[str]]
 
 
 def test_a_graph_that_streams_its_tokens() -> None:
-    for played, answer in zip(play(streamed_graph, structured), SAID, strict=True):
-        nodes, words = played.output
+    for result, answer in zip(run_agent(streamed_graph, structured), SAID, strict=True):
+        nodes, words = result.output
         assert nodes == ["think", "tools", "think", "conclude"]
         assert "".join(words) == answer
         assert len(words) == len(answer.split())
@@ -132,9 +132,9 @@ def prebuilt(task: str, llm: agl.LLM) -> tuple[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:create_react_agent has been moved")  # and is still what most graphs use
 def test_the_prebuilt_agent() -> None:
-    played = play(prebuilt, structured)
-    assert [one.output for one in played] == list(zip(SAID, PRODUCTS, strict=True))
-    assert [len(one.exchanges) for one in played] == [3, 3]
+    results = run_agent(prebuilt, structured)
+    assert [one.output for one in results] == list(zip(SAID, PRODUCTS, strict=True))
+    assert [len(one.exchanges) for one in results] == [3, 3]
 
 
 class Opinions(TypedDict):
@@ -164,6 +164,6 @@ def test_branches_side_by_side_are_each_a_row() -> None:
     def model(request: Json) -> str:
         return f"{said(request['messages'][0]).split()[-1]} agrees."
 
-    for played in play(branches, model, in_order=False):
-        assert played.output == ["Ada. agrees.", "Emmy. agrees."]
-        assert len(played.record.samples) == 2
+    for result in run_agent(branches, model, in_order=False):
+        assert result.output == ["Ada. agrees.", "Emmy. agrees."]
+        assert len(result.record.samples) == 2

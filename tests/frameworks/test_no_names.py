@@ -1,4 +1,4 @@
-"""What plays agents and records their calls knows no framework by its name, and imports none."""
+"""What runs agents and records their calls knows no framework by its name, and imports none."""
 
 from __future__ import annotations
 

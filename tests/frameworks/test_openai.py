@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Engine, Json, calculator, numbers, said
-from tests.frameworks.harness import TASKS, play
+from tests.frameworks.harness import TASKS, run_agent
 
 openai = pytest.importorskip("openai", reason="openai is not installed: make test-frameworks")
 
@@ -61,10 +61,10 @@ def chat(task: str, llm: agl.LLM) -> str | None:
 
 
 def test_a_tool_loop_over_chat_completions_is_one_row() -> None:
-    played = play(chat)
-    assert [one.output for one in played] == SAID
-    assert [len(one.exchanges) for one in played] == [2, 2]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(chat)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -101,13 +101,13 @@ def test_streams_of_chat_completions_arrive_piece_by_piece_and_are_one_row() -> 
     def model(request: Json) -> str | Json:
         return "Some large number, I guess." if len(request["messages"]) == 1 else calculator(request)
 
-    for played, product in zip(play(chat_streams, model), ("42", "72"), strict=True):
-        *words, usage, result, reason = played.output
+    for task_result, product in zip(run_agent(chat_streams, model), ("42", "72"), strict=True):
+        *words, usage, result, reason = task_result.output
         assert "".join(word or "" for word in words) == "Some large number, I guess."
         assert len(words) > 5
-        assert usage == played.exchanges[0].reply["usage"] | {k: None for k in usage if k.endswith("_details")}
+        assert usage == task_result.exchanges[0].reply["usage"] | {k: None for k in usage if k.endswith("_details")}
         assert (result, reason) == (product, "tool_calls")
-        assert len(played.record.samples) == 1
+        assert len(task_result.record.samples) == 1
 
 
 @agl.rollout
@@ -126,7 +126,7 @@ def product(request: Json) -> str:
 
 
 def test_structured_output_over_chat_completions_is_parsed() -> None:
-    assert [one.output for one in play(chat_parsed, product)] == [
+    assert [one.output for one in run_agent(chat_parsed, product)] == [
         Product(a=6, b=7, value=42),
         Product(a=8, b=9, value=72),
     ]
@@ -147,12 +147,12 @@ def test_calls_made_side_by_side_are_each_a_row() -> None:
     def model(request: Json) -> str:
         return f"You asked: {said(request['messages'][-1])}"
 
-    for played in play(chat_side_by_side, model, in_order=False):
-        assert [answer.rsplit(" ", 1)[1] for answer in played.output] == ["tersely.", "verse.", "French.", "length."]
-        assert len(played.record.samples) == 4
+    for result in run_agent(chat_side_by_side, model, in_order=False):
+        assert [answer.rsplit(" ", 1)[1] for answer in result.output] == ["tersely.", "verse.", "French.", "length."]
+        assert len(result.record.samples) == 4
 
 
-def test_dev_plays_it_in_processes_of_its_own_with_a_gateway_in_ours() -> None:
+def test_dev_runs_it_in_processes_of_its_own_with_a_gateway_in_ours() -> None:
     with Engine(calculator) as engine:
         proxy = agl.LLMProxy(model_list=[engine.entry("policy")])
         trainer = agl.Trainer(
@@ -189,10 +189,10 @@ def responses(task: str, llm: agl.LLM) -> str:
 
 
 def test_a_tool_loop_over_responses_is_one_row() -> None:
-    played = play(responses, direct=False)
-    assert [one.output for one in played] == SAID
-    assert [len(one.exchanges) for one in played] == [2, 2]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(responses, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @agl.rollout
@@ -219,13 +219,13 @@ async def responses_streams(task: str, llm: agl.LLM) -> tuple[list[str], str, in
 
 
 def test_streams_of_responses_are_complete_and_one_row() -> None:
-    for played, answer in zip(play(responses_streams, direct=False), SAID, strict=True):
-        kinds, text, used = played.output
+    for result, answer in zip(run_agent(responses_streams, direct=False), SAID, strict=True):
+        kinds, text, used = result.output
         assert text == answer
         assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
         assert kinds.count("response.output_text.delta") == len(answer.split())
-        assert used == played.exchanges[1].reply["usage"]["total_tokens"]
-        assert len(played.record.samples) == 1
+        assert used == result.exchanges[1].reply["usage"]["total_tokens"]
+        assert len(result.record.samples) == 1
 
 
 @agl.rollout
@@ -235,7 +235,7 @@ def responses_parsed(task: str, llm: agl.LLM) -> Product | None:
 
 
 def test_structured_output_over_responses_is_parsed() -> None:
-    assert [one.output for one in play(responses_parsed, product, direct=False)] == [
+    assert [one.output for one in run_agent(responses_parsed, product, direct=False)] == [
         Product(a=6, b=7, value=42),
         Product(a=8, b=9, value=72),
     ]

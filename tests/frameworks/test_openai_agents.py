@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, both_ways, calculator, call, last, numbers, offered, said
-from tests.frameworks.harness import play
+from tests.frameworks.harness import run_agent
 
 openai = pytest.importorskip("openai", reason="openai is not installed: make test-frameworks")
 agents = pytest.importorskip("agents", reason="openai-agents is not installed: make test-frameworks")
@@ -61,17 +61,17 @@ def helper_of(model_of: Maker) -> Any:
 
 @both
 def test_an_agent_with_a_tool_is_one_row(model_of: Maker) -> None:
-    played = play(helper_of(model_of), direct=model_of is over_chat)
-    assert [one.output for one in played] == SAID
-    assert [len(one.exchanges) for one in played] == [2, 2]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(helper_of(model_of), direct=model_of is over_chat)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @both
 def test_several_tool_calls_at_once_are_one_row(model_of: Maker) -> None:
-    played = play(helper_of(model_of), both_ways, direct=model_of is over_chat)
-    assert [one.output for one in played] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(helper_of(model_of), both_ways, direct=model_of is over_chat)
+    assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 def triage(request: Json) -> str | Json:
@@ -91,10 +91,10 @@ def test_a_handoff_is_captured_on_both_sides(model_of: Maker) -> None:
         result = await agents.Runner.run(front, task)
         return result.last_agent.name, result.final_output
 
-    played = play(agent, triage, direct=model_of is over_chat)
-    assert [one.output for one in played] == [("Mathematician", answer) for answer in SAID]
-    assert [len(one.exchanges) for one in played] == [3, 3]
-    for one in played:
+    results = run_agent(agent, triage, direct=model_of is over_chat)
+    assert [one.output for one in results] == [("Mathematician", answer) for answer in SAID]
+    assert [len(one.exchanges) for one in results] == [3, 3]
+    for one in results:
         instructions = [said(exchange.request["messages"][0]) for exchange in one.exchanges]
         assert instructions == ["Hand over.", "Multiply.", "Multiply."]
         assert [len(row.call_ids) for row in one.record.samples] == [1, 2]
@@ -117,9 +117,9 @@ def test_an_agent_as_a_tool_of_another_is_a_row_of_its_own(model_of: Maker) -> N
             return f"The mathematician says: {said(last(request))}"
         return call("ask_mathematician", input=said(last(request)))
 
-    played = play(agent, model, direct=model_of is over_chat)
-    assert [one.output for one in played] == [f"The mathematician says: {answer}" for answer in SAID]
-    assert [[len(row.call_ids) for row in one.record.samples] for one in played] == [[2, 2], [2, 2]]
+    results = run_agent(agent, model, direct=model_of is over_chat)
+    assert [one.output for one in results] == [f"The mathematician says: {answer}" for answer in SAID]
+    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2, 2], [2, 2]]
 
 
 @both
@@ -134,7 +134,7 @@ def test_an_output_type_is_parsed(model_of: Maker) -> None:
         found = numbers(request)
         return json.dumps({**found, "value": found["a"] * found["b"]})
 
-    assert [one.output for one in play(agent, model, direct=model_of is over_chat)] == PRODUCTS
+    assert [one.output for one in run_agent(agent, model, direct=model_of is over_chat)] == PRODUCTS
 
 
 @both
@@ -157,12 +157,12 @@ def test_a_streamed_run_gives_its_words_and_is_one_row(model_of: Maker) -> None:
         ]
         return words, result.final_output, result.context_wrapper.usage.total_tokens
 
-    for played, answer in zip(play(agent, direct=model_of is over_chat), SAID, strict=True):
-        words, final, used = played.output
+    for task_result, answer in zip(run_agent(agent, direct=model_of is over_chat), SAID, strict=True):
+        words, final, used = task_result.output
         assert "".join(words) == final == answer
         assert len([word for word in words if word]) == len(answer.split())
-        assert used == sum(exchange.reply["usage"]["total_tokens"] for exchange in played.exchanges)
-        assert len(played.record.samples) == 1
+        assert used == sum(exchange.reply["usage"]["total_tokens"] for exchange in task_result.exchanges)
+        assert len(task_result.record.samples) == 1
 
 
 def test_a_session_keeps_the_conversation_in_one_row() -> None:
@@ -173,6 +173,6 @@ def test_a_session_keeps_the_conversation_in_one_row() -> None:
         await agents.Runner.run(helper, task, session=session)
         return (await agents.Runner.run(helper, "And why?", session=session)).final_output
 
-    played = play(agent, lambda request: f"Answer {len(request['messages'])}.", direct=False)
-    assert [one.output for one in played] == ["Answer 4."] * 2
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(agent, lambda request: f"Answer {len(request['messages'])}.", direct=False)
+    assert [one.output for one in results] == ["Answer 4."] * 2
+    assert [len(one.record.samples) for one in results] == [1, 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from tests.frameworks.harness import TASKS, play
+from tests.frameworks.harness import TASKS, run_agent
 
 SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
 
@@ -89,10 +89,10 @@ def test_a_tool_loop_in_bash_with_curl_is_one_row() -> None:
     def agent(task: str, llm: agl.LLM) -> str:
         return run(["bash", "-c", BASH], task, llm)
 
-    played = play(agent)
-    assert [one.output for one in played] == SAID
-    assert [len(one.exchanges) for one in played] == [2, 2]
-    assert [len(one.record.samples) for one in played] == [1, 1]
+    results = run_agent(agent)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
 
 
 @needs_curl
@@ -103,8 +103,8 @@ def test_curl_reads_a_stream_to_its_last_frame() -> None:
         assert done == "[DONE]"
         return [json.loads(frame)["choices"][0]["delta"].get("content", "") for frame in frames]
 
-    for played in play(agent, lambda _: "One word after the other."):
-        assert played.output == ["", "One", " word", " after", " the", " other.", ""]
+    for result in run_agent(agent, lambda _: "One word after the other."):
+        assert result.output == ["", "One", " word", " after", " the", " other.", ""]
 
 
 @pytest.mark.parametrize(("package", "program"), [("openai", OPENAI), ("anthropic", ANTHROPIC)])
@@ -118,5 +118,5 @@ def test_a_client_that_is_told_by_its_environment(package: str, program: str, tm
     def agent(task: str, llm: agl.LLM) -> str:
         return run([sys.executable, str(script)], task, llm)
 
-    (played,) = play(agent, lambda _: "It is what it is.", tasks=TASKS[:1], direct=False)
-    assert played.output == "It is what it is."
+    (result,) = run_agent(agent, lambda _: "It is what it is.", tasks=TASKS[:1], direct=False)
+    assert result.output == "It is what it is."

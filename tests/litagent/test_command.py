@@ -40,14 +40,14 @@ def bash(script: str, **settings: Any) -> agl.CommandAgent:
     return agl.CommandAgent(["bash", "-c", textwrap.dedent(script)], **settings)
 
 
-async def play(
+async def run_task(
     store: InMemoryLightningStore,
     agent: agl.CommandAgent,
     task: Any = None,
     config: RolloutConfig | None = None,
     **settings: Any,
 ) -> Attempt:
-    """Play one task with a runner and return its attempt."""
+    """Run one task with a runner and return its attempt."""
     made = await store.enqueue_rollout(input={} if task is None else task, config=config)
     runner = LitAgentRunner[Any](OtelTracer(), max_rollouts=1, **settings)
     with runner.run_context(agent=agent, store=store):
@@ -98,7 +98,7 @@ async def play_with_model(store: InMemoryLightningStore, agent: agl.CommandAgent
         proxy = LLMProxy(store=store, model_list=[model.entry("policy")])
         await proxy.start()
         await store.add_resources({"main_llm": proxy.as_resource()})
-        attempt = await play(store, agent, {"question": "what is the answer"})
+        attempt = await run_task(store, agent, {"question": "what is the answer"})
         await proxy.stop()
     return attempt
 
@@ -139,7 +139,7 @@ async def test_the_environment_is_empty_but_for_what_is_listed(
         {"other": LLM(endpoint="http://o/v1", model="o"), "main": LLM(endpoint="http://m/v1", model="m", api_key=KEY)}
     )
     agent = bash("env; echo 1", pass_env=["WANTED", "NOT_SET"], env={"MINE": "x=y"}, llm="main")
-    attempt = await play(store, agent)
+    attempt = await run_task(store, agent)
     output = await printed(store, attempt)
     found = dict(line.split("=", 1) for line in output["stdout"].splitlines() if "=" in line)
     assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == "http://m/v1"
@@ -154,7 +154,7 @@ async def test_the_environment_is_empty_but_for_what_is_listed(
 async def test_task_and_resources_lie_in_files_of_the_attempt_alone(store: InMemoryLightningStore) -> None:
     await store.add_resources({"prompt": PromptTemplate(template="Say {x}", engine="f-string")})
     script = "cat $AGL_TASK_FILE; cat; stat -c %a $TMPDIR; cat $AGL_RESOURCES_FILE; echo; echo $TMPDIR; echo 1"
-    attempt = await play(store, bash(script, task="file"), {"né": [1, None]})
+    attempt = await run_task(store, bash(script, task="file"), {"né": [1, None]})
     task, mode, resources, folder, _ = (await printed(store, attempt))["stdout"].splitlines()
     assert json.loads(task) == {"né": [1, None]}
     assert mode == "700"
@@ -166,24 +166,24 @@ async def test_a_model_that_is_named_and_missing_is_a_fault_that_lists_what_ther
     store: InMemoryLightningStore,
 ) -> None:
     await store.add_resources({"other": LLM(endpoint="http://o/v1", model="o")})
-    attempt = await play(store, bash("echo 1", llm="main"))
+    attempt = await run_task(store, bash("echo 1", llm="main"))
     assert attempt.outcome == "infrastructure_fault"
     assert attempt.error is not None
     assert "llm='main' names no LLM resource; published: other (llm)" in attempt.error.message
 
 
 async def test_a_program_that_is_not_there_is_named_with_the_places_searched(store: InMemoryLightningStore) -> None:
-    attempt = await play(store, agl.CommandAgent(["no-such-program"]))
+    attempt = await run_task(store, agl.CommandAgent(["no-such-program"]))
     assert attempt.outcome == "infrastructure_fault"
     assert attempt.error is not None
     assert "'no-such-program' cannot be started: there is none that may be executed" in attempt.error.message
-    elsewhere = await play(store, bash("echo 1", cwd="/no/such/folder"))
+    elsewhere = await run_task(store, bash("echo 1", cwd="/no/such/folder"))
     assert elsewhere.error is not None
     assert elsewhere.error.message == "cwd='/no/such/folder' is no folder on this machine"
 
 
 async def test_it_runs_in_the_folder_that_is_named(store: InMemoryLightningStore, tmp_path: Path) -> None:
-    attempt = await play(store, bash("pwd; echo 1", cwd=tmp_path))
+    attempt = await run_task(store, bash("pwd; echo 1", cwd=tmp_path))
     assert (await printed(store, attempt))["stdout"].splitlines()[0] == str(tmp_path)
 
 
@@ -207,7 +207,7 @@ async def test_it_runs_in_the_folder_that_is_named(store: InMemoryLightningStore
 async def test_each_way_to_say_a_reward(
     store: InMemoryLightningStore, script: str, settings: dict[str, Any], reward: float | None
 ) -> None:
-    attempt = await play(store, bash(script, **settings))
+    attempt = await run_task(store, bash(script, **settings))
     assert (attempt.outcome, attempt.error) == ("unscored" if reward is None else "scored", None)
     assert await reward_of(store, attempt) == reward
 
@@ -218,9 +218,9 @@ async def test_the_output_may_go_to_the_reward_fn(store: InMemoryLightningStore)
         return float(output.stdout.strip() == task["answer"])
 
     agent = bash("echo Paris; exit 3", reward="reward_fn")
-    attempt = await play(store, agent, {"answer": "Paris"}, reward_fn=judge)
+    attempt = await run_task(store, agent, {"answer": "Paris"}, reward_fn=judge)
     assert await reward_of(store, attempt) == 1.0
-    unjudged = await play(store, agent)
+    unjudged = await run_task(store, agent)
     assert unjudged.outcome_reason == "invalid_result"
 
 
@@ -240,7 +240,7 @@ async def test_the_output_may_go_to_the_reward_fn(store: InMemoryLightningStore)
 async def test_what_is_no_reward_is_a_fault_and_never_a_low_reward(
     store: InMemoryLightningStore, script: str, settings: dict[str, Any], reason: str, message: str
 ) -> None:
-    attempt = await play(store, bash(script, **settings))
+    attempt = await run_task(store, bash(script, **settings))
     assert (attempt.outcome, attempt.outcome_reason) == ("infrastructure_fault", reason)
     assert attempt.error is not None
     assert message in attempt.error.message
@@ -248,7 +248,7 @@ async def test_what_is_no_reward_is_a_fault_and_never_a_low_reward(
 
 
 async def test_a_failure_may_be_declared_the_fault_of_the_policy(store: InMemoryLightningStore) -> None:
-    attempt = await play(store, bash("exit 1"), policy_faults={agl.ProgramFailed: -1.0})
+    attempt = await run_task(store, bash("exit 1"), policy_faults={agl.ProgramFailed: -1.0})
     assert attempt.outcome == "policy_fault"
     assert await reward_of(store, attempt) == -1.0
 
@@ -258,7 +258,7 @@ async def test_a_failure_may_be_declared_the_fault_of_the_policy(store: InMemory
 
 async def test_the_end_of_a_long_output_is_kept_and_read(store: InMemoryLightningStore) -> None:
     script = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo 0.5; head -c 3000000 /dev/zero | tr '\\0' y >&2"
-    attempt = await play(store, bash(script, max_output_bytes=2000))
+    attempt = await run_task(store, bash(script, max_output_bytes=2000))
     assert await reward_of(store, attempt) == 0.5
     output = await printed(store, attempt)
     assert (len(output["stdout"]), len(output["stderr"])) == (2000, 2000)
@@ -266,7 +266,7 @@ async def test_the_end_of_a_long_output_is_kept_and_read(store: InMemoryLightnin
 
 
 async def test_a_program_that_does_not_read_a_large_task_is_no_error(store: InMemoryLightningStore) -> None:
-    attempt = await play(store, bash("exec 0<&-; echo 1"), {"text": "x" * 1_000_000})
+    attempt = await run_task(store, bash("exec 0<&-; echo 1"), {"text": "x" * 1_000_000})
     assert attempt.outcome == "scored"
 
 
@@ -284,7 +284,7 @@ async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
     limit = {"timeout_seconds": 0.4, "stop_seconds": 0.1}
     agent = bash(HANGS, **(limit if whose == "command" else {}))
     config = RolloutConfig(timeout_seconds=0.4) if whose == "rollout" else None
-    attempt = await play(store, agent, config=config)
+    attempt = await run_task(store, agent, config=config)
     assert (attempt.status, attempt.outcome, attempt.outcome_reason) == ("timeout", "cancelled", "timeout")
     output = await printed(store, attempt)
     assert output["exit_code"] == -signal.SIGKILL
@@ -294,7 +294,7 @@ async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
 async def test_what_a_program_leaves_behind_is_killed_and_does_not_hold_up_its_attempt(
     store: InMemoryLightningStore,
 ) -> None:
-    attempt = await play(store, bash("sleep 600 & echo '[' $! ']'; echo 1"))
+    attempt = await run_task(store, bash("sleep 600 & echo '[' $! ']'; echo 1"))
     assert attempt.outcome == "scored"
     [_, pid, _] = (await printed(store, attempt))["stdout"].splitlines()[0].split()
     assert left_over([int(pid)]) == []

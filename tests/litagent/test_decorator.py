@@ -239,8 +239,8 @@ def undecorated(task: str) -> str:
 wrapped = rollout(undecorated)
 
 
-def play(agent: FunctionalLitAgent[Any]) -> Any:
-    return agent("played")
+def run_once(agent: FunctionalLitAgent[Any]) -> Any:
+    return agent("done")
 
 
 def test_agents_of_a_module_pickle() -> None:
@@ -251,4 +251,4 @@ def test_agents_of_a_module_pickle() -> None:
 
 def test_a_decorated_agent_travels_to_a_spawned_process() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.map(play, [decorated, wrapped]) == ["PLAYED", "PLAYED"]
+        assert pool.map(run_once, [decorated, wrapped]) == ["DONE", "DONE"]

@@ -1,4 +1,4 @@
-"""Class agents: which method plays which rollout, and where the agent finds trainer, runner and tracer."""
+"""Class agents: which method runs which rollout, and where the agent finds trainer, runner and tracer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Both(LitAgent[str]):
         (Both, "train", "rollout_async"),
     ],
 )
-def test_each_mode_is_played_by_the_most_special_method(agent: type[LitAgent[str]], mode: Any, method: str) -> None:
+def test_each_mode_is_run_by_the_most_special_method(agent: type[LitAgent[str]], mode: Any, method: str) -> None:
     assert agent().method_for(mode).__name__ == method
 
 

@@ -46,7 +46,7 @@ async def ask(endpoint: str, model: str, content: str = "go on") -> str | None:
 
 
 async def run_team(harness: GatewayHarness) -> AttemptedRollout:
-    """Play a rollout as an agent of two roles does, with a judge and a bought model beside them."""
+    """Run a rollout as an agent of two roles does, with a judge and a bought model beside them."""
     attempt = await harness.attempt()
     ids = attempt.rollout_id, attempt.attempt.attempt_id
     for llm in harness.proxy.as_resources().values():

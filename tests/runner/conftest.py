@@ -1,4 +1,4 @@
-"""A real store, and a way to play tasks through a real runner."""
+"""A real store, and a way to run tasks through a real runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def store() -> AsyncIterator[InMemoryLightningStore]:
 
 @pytest.fixture
 def serve(store: InMemoryLightningStore) -> Callable[..., Any]:
-    """Enqueue inputs, play them all with an agent, and return the rollouts in order."""
+    """Enqueue inputs, run them all with an agent, and return the rollouts in order."""
 
     async def serve(
         agent: Any,
@@ -35,7 +35,7 @@ def serve(store: InMemoryLightningStore) -> Callable[..., Any]:
         runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=len(made), **settings)
         with runner.run_context(agent=agent, store=store, hooks=hooks):
             await runner.iter()
-        played = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
-        return [rollout for rollout in played if isinstance(rollout, AttemptedRollout)]
+        finished = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
+        return [rollout for rollout in finished if isinstance(rollout, AttemptedRollout)]
 
     return serve

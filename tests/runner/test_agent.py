@@ -20,13 +20,13 @@ def runner_of() -> LitAgentRunner[Any]:
     return LitAgentRunner(OtelTracer())
 
 
-async def test_step_plays_a_task_and_returns_its_rollout(store: InMemoryLightningStore) -> None:
+async def test_step_runs_a_task_and_returns_its_rollout(store: InMemoryLightningStore) -> None:
     runner = runner_of()
     with runner.run_context(agent=rollout(lambda task: 0.5), store=store):
-        played = await runner.step("x", mode="val")
-    assert isinstance(played, AttemptedRollout)
-    assert (played.status, played.mode, played.attempt.outcome) == ("succeeded", "val", "scored")
-    assert played.attempt.worker_id == await _label_of(store)
+        finished = await runner.step("x", mode="val")
+    assert isinstance(finished, AttemptedRollout)
+    assert (finished.status, finished.mode, finished.attempt.outcome) == ("succeeded", "val", "scored")
+    assert finished.attempt.worker_id == await _label_of(store)
 
 
 async def _label_of(store: InMemoryLightningStore) -> str:
@@ -37,11 +37,11 @@ async def test_step_publishes_the_resources_it_is_given(store: InMemoryLightning
     runner = runner_of()
     agent = llm_rollout(lambda task, llm: float(llm.model == "m"))
     with runner.run_context(agent=agent, store=store):
-        played = await runner.step("x", resources={"main": LLM(endpoint="http://x", model="m")})
+        finished = await runner.step("x", resources={"main": LLM(endpoint="http://x", model="m")})
     latest = await store.get_latest_resources()
     assert latest is not None
-    assert played.resources_id == latest.resources_id
-    assert played.status == "succeeded"
+    assert finished.resources_id == latest.resources_id
+    assert finished.status == "succeeded"
 
 
 async def test_step_raises_what_the_agent_raises_after_it_was_recorded(store: InMemoryLightningStore) -> None:
@@ -55,8 +55,8 @@ async def test_step_raises_what_the_agent_raises_after_it_was_recorded(store: In
             await runner.step("x")
         with pytest.raises(ZeroDivisionError):
             await runner.step("y")
-    played = await store.query_rollouts()
-    assert [one.status for one in played] == ["failed", "failed"]
+    finished = await store.query_rollouts()
+    assert [one.status for one in finished] == ["failed", "failed"]
 
 
 async def test_step_without_resources_says_so(store: InMemoryLightningStore) -> None:
@@ -93,9 +93,9 @@ async def test_the_stop_event_cancels_a_step(store: InMemoryLightningStore) -> N
 
     runner = runner_of()
     with runner.run_context(agent=agent, store=store):
-        played = await asyncio.wait_for(runner.step("x", event=event), 10)
-    assert isinstance(played, AttemptedRollout)
-    assert (played.attempt.status, played.attempt.outcome) == ("failed", "cancelled")
+        finished = await asyncio.wait_for(runner.step("x", event=event), 10)
+    assert isinstance(finished, AttemptedRollout)
+    assert (finished.attempt.status, finished.attempt.outcome) == ("failed", "cancelled")
 
 
 async def test_the_context_is_also_an_async_one(store: InMemoryLightningStore) -> None:

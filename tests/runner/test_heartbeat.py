@@ -116,9 +116,9 @@ async def test_an_agent_that_blocks_the_loop_keeps_its_lease() -> None:
     )
     with runner.run_context(agent=agent, store=store):
         await runner.iter()
-    played = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(played, AttemptedRollout)
-    assert (played.attempt.sequence_id, played.attempt.outcome) == (1, "scored")
+    finished = await store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(finished, AttemptedRollout)
+    assert (finished.attempt.sequence_id, finished.attempt.outcome) == (1, "scored")
     await store.close()
 
 
@@ -220,7 +220,7 @@ async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
 
 
 async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
-    """The worker has sent heartbeats before, so that from then on its silence would cost it what it plays."""
+    """The worker has sent heartbeats before, so that from then on its silence would cost it its rollouts."""
     store = InMemoryLightningStore(lease_seconds=0.4, scan_debounce_seconds=0.05)
 
     @rollout
@@ -232,8 +232,8 @@ async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
     with runner.run_context(agent=agent, store=store):
         await runner.iter(exit_when_idle=0.05)
         other = asyncio.create_task(store.dequeue_rollout("other", timeout=20))
-        played = await runner.step("x")
+        finished = await runner.step("x")
     other.cancel()
-    attempts = await store.query_attempts(played.rollout_id)
+    attempts = await store.query_attempts(finished.rollout_id)
     assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
     await store.close()

@@ -94,8 +94,8 @@ async def test_a_failing_hook_is_logged_and_changes_nothing(serve: Any, caplog: 
             raise RuntimeError("last")
 
     with caplog.at_level(logging.ERROR):
-        (played,) = await serve(rollout(lambda task: 1.0), "x", hooks=[Failing(), Noting("b", notes)])
-    assert played.attempt.outcome == "scored"
+        (finished,) = await serve(rollout(lambda task: 1.0), "x", hooks=[Failing(), Noting("b", notes)])
+    assert finished.attempt.outcome == "scored"
     assert len(notes) == 4
     for callback in ("on_rollout_start", "on_trace_end", "on_rollout_end"):
         assert f"Exception during {callback} hook of Failing" in caplog.text
@@ -128,8 +128,8 @@ async def test_a_hook_may_score_within_the_trace(serve: Any) -> None:
         async def on_trace_end(self, **_: Any) -> None:
             emit_reward(0.7)
 
-    (played,) = await serve(rollout(lambda task: None), "x", hooks=[Scoring()])
-    assert played.attempt.outcome == "scored"
+    (finished,) = await serve(rollout(lambda task: None), "x", hooks=[Scoring()])
+    assert finished.attempt.outcome == "scored"
 
 
 def test_what_is_no_hook_is_refused_by_name(store: InMemoryLightningStore) -> None:

@@ -110,10 +110,10 @@ class Hostile(agl.Hook):
 
 @pytest.mark.parametrize("agent", [raises, raises_in_operation])
 async def test_a_hostile_exception_is_the_agents_and_the_runner_goes_on(serve: Callable[..., Any], agent: Any) -> None:
-    played = await serve(agent, *HOSTILE)
-    endings = {each.input: (each.status, each.attempt.outcome, each.attempt.outcome_reason) for each in played}
+    finished = await serve(agent, *HOSTILE)
+    endings = {each.input: (each.status, each.attempt.outcome, each.attempt.outcome_reason) for each in finished}
     assert endings == dict.fromkeys(HOSTILE, ("failed", "infrastructure_fault", "exception"))
-    for each in played:
+    for each in finished:
         assert each.attempt.error is not None
         assert len(each.attempt.error.message) <= 4096
         json.dumps(each.model_dump(), ensure_ascii=False).encode()
@@ -121,13 +121,13 @@ async def test_a_hostile_exception_is_the_agents_and_the_runner_goes_on(serve: C
 
 @pytest.mark.heavy
 async def test_a_hostile_exception_in_a_process_of_its_own_is_the_agents(serve: Callable[..., Any]) -> None:
-    played = await serve(raises, *HOSTILE, isolation="process")
-    assert {each.input: each.attempt.outcome for each in played} == dict.fromkeys(HOSTILE, "infrastructure_fault")
+    finished = await serve(raises, *HOSTILE, isolation="process")
+    assert {each.input: each.attempt.outcome for each in finished} == dict.fromkeys(HOSTILE, "infrastructure_fault")
 
 
 async def test_hostile_exceptions_can_be_emitted_and_raised_by_hooks(serve: Callable[..., Any]) -> None:
-    played = await serve(emits, *HOSTILE, hooks=[Hostile()])
-    assert {each.input: each.attempt.outcome for each in played} == dict.fromkeys(HOSTILE, "scored")
+    finished = await serve(emits, *HOSTILE, hooks=[Hostile()])
+    assert {each.input: each.attempt.outcome for each in finished} == dict.fromkeys(HOSTILE, "scored")
 
 
 HALF, WHOLE = "\ud83d", "\ud83d\ude00"
@@ -178,10 +178,10 @@ def says_much(task: int) -> float:
 
 
 async def test_an_endless_message_is_cut_and_marked(serve: Callable[..., Any], store: InMemoryLightningStore) -> None:
-    (played,) = await serve(says_much, 100_000_000)
-    (message,) = await store.query_spans(played.rollout_id, name="agentlightning.message")
+    (finished,) = await serve(says_much, 100_000_000)
+    (message,) = await store.query_spans(finished.rollout_id, name="agentlightning.message")
     body = message.attributes["agentlightning.message.body"]
     assert isinstance(body, str)
     assert (len(body) < 9_000_000, body[-30:]) == (True, "xxxxxxx... (100000000 characters)"[-30:])
     assert message.attributes[CHANGED_TEXTS] == ["agentlightning.message.body"]
-    assert played.attempt.outcome == "scored"
+    assert finished.attempt.outcome == "scored"

@@ -82,24 +82,24 @@ class Stubborn(LitAgent[Any]):
         return 1.0
 
 
-async def play(store: InMemoryLightningStore, agent: Any, *tasks: Any, **settings: Any) -> list[AttemptedRollout]:
+async def run_tasks(store: InMemoryLightningStore, agent: Any, *tasks: Any, **settings: Any) -> list[AttemptedRollout]:
     config = settings.pop("config", None)
     hooks = settings.pop("hooks", None)
     made = [await store.enqueue_rollout(input=task, config=config) for task in tasks]
     runner = LitAgentRunner[Any](agl.OtelTracer(), max_rollouts=len(tasks), isolation="process", **settings)
     with runner.run_context(agent=agent, store=store, hooks=hooks):
         await runner.iter()
-    played = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
-    return [rollout for rollout in played if isinstance(rollout, AttemptedRollout)]
+    finished = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
+    return [rollout for rollout in finished if isinstance(rollout, AttemptedRollout)]
 
 
-def said(played: AttemptedRollout) -> tuple[Any, ...]:
-    attempt = played.attempt
+def said(finished: AttemptedRollout) -> tuple[Any, ...]:
+    attempt = finished.attempt
     return attempt.outcome, attempt.outcome_reason, attempt.error.type if attempt.error else None
 
 
-async def reward(store: InMemoryLightningStore, played: AttemptedRollout) -> float | None:
-    return agl.find_final_reward(list(await store.query_spans(played.rollout_id)))
+async def reward(store: InMemoryLightningStore, finished: AttemptedRollout) -> float | None:
+    return agl.find_final_reward(list(await store.query_spans(finished.rollout_id)))
 
 
 async def test_an_agent_in_a_process_ends_in_all_the_ways_of_one_that_is_here(store: InMemoryLightningStore) -> None:
@@ -112,8 +112,8 @@ async def test_an_agent_in_a_process_ends_in_all_the_ways_of_one_that_is_here(st
     hook = Looking()
     hook.seen = []
     tasks = ["pid", "pid", "emit", "triplets", "tracer", "zero", "policy", "luck", "lambda", "exit", "crash", "pid"]
-    played = dict(zip([*tasks[:-1], "last"], await play(store, Actor(), *tasks, hooks=[hook]), strict=True))
-    assert {name: said(one) for name, one in played.items()} == {
+    finished = dict(zip([*tasks[:-1], "last"], await run_tasks(store, Actor(), *tasks, hooks=[hook]), strict=True))
+    assert {name: said(one) for name, one in finished.items()} == {
         "pid": ("scored", None, None),
         "emit": ("scored", None, None),
         "triplets": ("scored", None, None),
@@ -126,17 +126,17 @@ async def test_an_agent_in_a_process_ends_in_all_the_ways_of_one_that_is_here(st
         "crash": ("infrastructure_fault", "runner_died", "agentlightning.runner.isolation.process.AgentProcessDied"),
         "last": ("scored", None, None),
     }
-    rewards = [await reward(store, played[name]) for name in ("emit", "triplets", "tracer", "policy")]
+    rewards = [await reward(store, finished[name]) for name in ("emit", "triplets", "tracer", "policy")]
     assert rewards == [0.25, 0.75, 1.0, -1.0]
     assert [hook.seen[0], hook.seen[2], hook.seen[3]] == [2, 1, 2]
 
-    errors = {name: one.attempt.error for name, one in played.items() if one.attempt.error is not None}
+    errors = {name: one.attempt.error for name, one in finished.items() if one.attempt.error is not None}
     assert "raise {" in (errors["zero"].traceback or ""), "the line that raised, in the other process"
     assert errors["luck"].message == "OutOfLuck: 1 and 2"
     assert "ended with exit code 7 during the attempt" in errors["exit"].message
     assert "was ended by SIGSEGV during the attempt" in errors["crash"].message
 
-    spans = [(await store.query_spans(one.rollout_id)).items[0] for one in played.values() if one.input == "pid"]
+    spans = [(await store.query_spans(one.rollout_id)).items[0] for one in finished.values() if one.input == "pid"]
     pids = [agl.get_message_value(span) for span in spans]
     assert len(set(pids)) == 2, "a process is used again, and replaced when it has died"
     assert str(os.getpid()) not in pids
@@ -175,7 +175,7 @@ class Tidy(LitAgent[Any]):
 
 
 async def test_a_process_that_has_nothing_to_do_ends_in_order(store: InMemoryLightningStore, tmp_path: Path) -> None:
-    await play(store, Tidy(), str(tmp_path / "note"))
+    await run_tasks(store, Tidy(), str(tmp_path / "note"))
     assert (tmp_path / "note").read_text() == "done"
 
 
@@ -192,7 +192,7 @@ async def test_an_agent_that_cannot_be_loaded_in_its_process_ends_the_runner_bef
     store: InMemoryLightningStore,
 ) -> None:
     with pytest.raises(AgentProcessDied, match=r"exit code 3 before it was ready; can it import the agent\?"):
-        await play(store, Unwelcome(), "x")
+        await run_tasks(store, Unwelcome(), "x")
     assert (await store.query_rollouts(status_in=["queuing"])).total == 1
 
 

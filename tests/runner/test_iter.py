@@ -103,9 +103,9 @@ async def test_cancelling_the_runner_reports_what_ran_as_cancelled(
         await asyncio.wait({serving})
     release.set()
     assert serving.cancelled()
-    played = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(played, AttemptedRollout)
-    assert (played.attempt.status, played.attempt.outcome, played.attempt.outcome_reason) == (
+    finished = await store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(finished, AttemptedRollout)
+    assert (finished.attempt.status, finished.attempt.outcome, finished.attempt.outcome_reason) == (
         "failed",
         "cancelled",
         "stopped",
@@ -114,7 +114,7 @@ async def test_cancelling_the_runner_reports_what_ran_as_cancelled(
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_concurrency_plays_that_many_at_once_and_traces_do_not_mix(
+async def test_concurrency_runs_that_many_at_once_and_traces_do_not_mix(
     store: InMemoryLightningStore, in_thread: bool
 ) -> None:
     together = threading.Barrier(4)
@@ -191,7 +191,7 @@ class Watched(InMemoryLightningStore):
         return claims
 
 
-async def test_many_lanes_ask_with_one_voice_and_claim_no_more_than_they_can_play() -> None:
+async def test_many_lanes_ask_with_one_voice_and_claim_no_more_than_they_can_run() -> None:
     store, event, busy, go = Watched(), threading.Event(), asyncio.Event(), asyncio.Event()
     running = 0
 
@@ -378,10 +378,10 @@ async def test_refused_spans_are_an_infrastructure_fault_and_no_success() -> Non
     runner = runner_of(max_rollouts=1)
     with runner.run_context(agent=one, store=store):
         await runner.iter()
-    played = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(played, AttemptedRollout)
-    assert (played.attempt.outcome, played.attempt.outcome_reason) == ("infrastructure_fault", "spans_refused")
-    assert (played.status, played.attempt.sequence_id) == ("failed", 1), "a repetition would be refused, too"
+    finished = await store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(finished, AttemptedRollout)
+    assert (finished.attempt.outcome, finished.attempt.outcome_reason) == ("infrastructure_fault", "spans_refused")
+    assert (finished.status, finished.attempt.sequence_id) == ("failed", 1), "a repetition would be refused, too"
     await store.close()
 
 
@@ -455,13 +455,13 @@ async def test_a_runner_made_here_works_in_another_process(method: str) -> None:
     child = multiprocessing.get_context(method).Process(target=_serve_in_child, args=(runner, server.endpoint))
     child.start()
     await asyncio.to_thread(child.join, 30)
-    played = await client.get_rollout_by_id(made.rollout_id)
+    finished = await client.get_rollout_by_id(made.rollout_id)
     await client.close()
     await server.stop()
     assert child.exitcode == 0
-    assert isinstance(played, AttemptedRollout)
-    assert played.attempt.outcome == "scored"
-    assert str(child.pid) in str(played.attempt.worker_id)
+    assert isinstance(finished, AttemptedRollout)
+    assert finished.attempt.outcome == "scored"
+    assert str(child.pid) in str(finished.attempt.worker_id)
 
 
 def test_a_runner_pickles_before_it_is_initialised() -> None:

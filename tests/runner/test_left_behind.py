@@ -57,16 +57,16 @@ async def test_a_thread_that_a_rollout_left_behind_gives_no_reward_to_the_next(
 async def test_an_attempt_with_too_many_spans_says_so_and_keeps_its_reward(
     serve: Callable[..., Any], store: InMemoryLightningStore, isolation: str
 ) -> None:
-    (played,) = await serve(talks_too_much, 20_500, isolation=isolation)
-    assert (played.status, played.attempt.outcome, played.attempt.outcome_reason) == (
+    (finished,) = await serve(talks_too_much, 20_500, isolation=isolation)
+    assert (finished.status, finished.attempt.outcome, finished.attempt.outcome_reason) == (
         "succeeded",
         "scored",
         "spans_cut",
     )
-    spans = list(await store.query_spans(played.rollout_id))
+    spans = list(await store.query_spans(finished.rollout_id))
     assert (find_final_reward(spans), len(spans), spans_left_out(spans)) == (1.0, 20_002, 501)
 
 
 async def test_an_attempt_with_few_spans_has_no_mark(serve: Callable[..., Any], store: InMemoryLightningStore) -> None:
-    (played,) = await serve(talks_too_much, 3)
-    assert (played.attempt.outcome_reason, len(await store.query_spans(played.rollout_id))) == (None, 5)
+    (finished,) = await serve(talks_too_much, 3)
+    assert (finished.attempt.outcome_reason, len(await store.query_spans(finished.rollout_id))) == (None, 5)

@@ -1,5 +1,5 @@
 """One reply of the store gets lost on a connection that stays open, while heartbeats pass on another one: every rollout
-is played once all the same. And the store is away while finished work waits: it is kept, or made again and marked.
+is run once all the same. And the store is away while finished work waits: it is kept, or made again and marked.
 
 A proxy stands between the runner and a real server. It swallows the reply to the n-th claim, delivery or report.
 """
@@ -38,25 +38,25 @@ SEVERAL_TRIES: dict[str, Any] = {"request_timeout": 0.5, "deadline": 10.0}
 ONE_TRY: dict[str, Any] = {"request_timeout": 0.5, "retry_delays": ()}
 
 
-class Scene:
-    """A store behind a server behind a proxy, and an agent that counts how often each task is played."""
+class ProxiedStore:
+    """A store behind a server behind a proxy, and an agent that counts how often each task is run."""
 
     def __init__(self, store: LightningStore, proxy: FaultyProxy) -> None:
         self.store, self.proxy = store, proxy
-        self.played: Counter[int] = Counter()
+        self.runs: Counter[int] = Counter()
         self.slow = 0.0
 
         @rollout
         async def agent(task: int) -> float:
-            self.played[task] += 1
+            self.runs[task] += 1
             emit_message(f"task {task}")
             await asyncio.sleep(self.slow)
             return float(task)
 
         self.agent = agent
 
-    async def play(self, tasks: int, client: dict[str, Any], **settings: Any) -> list[list[Attempt]]:
-        """Play tasks to their end with a runner behind the proxy; return the attempts of each."""
+    async def run_tasks(self, tasks: int, client: dict[str, Any], **settings: Any) -> list[list[Attempt]]:
+        """Run tasks to their end with a runner behind the proxy; return the attempts of each."""
         config = RolloutConfig(infrastructure_retries=10)
         ids = [(await self.store.enqueue_rollout(task, config=config)).rollout_id for task in range(tasks)]
         stop, behind = threading.Event(), LightningStoreClient(self.proxy.endpoint, **client)
@@ -77,8 +77,8 @@ class Scene:
         assert [found.status for found in ended] == ["succeeded"] * tasks
         return [list(await self.store.query_attempts(rollout_id)) for rollout_id in ids]
 
-    async def play_until_one_attempt_was_lost(self, path: str, fate: Fate) -> list[list[Attempt]]:
-        """Play one task; requests to this path fail until an attempt has ended without them."""
+    async def run_until_one_attempt_was_lost(self, path: str, fate: Fate) -> list[list[Attempt]]:
+        """Run one task; requests to this path fail until an attempt has ended without them."""
         self.proxy.plan_nth(path, fate, *range(1, 10_000))
 
         async def come_back() -> None:
@@ -87,34 +87,34 @@ class Scene:
             self.proxy.plan_nothing()
 
         coming = asyncio.create_task(come_back())
-        attempts = await self.play(1, ONE_TRY, store_unreachable_timeout=0.5)
+        attempts = await self.run_tasks(1, ONE_TRY, store_unreachable_timeout=0.5)
         await coming
         return attempts
 
 
 @contextlib.asynccontextmanager
-async def scene_at(place: Place, lease_seconds: float) -> AsyncIterator[Scene]:
+async def proxied_at(place: Place, lease_seconds: float) -> AsyncIterator[ProxiedStore]:
     async with place.opened(lease_seconds=lease_seconds, scan_debounce_seconds=0.1, synchronous="NORMAL") as store:
         await store.add_resources({})
         server = LightningStoreServer(store, port=0)
         await server.start()
         try:
             async with FaultyProxy(urlsplit(server.endpoint).port or 0, 1, chances={"pass": 1}) as proxy:
-                yield Scene(store, proxy)
+                yield ProxiedStore(store, proxy)
         finally:
             await server.stop()
 
 
 @pytest.fixture(params=SPECS)
-async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with scene_at(fresh_place(request.param, request, tmp_path), LEASE) as scene:
-        yield scene
+async def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ProxiedStore]:
+    async with proxied_at(fresh_place(request.param, request, tmp_path), LEASE) as proxied:
+        yield proxied
 
 
 @pytest.fixture
-async def in_memory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with scene_at(fresh_place("memory", request, tmp_path), SHORT_LEASE) as scene:
-        yield scene
+async def in_memory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ProxiedStore]:
+    async with proxied_at(fresh_place("memory", request, tmp_path), SHORT_LEASE) as proxied:
+        yield proxied
 
 
 # --- one lost reply --------------------------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ async def in_memory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 @pytest.mark.parametrize("client", [SEVERAL_TRIES, ONE_TRY], ids=["several tries", "one try"])
 @pytest.mark.parametrize("path", [CLAIM, SPANS, REPORT], ids=["claim", "spans", "report"])
 async def test_a_reply_that_is_lost_on_an_open_connection_costs_no_rollout_and_repeats_none(
-    scene: Scene, path: str, client: dict[str, Any]
+    proxied: ProxiedStore, path: str, client: dict[str, Any]
 ) -> None:
-    scene.proxy.plan_nth(path, "silence", 1)
-    attempts = await scene.play(3, client)
-    assert scene.proxy.seen["silence"] == 1
-    assert scene.played == {0: 1, 1: 1, 2: 1}
+    proxied.proxy.plan_nth(path, "silence", 1)
+    attempts = await proxied.run_tasks(3, client)
+    assert proxied.proxy.seen["silence"] == 1
+    assert proxied.runs == {0: 1, 1: 1, 2: 1}
     assert [[(a.status, a.outcome) for a in each] for each in attempts] == [[("succeeded", "scored")]] * 3
 
 
@@ -136,16 +136,18 @@ async def test_a_reply_that_is_lost_on_an_open_connection_costs_no_rollout_and_r
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("path", [CLAIM, SPANS, REPORT, RESOURCES], ids=["claim", "spans", "report", "resources"])
 async def test_whichever_reply_is_lost_with_several_lanes_nothing_is_stranded(
-    in_memory: Scene, path: str, number: int, fate: Fate
+    in_memory: ProxiedStore, path: str, number: int, fate: Fate
 ) -> None:
     in_memory.proxy.plan_nth(path, fate, number)
-    attempts = await in_memory.play(6, ONE_TRY, concurrency=3)
+    attempts = await in_memory.run_tasks(6, ONE_TRY, concurrency=3)
     assert [each[-1].outcome for each in attempts] == ["scored"] * 6
     lost = [a.outcome_reason for each in attempts for a in each[:-1]]
     assert set(lost) <= {"lease_expired"}, "an attempt before the last one can only have lost its lease"
 
 
-async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_worker_beats(in_memory: Scene) -> None:
+async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_worker_beats(
+    in_memory: ProxiedStore,
+) -> None:
     store = in_memory.store
     in_memory.slow = 3 * SHORT_LEASE
     taken: list[Any] = []
@@ -157,10 +159,10 @@ async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_
         taken.append(await store.dequeue_rollout(workers[0]))
 
     stealing = asyncio.create_task(steal())
-    attempts = await in_memory.play(2, SEVERAL_TRIES)
+    attempts = await in_memory.run_tasks(2, SEVERAL_TRIES)
     await stealing
     [stolen] = taken
-    assert in_memory.played == {0: 1, 1: 1}
+    assert in_memory.runs == {0: 1, 1: 1}
     for each in attempts:
         reasons = [(a.status, a.outcome_reason) for a in each]
         lost = [("unresponsive", "lease_expired")] if each[0].attempt_id == stolen.attempt.attempt_id else []
@@ -168,12 +170,12 @@ async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_
 
 
 async def test_a_report_that_is_never_answered_lets_the_lease_run_out(
-    in_memory: Scene, caplog: pytest.LogCaptureFixture
+    in_memory: ProxiedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attempts = await in_memory.play_until_one_attempt_was_lost(REPORT, "deaf")
+    attempts = await in_memory.run_until_one_attempt_was_lost(REPORT, "deaf")
     untold = caplog.text.count("Its lease will run out")
     assert untold >= 1
-    assert in_memory.played == {0: untold + 1}
+    assert in_memory.runs == {0: untold + 1}
     lapsed = [("unresponsive", "lease_expired")] * untold
     assert [(a.status, a.outcome_reason) for a in attempts[0]] == [*lapsed, ("succeeded", None)]
 
@@ -182,11 +184,13 @@ async def test_a_report_that_is_never_answered_lets_the_lease_run_out(
 
 
 @pytest.mark.parametrize("path", [SPANS, REPORT], ids=["spans", "report"])
-async def test_finished_work_waits_for_as_long_as_the_runner_waits_for_the_store(in_memory: Scene, path: str) -> None:
+async def test_finished_work_waits_for_as_long_as_the_runner_waits_for_the_store(
+    in_memory: ProxiedStore, path: str
+) -> None:
     in_memory.proxy.plan_nth(path, "lost request", 1, 2, 3, 4, 5)
-    attempts = await in_memory.play(1, ONE_TRY, store_unreachable_timeout=LIMIT_SECONDS)
+    attempts = await in_memory.run_tasks(1, ONE_TRY, store_unreachable_timeout=LIMIT_SECONDS)
     assert in_memory.proxy.seen["lost request"] == 5
-    assert in_memory.played == {0: 1}
+    assert in_memory.runs == {0: 1}
     assert [(a.status, a.outcome) for a in attempts[0]] == [("succeeded", "scored")]
 
 
@@ -194,20 +198,20 @@ async def test_finished_work_waits_for_as_long_as_the_runner_waits_for_the_store
     ("path", "reason"), [(SPANS, "spans_lost"), (RESOURCES, "store_unreachable")], ids=["spans", "resources"]
 )
 async def test_what_was_lost_because_the_store_was_away_is_marked_and_made_again(
-    in_memory: Scene, path: str, reason: str
+    in_memory: ProxiedStore, path: str, reason: str
 ) -> None:
-    attempts = await in_memory.play_until_one_attempt_was_lost(path, "lost request")
+    attempts = await in_memory.run_until_one_attempt_was_lost(path, "lost request")
     *lost, last = [(a.status, a.outcome, a.outcome_reason) for a in attempts[0]]
     assert set(lost) == {("failed", "infrastructure_fault", reason)}
     assert last == ("succeeded", "scored", None)
-    assert in_memory.played == {0: 1 + (len(lost) if path == SPANS else 0)}
+    assert in_memory.runs == {0: 1 + (len(lost) if path == SPANS else 0)}
 
 
 # --- the client's bounds ---------------------------------------------------------------------------------------------
 
 
 async def test_a_silent_connection_gets_a_part_of_the_deadline_and_the_next_try_another_connection(
-    in_memory: Scene,
+    in_memory: ProxiedStore,
 ) -> None:
     client = LightningStoreClient(in_memory.proxy.endpoint)
     row, spent, tries = OPERATIONS["dequeue_many_rollouts"], 0.0, 0

@@ -46,20 +46,20 @@ def fault(reason: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("value", [0.5, 1, True, numpy.float32(0.5), 0])
 async def test_a_number_is_the_reward(store: InMemoryLightningStore, serve: Any, value: Any) -> None:
-    (played,) = await serve(rollout(lambda task: value), "x")
-    assert said(played) == SCORED
-    assert played.attempt.error is None
-    assert await rewards(store, played) == [float(value)]
+    (finished,) = await serve(rollout(lambda task: value), "x")
+    assert said(finished) == SCORED
+    assert finished.attempt.error is None
+    assert await rewards(store, finished) == [float(value)]
 
 
 @pytest.mark.parametrize("value", [{"style": 0.2, "reward": 0.5}, {"accuracy": 0.5}, {"primary": 0.5, "style": 1}])
 async def test_rewards_by_name_have_one_to_learn_from(
     store: InMemoryLightningStore, serve: Any, value: dict[str, float]
 ) -> None:
-    (played,) = await serve(rollout(lambda task: value), "x")
-    assert said(played) == SCORED
-    assert await rewards(store, played) == [0.5]
-    [span] = await store.query_spans(played.rollout_id)
+    (finished,) = await serve(rollout(lambda task: value), "x")
+    assert said(finished) == SCORED
+    assert await rewards(store, finished) == [0.5]
+    [span] = await store.query_spans(finished.rollout_id)
     assert {one.name: one.value for one in get_rewards_from_span(span)} == value
 
 
@@ -73,9 +73,9 @@ async def test_returned_triplets_are_the_calls_that_are_trained(store: InMemoryL
         Triplet(prompt={"token_ids": [1, 2, 3, 4]}, response={"token_ids": [5, 6]}, reward=0.5),
         Triplet(prompt="what is it", response="a bird", reward=1.0),
     ]
-    (played,) = await serve(rollout(lambda task: returned), "x")
-    assert said(played) == SCORED
-    spans = list(await store.query_spans(played.rollout_id))
+    (finished,) = await serve(rollout(lambda task: returned), "x")
+    assert said(finished) == SCORED
+    spans = list(await store.query_spans(finished.rollout_id))
     assert find_final_reward(spans) == 1.0
     read = TracerTraceToTriplet().adapt(spans)
     assert [one.reward for one in read] == [None, 0.5, 1.0]
@@ -91,9 +91,9 @@ async def test_an_emitted_reward_and_none_is_scored(store: InMemoryLightningStor
     async def agent(task: str) -> None:
         emit_reward(0.25)
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == SCORED
-    assert await rewards(store, played) == [0.25]
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == SCORED
+    assert await rewards(store, finished) == [0.25]
 
 
 async def test_the_returned_reward_comes_after_the_emitted_ones(store: InMemoryLightningStore, serve: Any) -> None:
@@ -103,16 +103,16 @@ async def test_the_returned_reward_comes_after_the_emitted_ones(store: InMemoryL
         emit_reward(0.2)
         return 0.9
 
-    (played,) = await serve(agent, "x")
-    assert await rewards(store, played) == [0.1, 0.2, 0.9]
+    (finished,) = await serve(agent, "x")
+    assert await rewards(store, finished) == [0.1, 0.2, 0.9]
 
 
 async def test_none_and_no_reward_is_unscored_with_one_warning(
     store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        played = await serve(rollout(lambda task: None), "x", "y", "z")
-    assert [said(one) for one in played] == [UNSCORED] * 3
+        finished = await serve(rollout(lambda task: None), "x", "y", "z")
+    assert [said(one) for one in finished] == [UNSCORED] * 3
     assert caplog.text.count("no_reward") == 1
 
 
@@ -127,8 +127,8 @@ async def test_a_reward_that_somebody_else_stored_counts(store: InMemoryLightnin
         )
         await store.add_span(elsewhere)
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == SCORED
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == SCORED
 
 
 async def test_a_crash_is_a_failed_attempt_with_its_traceback_and_no_reward(
@@ -138,16 +138,16 @@ async def test_a_crash_is_a_failed_attempt_with_its_traceback_and_no_reward(
     def agent(task: str) -> float:
         raise ZeroDivisionError("by my own fault")
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == fault("exception")
-    error = played.attempt.error
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("exception")
+    error = finished.attempt.error
     assert error is not None
     assert (error.type, error.message) == ("ZeroDivisionError", "by my own fault")
     assert error.traceback is not None
     assert 'raise ZeroDivisionError("by my own fault")' in error.traceback
     first = error.traceback.splitlines()[1]
     assert __file__ in first, "it begins in the agent's code, not in ours"
-    assert await rewards(store, played) == []
+    assert await rewards(store, finished) == []
 
 
 async def test_what_a_crashed_agent_had_emitted_is_kept(store: InMemoryLightningStore, serve: Any) -> None:
@@ -156,9 +156,9 @@ async def test_what_a_crashed_agent_had_emitted_is_kept(store: InMemoryLightning
         emit_reward(0.5)
         raise KeyError("later")
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == fault("exception")
-    assert await rewards(store, played) == [0.5]
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("exception")
+    assert await rewards(store, finished) == [0.5]
 
 
 async def test_a_crash_does_not_stop_the_siblings(serve: Any) -> None:
@@ -166,8 +166,8 @@ async def test_a_crash_does_not_stop_the_siblings(serve: Any) -> None:
     def agent(task: int) -> float:
         return 1 / task
 
-    played = await serve(agent, 1, 0, 2)
-    assert [one.status for one in played] == ["succeeded", "failed", "succeeded"]
+    finished = await serve(agent, 1, 0, 2)
+    assert [one.status for one in finished] == ["succeeded", "failed", "succeeded"]
 
 
 class Broken(Exception):
@@ -211,11 +211,11 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
 async def test_what_is_no_reward_is_a_fault_with_a_clear_error(
     store: InMemoryLightningStore, serve: Any, value: Any, reason: str, text: str
 ) -> None:
-    (played,) = await serve(rollout(lambda task: value), "x")
-    assert said(played) == fault(reason)
-    assert played.attempt.error is not None
-    assert text in played.attempt.error.message
-    assert await rewards(store, played) == []
+    (finished,) = await serve(rollout(lambda task: value), "x")
+    assert said(finished) == fault(reason)
+    assert finished.attempt.error is not None
+    assert text in finished.attempt.error.message
+    assert await rewards(store, finished) == []
 
 
 async def test_a_policy_fault_earns_exactly_its_reward(store: InMemoryLightningStore, serve: Any) -> None:
@@ -224,11 +224,11 @@ async def test_a_policy_fault_earns_exactly_its_reward(store: InMemoryLightningS
         emit_reward(0.9)
         raise PolicyFault("called a tool that does not exist", reward=-0.5)
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == ("failed", "failed", "policy_fault", "policy_fault")
-    assert await rewards(store, played) == [0.9, -0.5]
-    assert played.attempt.error is not None
-    assert played.attempt.error.message == "called a tool that does not exist"
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == ("failed", "failed", "policy_fault", "policy_fault")
+    assert await rewards(store, finished) == [0.9, -0.5]
+    assert finished.attempt.error is not None
+    assert finished.attempt.error.message == "called a tool that does not exist"
 
 
 async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemoryLightningStore, serve: Any) -> None:
@@ -236,9 +236,9 @@ async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemor
     def agent(task: type[Exception]) -> float:
         raise {"json": ValueError, "unicode": UnicodeError, "key": KeyError}[str(task)]("x")
 
-    played = await serve(agent, "json", "unicode", "key", policy_faults={ValueError: 0.0, UnicodeError: -1.0})
-    assert [one.attempt.outcome for one in played] == ["policy_fault", "policy_fault", "infrastructure_fault"]
-    assert [await rewards(store, one) for one in played] == [[0.0], [-1.0], []]
+    finished = await serve(agent, "json", "unicode", "key", policy_faults={ValueError: 0.0, UnicodeError: -1.0})
+    assert [one.attempt.outcome for one in finished] == ["policy_fault", "policy_fault", "infrastructure_fault"]
+    assert [await rewards(store, one) for one in finished] == [[0.0], [-1.0], []]
 
 
 async def test_a_policy_fault_with_an_impossible_reward_is_no_policy_fault(
@@ -248,9 +248,9 @@ async def test_a_policy_fault_with_an_impossible_reward_is_no_policy_fault(
     def agent(task: str) -> float:
         raise PolicyFault("x", reward=float("nan"))
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == fault("invalid_reward")
-    assert await rewards(store, played) == []
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("invalid_reward")
+    assert await rewards(store, finished) == []
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
@@ -290,8 +290,8 @@ async def test_an_async_agent_is_cancelled_at_its_time_limit(serve: Any) -> None
             ended.set()
         return 1.0
 
-    (played,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
-    assert said(played) == ("failed", "timeout", "cancelled", "timeout")
+    (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
+    assert said(finished) == ("failed", "timeout", "cancelled", "timeout")
     assert ended.is_set()
 
 
@@ -310,12 +310,12 @@ async def test_a_sync_agent_past_its_time_limit_is_left_behind_with_a_warning(
         return 1.0
 
     with caplog.at_level(logging.WARNING):
-        (played,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
+        (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
     release.set()
-    assert said(played) == ("failed", "timeout", "cancelled", "timeout")
+    assert said(finished) == ("failed", "timeout", "cancelled", "timeout")
     assert "left behind" in caplog.text
     assert await asyncio.to_thread(late.wait, 10)
-    assert await rewards(store, played) == []
+    assert await rewards(store, finished) == []
 
 
 async def test_a_time_limit_may_be_retried(store: InMemoryLightningStore) -> None:
@@ -344,8 +344,8 @@ async def test_missing_resources_fail_the_attempt_with_that_reason(store: InMemo
     def agent(task: str, llm: LLM) -> float:
         return 1.0
 
-    (played,) = await serve(agent, "x")
-    assert said(played) == fault("missing_resources")
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("missing_resources")
     unknown = await store.enqueue_rollout(input="y", resources_id="rs-unknown")
     await serve(rollout(lambda task: 1.0), "z")
     missing = await store.get_rollout_by_id(unknown.rollout_id)
@@ -360,8 +360,8 @@ async def test_a_class_agent_may_say_that_it_needs_no_resources(serve: Any) -> N
         def rollout(self, task: str, resources: Any, rollout: Any) -> float:
             return float(resources == {})
 
-    (played,) = await serve(Agent(), "x")
-    assert said(played) == SCORED
+    (finished,) = await serve(Agent(), "x")
+    assert said(finished) == SCORED
 
 
 async def test_the_agent_gets_the_version_that_the_rollout_was_made_with(
@@ -406,8 +406,8 @@ async def test_returned_spans_are_stored_as_the_attempts_own(store: InMemoryLigh
     assert said(scored) == SCORED
     (unscored,) = await serve(otel, "x")
     assert said(unscored) == UNSCORED
-    for played in (scored, unscored):
-        assert [span.name for span in await store.query_spans(played.rollout_id)] == ["mine"]
+    for finished in (scored, unscored):
+        assert [span.name for span in await store.query_spans(finished.rollout_id)] == ["mine"]
 
 
 class Judge:
@@ -442,8 +442,8 @@ async def test_a_reward_fn_is_not_asked_about_numbers_none_and_spans(serve: Any)
     def never(output: Any, task: Any) -> float:
         raise AssertionError(output)
 
-    played = await serve(rollout(lambda task: {"n": 1.0, "none": None}[task]), "n", "none", reward_fn=never)
-    assert [one.attempt.outcome for one in played] == ["scored", "unscored"]
+    finished = await serve(rollout(lambda task: {"n": 1.0, "none": None}[task]), "n", "none", reward_fn=never)
+    assert [one.attempt.outcome for one in finished] == ["scored", "unscored"]
 
 
 @pytest.mark.parametrize(("value", "expected"), [("good", "invalid_reward"), (float("nan"), "invalid_reward")])
@@ -451,9 +451,9 @@ async def test_a_reward_fn_that_gives_no_number_is_a_fault(serve: Any, value: An
     def reward_fn(output: Any) -> Any:
         return value
 
-    (played,) = await serve(rollout(lambda task: "text"), "x", reward_fn=reward_fn)
-    assert said(played) == fault(expected)
-    assert "reward_fn" in (played.attempt.error.message if played.attempt.error else "")
+    (finished,) = await serve(rollout(lambda task: "text"), "x", reward_fn=reward_fn)
+    assert said(finished) == fault(expected)
+    assert "reward_fn" in (finished.attempt.error.message if finished.attempt.error else "")
 
 
 async def test_a_reward_fn_may_give_none_or_a_policy_fault(store: InMemoryLightningStore, serve: Any) -> None:
@@ -461,9 +461,9 @@ async def test_a_reward_fn_may_give_none_or_a_policy_fault(store: InMemoryLightn
         if output == "bad":
             raise PolicyFault("not even JSON", reward=-1.0)
 
-    played = await serve(rollout(lambda task: task), "text", "bad", reward_fn=reward_fn)
-    assert [one.attempt.outcome for one in played] == ["unscored", "policy_fault"]
-    assert await rewards(store, played[1]) == [-1.0]
+    finished = await serve(rollout(lambda task: task), "text", "bad", reward_fn=reward_fn)
+    assert [one.attempt.outcome for one in finished] == ["unscored", "policy_fault"]
+    assert await rewards(store, finished[1]) == [-1.0]
 
 
 async def test_the_final_reward_is_last_in_the_order_of_the_store(store: InMemoryLightningStore, serve: Any) -> None:
@@ -473,5 +473,5 @@ async def test_the_final_reward_is_last_in_the_order_of_the_store(store: InMemor
         trace_api.get_tracer("mine").start_span("work").end()
         return 1.0
 
-    (played,) = await serve(agent, "x")
-    assert find_final_reward((await store.query_spans(played.rollout_id)).items) == 1.0
+    (finished,) = await serve(agent, "x")
+    assert find_final_reward((await store.query_spans(finished.rollout_id)).items) == 1.0

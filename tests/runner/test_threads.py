@@ -12,7 +12,7 @@ from agentlightning.tracer.otel import OtelTracer
 from agentlightning.utils.concurrency.call_threads import Threads
 
 
-async def test_one_thread_plays_one_rollout_after_another_and_ends_with_the_worker(
+async def test_one_thread_runs_one_rollout_after_another_and_ends_with_the_worker(
     store: InMemoryLightningStore,
 ) -> None:
     threads: list[threading.Thread] = []

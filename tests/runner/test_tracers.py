@@ -43,11 +43,11 @@ async def test_the_returned_reward_is_stored_whatever_the_tracer_keeps(store: In
 
     tracer = OwnTracer()
     with LitAgentRunner[Any](tracer).run_context(agent=agent, store=store) as runner:
-        played = await runner.step("x")
-    assert isinstance(played, AttemptedRollout)
-    assert played.attempt.outcome == "scored"
-    assert tracer.names == [played.rollout_id, "agentlightning.message"]
-    (span,) = await store.query_spans(played.rollout_id)
+        finished = await runner.step("x")
+    assert isinstance(finished, AttemptedRollout)
+    assert finished.attempt.outcome == "scored"
+    assert tracer.names == [finished.rollout_id, "agentlightning.message"]
+    (span,) = await store.query_spans(finished.rollout_id)
     assert span.attributes["agentlightning.reward.0.value"] == 0.5
 
 
@@ -56,7 +56,7 @@ async def test_a_tracer_without_a_context_is_a_fault_that_names_the_one_to_use(s
     runner: LitAgentRunner[Any] = LitAgentRunner(DummyTracer(), max_rollouts=1)
     with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
         await runner.iter()
-    played = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(played, AttemptedRollout)
-    assert played.attempt.error is not None
-    assert "use OtelTracer" in played.attempt.error.message
+    finished = await store.get_rollout_by_id(made.rollout_id)
+    assert isinstance(finished, AttemptedRollout)
+    assert finished.attempt.error is not None
+    assert "use OtelTracer" in finished.attempt.error.message

@@ -63,7 +63,7 @@ def test_the_variables_of_the_table() -> None:
 
 
 class BatchedAlgorithm(agentlightning.algorithm.FastAlgorithm):
-    """The guide's algorithm: batches, awaited. The batches are its own; rollouts are played by runners."""
+    """The guide's algorithm: batches, awaited. The batches are its own; rollouts are run by runners."""
 
     async def run(self, train_dataset: Any, val_dataset: Any = None) -> list[str]:
         store, done = self.get_store(), list[str]()

@@ -110,7 +110,7 @@ def test_ctrl_c_ends_algorithm_and_runners() -> None:
     @agl.algo
     async def endless(*, store: agl.LightningStore) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        await store.wait_for_rollout((await store.enqueue_rollout(1, metadata={"nobody": "plays this"})).rollout_id)
+        await store.wait_for_rollout((await store.enqueue_rollout(1, metadata={"nobody": "runs this"})).rollout_id)
 
     with pytest.raises(KeyboardInterrupt):
         agl.Trainer(algorithm=endless, strategy="shm").fit(agent)

@@ -33,7 +33,7 @@ from tests.seeds.parts import TASKS, agent
 # --- introduction ----------------------------------------------------------------------------------------------------
 
 
-async def test_with_a_runner_as_context_rollouts_are_played_until_there_are_none() -> None:
+async def test_with_a_runner_as_context_rollouts_are_run_until_there_are_none() -> None:
     store, runner = InMemoryLightningStore(), LitAgentRunner[Any](tracer=OtelTracer(), poll_interval=0.05)
     await store.add_resources({})
     queued = [await store.enqueue_rollout(input=task, mode="train") for task in TASKS]

@@ -32,10 +32,10 @@ class LogRolloutStart(Hook):
 class MyRunner(agl.LitAgentRunner[Any]):
     """What the guide's runner is meant to do: something of its own around every rollout."""
 
-    played = 0
+    served = 0
 
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
-        MyRunner.played += 1
+        MyRunner.served += 1
         return await super()._execute_rollout(rollout)
 
 
@@ -52,7 +52,7 @@ def test_a_runner_and_a_hook_of_the_users() -> None:
     )
     trainer.fit(agent, train_dataset=TASKS)
     assert trainer.result.rewards == [0.25, 0.75]
-    assert MyRunner.played == len(hook.started) == 2
+    assert MyRunner.served == len(hook.started) == 2
     assert all(started.startswith("ro-") for started in hook.started)
 
 

@@ -181,7 +181,7 @@ def test_the_token_of_a_claim_is_answered_for_as_long_as_the_claim_is_in_hand(sc
         assert scripts.claim("w", token="done") == [done]
         scripts.run(update_attempt, scripts.now, *lost, {"last_heartbeat_time": scripts.now})
     scripts.run(update_attempt, scripts.now, *done, {"status": "succeeded"})
-    assert scripts.claim("w", token="done") == [], "it is over: nobody may play it again"
+    assert scripts.claim("w", token="done") == [], "it is over: nobody may run it again"
     scripts.now += 700
     scripts.run(forget_claim_tokens, scripts.now)
     assert scripts.run(lambda tx: [token for token, _ in tx.scan("claim")]) == ["asked once"]
@@ -266,7 +266,7 @@ WORKERS = st.sampled_from(["v", "w"])
 
 
 class Stories(RuleBasedStateMachine):
-    """Two workers whose replies get lost; what each knows of, it names and plays."""
+    """Two workers whose replies get lost; what each knows of, it names and runs."""
 
     scripts: Scripts
 

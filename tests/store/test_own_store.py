@@ -241,7 +241,7 @@ def test_fit_runs_to_its_end_over_it(server: KeyValueServer, strategy: dict[str,
     assert trainer.result.outcomes == {"scored": 3, "policy_fault": 1}
 
 
-async def test_a_runner_alone_plays_its_queue_and_says_that_it_sends_no_heartbeats(
+async def test_a_runner_alone_runs_its_queue_and_says_that_it_sends_no_heartbeats(
     own: RedisLikeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = [await own.enqueue_rollout(task) for task in (1, 3)]

@@ -75,7 +75,7 @@ async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Any]:
         await one.close()
 
 
-async def _plays_a_rollout(store: LightningStoreClient) -> None:
+async def _runs_a_rollout(store: LightningStoreClient) -> None:
     made = await store.enqueue_rollout(input={"task": 1}, mode="train")
     claim = await store.dequeue_rollout(worker_id="w")
     assert claim is not None
@@ -94,7 +94,7 @@ async def test_an_operation_that_the_server_lacks_is_named_with_both_versions(
         await getattr(store, operation)()
     assert VERSION in str(caught.value)
     assert NEWER in str(caught.value)
-    await _plays_a_rollout(store)
+    await _runs_a_rollout(store)
 
 
 async def test_an_argument_that_the_server_lacks_is_refused_before_anything_is_done(
@@ -110,7 +110,7 @@ async def test_an_argument_that_the_server_lacks_is_refused_before_anything_is_d
         assert VERSION in str(caught.value)
         assert NEWER in str(caught.value)
     assert await store.get_worker_by_id("late") is None
-    await _plays_a_rollout(store)
+    await _runs_a_rollout(store)
 
 
 async def test_what_is_unknown_but_not_missing_is_told_as_ever(
@@ -125,7 +125,7 @@ async def test_what_is_unknown_but_not_missing_is_told_as_ever(
 async def test_a_server_that_knows_all_that_a_client_asks_for_serves_it(
     server: LightningStoreServer, connect: Any, version: str
 ) -> None:
-    await _plays_a_rollout(connect(server, version))
+    await _runs_a_rollout(connect(server, version))
 
 
 async def test_another_major_version_is_refused(server: LightningStoreServer, connect: Any) -> None:

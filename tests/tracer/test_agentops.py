@@ -64,7 +64,7 @@ async def agent(model):
     tool(1)
     emit_reward(1.0)
 
-async def play(tracer, store, model):
+async def run_rollout(tracer, store, model):
     rollout = await store.start_rollout(input="x")
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     async with tracer.trace_context("trace", **ids):
@@ -75,7 +75,7 @@ async def main():
     original = print
     store, tracer = InMemoryLightningStore(), AgentOpsTracer()
     with ModelServer() as model, tracer.lifespan(store):
-        traces = await asyncio.gather(*(play(tracer, store, model) for _ in range(3)))
+        traces = await asyncio.gather(*(run_rollout(tracer, store, model) for _ in range(3)))
         threads = [t.name for t in threading.enumerate() if "Otel" in t.name or "agentops" in t.name.lower()]
     for _ in range(2):  # a second life of a tracer in the same process
         with tracer.lifespan(store):

@@ -66,7 +66,7 @@ def some_spans(count: int, name: str = "span", size: int = 0) -> list[Span]:
 
 
 async def trace(store: InMemoryLightningStore | LightningStoreClient, *messages: str) -> str:
-    """Play one attempt that says these messages and return its rollout."""
+    """Run one attempt that says these messages and return its rollout."""
     rollout = await store.start_rollout(input="x")
     tracer = OtelTracer()
     with tracer.lifespan(store):

@@ -32,7 +32,7 @@ async def test_many_rollouts_at_once_as_tasks_threads_and_threads_of_threads(
 ) -> None:
     meet = asyncio.Barrier(8) if hasattr(asyncio, "Barrier") else None
 
-    async def play(rollout: AttemptedRollout) -> None:
+    async def run_rollout(rollout: AttemptedRollout) -> None:
         async with tracer.trace_context("trace", **ids(rollout)):
             if meet is not None:
                 await meet.wait()  # all contexts are open
@@ -45,7 +45,7 @@ async def test_many_rollouts_at_once_as_tasks_threads_and_threads_of_threads(
             await asyncio.to_thread(thread.join)
 
     rollouts = [await store.start_rollout(input=i) for i in range(8)]
-    await asyncio.gather(*(play(rollout) for rollout in rollouts))
+    await asyncio.gather(*(run_rollout(rollout) for rollout in rollouts))
     for rollout in rollouts:
         expected = {f"{rollout.rollout_id} {who}" for who in ("task", "thread", "child", "carried")}
         assert await messages(store, rollout) == expected
@@ -212,14 +212,14 @@ async def test_jobs_of_one_pool_find_their_rollout_among_many(
     meet = asyncio.Barrier(4)
     with ThreadPoolExecutor(2) as pool:
 
-        async def play(rollout: AttemptedRollout) -> None:
+        async def run_rollout(rollout: AttemptedRollout) -> None:
             async with tracer.trace_context("trace", **ids(rollout)):
                 await meet.wait()
                 await asyncio.wrap_future(pool.submit(emit_message, rollout.rollout_id))
                 await meet.wait()
 
         rollouts = [await store.start_rollout(input=i) for i in range(4)]
-        await asyncio.gather(*(play(rollout) for rollout in rollouts))
+        await asyncio.gather(*(run_rollout(rollout) for rollout in rollouts))
     for rollout in rollouts:
         assert await messages(store, rollout) == {rollout.rollout_id}
 

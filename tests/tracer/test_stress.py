@@ -110,7 +110,7 @@ async def test_no_span_crosses_over(store: InMemoryLightningStore, tracer: OtelT
     entered: list[int] = []
     kinds: list[Counter[str]] = []
 
-    async def play(number: int) -> AttemptedRollout:
+    async def run_rollout(number: int) -> AttemptedRollout:
         rollout = await store.start_rollout(input=number)
         async with tracer.trace_context("trace", **ids(rollout)):
             entered.append(number)
@@ -120,7 +120,7 @@ async def test_no_span_crosses_over(store: InMemoryLightningStore, tracer: OtelT
         return rollout
 
     with ThreadPoolExecutor(4) as pool:
-        rollouts = await asyncio.gather(*(play(number) for number in range(ROLLOUTS)))
+        rollouts = await asyncio.gather(*(run_rollout(number) for number in range(ROLLOUTS)))
     librarian.close()
     for number, rollout in enumerate(rollouts):
         spans: list[Any] = list(await store.query_spans(rollout.rollout_id))

@@ -85,7 +85,7 @@ async def agent(model, number):
     weave.finish()
     emit_reward(1.0)
 
-async def play(tracer, store, model, number):
+async def run_rollout(tracer, store, model, number):
     rollout = await store.start_rollout(input="x")
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     async with tracer.trace_context("trace", **ids) as root:
@@ -97,7 +97,7 @@ async def main():
     store, one, two = InMemoryLightningStore(), WeaveTracer(project_name="mine/project"), WeaveTracer()
     with ModelServer() as model, one.lifespan(store), two.lifespan(store):
         project = weave.get_client().project
-        traces = await asyncio.gather(*(play((one, two)[n % 2], store, model, 10 * n) for n in range(4)))
+        traces = await asyncio.gather(*(run_rollout((one, two)[n % 2], store, model, 10 * n) for n in range(4)))
         try:
             async with one.trace_context("broken"):
                 raise KeyError("x")

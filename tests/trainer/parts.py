@@ -17,8 +17,8 @@ def tenth(task: int) -> float:
 
 
 @agl.algo
-async def play(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[tuple[str, int]]:
-    """An algorithm: plays every task and returns the statuses with the pids of the workers that ran them."""
+async def run_tasks(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[tuple[str, int]]:
+    """An algorithm: runs every task and returns the statuses with the pids of the workers that ran them."""
     await store.add_resources({})
     rollouts = [await store.enqueue_rollout(train_dataset[i], mode="train") for i in range(len(train_dataset))]
     done = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=30)

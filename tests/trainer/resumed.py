@@ -13,16 +13,16 @@ import agentlightning as agl
 
 TASKS = list(range(8))
 FATAL = (2, 5)
-"""The tasks in whose first play the whole program is killed."""
+"""The tasks in whose first attempt the whole program is killed."""
 
 
 def main(folder: Path, strategy: Any) -> None:
-    """Play every task once, with a note of each play; print the rewards."""
+    """Run every task once, with a note of each attempt; print the rewards."""
     program = os.getpid()
 
     def agent(task: int) -> float:
-        with (folder / "plays").open("a") as plays:
-            plays.write(f"{task}\n")
+        with (folder / "attempts").open("a") as attempts:
+            attempts.write(f"{task}\n")
         killed = folder / f"killed-{task}"
         if task in FATAL and not killed.exists():
             killed.touch()

@@ -16,7 +16,7 @@ import agentlightning as agl
 from agentlightning.execution import ExecutionEvent, StrandedWorkError
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest
-from tests.trainer.parts import play, tenth
+from tests.trainer.parts import run_tasks, tenth
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "shm, one runner": {"strategy": "shm"},
@@ -28,8 +28,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", STRATEGIES)
-def test_fit_plays_every_task_and_keeps_what_the_algorithm_returned(where: str) -> None:
-    trainer = agl.Trainer(algorithm=play, **STRATEGIES[where])
+def test_fit_runs_every_task_and_keeps_what_the_algorithm_returned(where: str) -> None:
+    trainer = agl.Trainer(algorithm=run_tasks, **STRATEGIES[where])
     assert trainer.fit(tenth, train_dataset=[1, 2, 3, 4]) is None
     assert [status for status, _ in trainer.result] == ["succeeded"] * 4
     here = {pid == os.getpid() for _, pid in trainer.result}
@@ -136,7 +136,7 @@ def test_what_the_algorithm_raises_comes_out_of_fit(where: str) -> None:
 
 
 def test_an_algorithm_that_fails_leaves_no_result() -> None:
-    trainer = agl.Trainer(algorithm=play, strategy="shm")
+    trainer = agl.Trainer(algorithm=run_tasks, strategy="shm")
     trainer.fit(tenth, train_dataset=[1])
 
     @agl.algo
@@ -152,7 +152,7 @@ def test_an_algorithm_that_fails_leaves_no_result() -> None:
 def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> None:
     store = agl.SQLiteLightningStore(tmp_path / "run.db")
     for _ in range(2):
-        agl.Trainer(algorithm=play, store=store, strategy="shm").fit(tenth, train_dataset=[1, 2])
+        agl.Trainer(algorithm=run_tasks, store=store, strategy="shm").fit(tenth, train_dataset=[1, 2])
 
     async def runs() -> list[str | None]:
         try:
@@ -168,7 +168,7 @@ def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> 
 
 def test_a_durable_store_serves_several_processes(tmp_path: Path) -> None:
     spec = f"sqlite:///{tmp_path}/run.db"
-    trainer = agl.Trainer(algorithm=play, store=spec, **STRATEGIES["cs, two runners"])
+    trainer = agl.Trainer(algorithm=run_tasks, store=spec, **STRATEGIES["cs, two runners"])
     trainer.fit(tenth, train_dataset=list(range(8)))
     assert [status for status, _ in trainer.result] == ["succeeded"] * 8
     asyncio.run(trainer.store.close())
@@ -212,8 +212,8 @@ def test_a_runner_that_cannot_be_copied_is_explained() -> None:
             self.lock = threading.Lock()
 
     with pytest.raises(TypeError, match=r"Locked cannot be copied .* as a class, a factory or a dict"):
-        agl.Trainer(algorithm=play, runner=Locked(), strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
-    agl.Trainer(algorithm=play, runner=Locked, strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
+        agl.Trainer(algorithm=run_tasks, runner=Locked(), strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
+    agl.Trainer(algorithm=run_tasks, runner=Locked, strategy="shm", n_runners=2).fit(tenth, train_dataset=[1])
 
 
 def test_hooks_reward_fn_and_policy_faults_reach_the_runner() -> None:
@@ -247,7 +247,7 @@ def test_hooks_reward_fn_and_policy_faults_reach_the_runner() -> None:
 def test_runners_at_their_limit_with_work_left_end_the_run_with_an_error(where: str) -> None:
     settings = {**STRATEGIES[where], "max_rollouts": 1}
     with pytest.raises(StrandedWorkError, match="Raise max_rollouts"):
-        agl.Trainer(algorithm=play, **settings).fit(tenth, train_dataset=list(range(5)))
+        agl.Trainer(algorithm=run_tasks, **settings).fit(tenth, train_dataset=list(range(5)))
 
 
 def test_fit_without_an_algorithm_serves_the_open_rollouts_of_the_store() -> None:
@@ -296,7 +296,7 @@ def test_ctrl_c_is_raised_again_once_everything_has_ended(where: str, tmp_path: 
 
 def test_a_custom_strategy_is_given_both_bundles() -> None:
     class Here(agl.ExecutionStrategy):
-        """Plays the runner's side until the algorithm's is done, all in one loop."""
+        """Acts as the runner's side until the algorithm's is done, all in one loop."""
 
         def execute(self, algorithm: Any, runner: Any, store: LightningStore) -> Any:
             async def main() -> Any:
@@ -309,13 +309,13 @@ def test_a_custom_strategy_is_given_both_bundles() -> None:
 
             return asyncio.run(main())
 
-    trainer = agl.Trainer(algorithm=play, strategy=Here)
+    trainer = agl.Trainer(algorithm=run_tasks, strategy=Here)
     trainer.fit(tenth, train_dataset=[1, 2])
     assert len(trainer.result) == 2
 
 
 async def test_fit_works_on_another_thread_of_a_running_loop() -> None:
-    trainer = agl.Trainer(algorithm=play, **STRATEGIES["cs, two runners"])
+    trainer = agl.Trainer(algorithm=run_tasks, **STRATEGIES["cs, two runners"])
     await asyncio.to_thread(trainer.fit, tenth, [1, 2])
     assert len(trainer.result) == 2
 
@@ -335,7 +335,7 @@ def test_dev_needs_nothing_but_an_agent_and_tasks() -> None:
 
 def test_dev_refuses_algorithms_that_are_not_fast() -> None:
     with pytest.raises(TypeError, match=r"requires an algorithm that inherits from FastAlgorithm.*Function"):
-        agl.Trainer(algorithm=play, strategy="shm").dev(tenth, [1])
+        agl.Trainer(algorithm=run_tasks, strategy="shm").dev(tenth, [1])
 
 
 def test_dev_refuses_an_agent_whose_resources_nobody_would_publish() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.trainer.parts import play, tenth
+from tests.trainer.parts import run_tasks, tenth
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "shm, one runner": {"strategy": "shm"},
@@ -27,7 +27,7 @@ def test_fit_runs_inside_a_running_loop_and_leaves_it_as_it_was(where: str) -> N
     async def cell() -> None:
         ticking = asyncio.create_task(asyncio.sleep(0.01, "ticked"))
         here, task = asyncio.get_running_loop(), asyncio.current_task()
-        trainer = agl.Trainer(algorithm=play, **STRATEGIES[where])
+        trainer = agl.Trainer(algorithm=run_tasks, **STRATEGIES[where])
         for _ in range(2):
             trainer.fit(tenth, train_dataset=[1, 2])
             assert len(trainer.result) == 2

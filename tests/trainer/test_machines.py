@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os
 import agentlightning as agl
-from tests.trainer.parts import play, tenth
-trainer = agl.Trainer(algorithm=play, max_rollouts=int(os.environ.get("MAX_ROLLOUTS", 2)), n_runners=2)
+from tests.trainer.parts import run_tasks, tenth
+trainer = agl.Trainer(algorithm=run_tasks, max_rollouts=int(os.environ.get("MAX_ROLLOUTS", 2)), n_runners=2)
 trainer.fit(tenth, train_dataset=[1, 2, 3, 4])
 print(trainer.strategy.role, trainer.result)
 """

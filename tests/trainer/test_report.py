@@ -16,7 +16,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.trainer.report import RunReport, quantile
 from agentlightning.types import RolloutEvent
-from tests.trainer.parts import play, tenth
+from tests.trainer.parts import run_tasks, tenth
 
 PROGRAM = """
 import agentlightning as agl
@@ -75,12 +75,12 @@ def read_all(leader: int) -> str:
 
 
 def test_where_no_terminal_is_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    agl.Trainer(algorithm=play, strategy="shm").fit(tenth, train_dataset=[1])
+    agl.Trainer(algorithm=run_tasks, strategy="shm").fit(tenth, train_dataset=[1])
     assert capfd.readouterr() == ("", "")
 
 
 def test_plain_progress_is_one_line_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    agl.Trainer(algorithm=play, strategy="shm", progress="plain").fit(tenth, train_dataset=[1, 3])
+    agl.Trainer(algorithm=run_tasks, strategy="shm", progress="plain").fit(tenth, train_dataset=[1, 3])
     shown = capfd.readouterr()
     assert re.match(r"run run-\w+: 2 rollouts in [\d.]+ s \(2 scored\); mean reward 0.200 .*\n\Z", shown.err)
     assert shown.out == ""
@@ -89,7 +89,7 @@ def test_plain_progress_is_one_line_at_the_end(capfd: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
 def test_the_log_sums_up_every_algorithms_run(strategy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "agentlightning"):
-        agl.Trainer(algorithm=play, strategy=strategy, store=f"sqlite:///{tmp_path}/run.db", run_id="mine").fit(
+        agl.Trainer(algorithm=run_tasks, strategy=strategy, store=f"sqlite:///{tmp_path}/run.db", run_id="mine").fit(
             tenth, train_dataset=[1, 2, 3, 4]
         )
     [line] = [r.getMessage() for r in caplog.records if r.name == "agentlightning.trainer.follow"]
@@ -116,7 +116,7 @@ def test_a_store_that_tells_of_no_changes_is_no_hindrance(caplog: pytest.LogCapt
         query_events = agl.LightningStore.query_events
 
     with caplog.at_level(logging.INFO, "agentlightning"):
-        agl.Trainer(algorithm=play, strategy="shm", store=Silent()).fit(tenth, train_dataset=[1, 3])
+        agl.Trainer(algorithm=run_tasks, strategy="shm", store=Silent()).fit(tenth, train_dataset=[1, 3])
     assert "2 rollouts in" in caplog.text
     assert "(2 scored); mean reward 0.200 (of 2)" in caplog.text
 

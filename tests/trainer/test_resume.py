@@ -36,13 +36,13 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, strategy: Any) -> Non
         assert killed.returncode == -9, killed.stderr
     last = start(tmp_path, strategy)
     assert json.loads(last.stdout) == [task / 10 for task in TASKS], last.stderr
-    plays = Counter(map(int, (tmp_path / "plays").read_text().split()))
-    assert plays == {task: 2 if task in FATAL else 1 for task in TASKS}
+    attempts = Counter(map(int, (tmp_path / "attempts").read_text().split()))
+    assert attempts == {task: 2 if task in FATAL else 1 for task in TASKS}
 
 
 @pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
 def test_an_interrupted_run_goes_on_too(tmp_path: Path, strategy: Any) -> None:
-    program, played, asked = os.getpid(), tmp_path / "played", tmp_path / "interrupted"
+    program, done, asked = os.getpid(), tmp_path / "done", tmp_path / "interrupted"
 
     def agent(task: int) -> float:
         if task == 2 and not asked.exists():
@@ -50,7 +50,7 @@ def test_an_interrupted_run_goes_on_too(tmp_path: Path, strategy: Any) -> None:
             os.kill(program, signal.SIGINT)
             time.sleep(8)  # does not end by itself
             return 0.0
-        with played.open("a") as file:
+        with done.open("a") as file:
             file.write(f"{task}\n")
         return task / 10
 
@@ -71,7 +71,7 @@ def test_an_interrupted_run_goes_on_too(tmp_path: Path, strategy: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         run()
     assert run() == [0.0, 0.1, 0.2, 0.3]
-    assert sorted(played.read_text().split()) == ["0", "1", "2", "3"]
+    assert sorted(done.read_text().split()) == ["0", "1", "2", "3"]
 
 
 def rollouts_of(store: LightningStore) -> list[Rollout]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import agentlightning as agl
 from agentlightning.errors import AgentLightningError
 from agentlightning.litagent import LitAgent
-from tests.trainer.parts import PlainRunner, play
+from tests.trainer.parts import PlainRunner, run_tasks
 
 PARTS = ["algorithm", "tracer", "adapter", "store", "runner", "strategy", "llm_proxy", "execution_strategy"]
 OTHERS = ["n_runners", "max_rollouts", "initial_resources", "port", "hooks", "reward_fn", "policy_faults"]
@@ -19,7 +19,7 @@ OTHERS += ["rollout_config", "run_id", "progress", "n_workers", "max_tasks", "tr
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=3)
 names = st.sampled_from(
-    ["shm", "SHM", "cs", "grpo", "baselin", "memory", "sqlit", "tests.trainer.parts.play", "..", "a."]
+    ["shm", "SHM", "cs", "grpo", "baselin", "memory", "sqlit", "tests.trainer.parts.run_tasks", "..", "a."]
 )
 names |= st.sampled_from(
     ["os.path", "os.getpid", "math.pi", "collections.Counter", "tests.nowhere.Thing", "", "\x00.a"]
@@ -28,7 +28,7 @@ names |= st.sampled_from(["agentlightning.Baseline", "agentlightning.LitAgentRun
 classes = st.sampled_from(
     [int, dict, LitAgent, agl.Baseline, agl.OtelTracer, PlainRunner, agl.RolloutConfig, ValueError]
 )
-things = st.sampled_from([play, len, lambda: 3, lambda x: x, agl.Hook(), agl.OtelTracer(), object(), ..., {1, 2}])
+things = st.sampled_from([run_tasks, len, lambda: 3, lambda x: x, agl.Hook(), agl.OtelTracer(), object(), ..., {1, 2}])
 values = scalars | names | classes | things
 keys = st.sampled_from(
     ["type", "name", "n_runners", "n_runner", "n_epochs", "model", "max_rollouts", "tracer", "steps"]
@@ -97,7 +97,7 @@ def test_the_error_tells_what_would_be_right(settings: dict[str, Any], text: str
 
 
 def test_an_import_string_may_name_a_component_that_is_ready() -> None:
-    assert agl.Trainer(algorithm="tests.trainer.parts.play").algorithm is play
+    assert agl.Trainer(algorithm="tests.trainer.parts.run_tasks").algorithm is run_tasks
 
 
 # --- nothing has silently no effect ----------------------------------------------------------------------------------

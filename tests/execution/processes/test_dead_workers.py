@@ -33,7 +33,7 @@ def _die(how: str) -> None:
 
 @agl.rollout
 async def dies_of_its_task(task: str) -> float:
-    """Dies in the way the task names; any other task is played."""
+    """Dies in the way the task names; any other task is done."""
     if task in DEATHS:
         _die(task)
         await asyncio.Event().wait()  # a signal takes its time
@@ -46,13 +46,13 @@ seen: list[list[Attempt]] = []
 
 @agl.algo
 async def notes_attempts(*, store: LightningStore, train_dataset: Dataset[Any]) -> None:
-    """Play every task, and note the attempts of each."""
+    """Run every task, and note the attempts of each."""
     ids = await enqueue(store, train_dataset)
     await store.wait_for_rollouts(rollout_ids=ids, timeout=LIMIT_SECONDS)
     seen[:] = [list(await store.query_attempts(rollout_id)) for rollout_id in ids]
 
 
-def _played(tasks: list[str], isolation: str = "thread", **settings: Any) -> list[list[tuple[Any, ...]]]:
+def _attempts_of(tasks: list[str], isolation: str = "thread", **settings: Any) -> list[list[tuple[Any, ...]]]:
     """Fit, and return status, outcome and reason of each attempt of each task."""
     strategy: Any = {"type": "cs", "server_port": 0, **settings}
     runner: Any = agl.LitAgentRunner(agl.OtelTracer(), isolation=isolation)
@@ -63,7 +63,7 @@ def _played(tasks: list[str], isolation: str = "thread", **settings: Any) -> lis
 
 @pytest.mark.parametrize("how", DEATHS)
 def test_a_task_that_kills_its_runner_ends_after_its_retries_and_the_others_go_on(how: str) -> None:
-    first, *others = _played([how, "a", "b", "c"])
+    first, *others = _attempts_of([how, "a", "b", "c"])
     assert first == [CRASHED] * 4  # one, and three infrastructure retries
     assert others == [[("succeeded", "scored", None)]] * 3
 
@@ -77,20 +77,20 @@ def test_a_task_that_kills_its_runner_ends_after_its_retries_and_the_others_go_o
         ("exit 0", "thread", {"start_method": "spawn"}),
     ],
 )
-def test_so_it_is_wherever_the_agent_is_played(how: str, isolation: str, settings: dict[str, Any]) -> None:
-    first, other = _played([how, "a"], isolation, **settings)
+def test_so_it_is_wherever_the_agent_is_run(how: str, isolation: str, settings: dict[str, Any]) -> None:
+    first, other = _attempts_of([how, "a"], isolation, **settings)
     assert first == [CRASHED] * 4
     assert other == [("succeeded", "scored", None)]
 
 
 def test_a_run_in_which_every_task_kills_its_runner_ends() -> None:
     with pytest.raises(agl.errors.RunnerDiedError, match="max_runner_restarts=2"):
-        _played(["exit 0", "exit 3", "exit 0", "exit 3"], max_runner_restarts=2)
+        _attempts_of(["exit 0", "exit 3", "exit 0", "exit 3"], max_runner_restarts=2)
 
 
 def test_a_runner_without_restarts_that_leaves_with_work_in_hand_is_an_error() -> None:
     with pytest.raises(agl.errors.RunnerDiedError, match="runner-0"):
-        _played(["exit 0"], max_runner_restarts=0)
+        _attempts_of(["exit 0"], max_runner_restarts=0)
 
 
 @pytest.mark.parametrize("over_http", [False, True])

@@ -75,7 +75,7 @@ def test_a_stall_is_told_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixtu
 
 def test_slow_but_steady_progress_is_no_stall() -> None:
     class Slow(Serve):
-        async def play(self) -> None:
+        async def work(self) -> None:
             await asyncio.sleep(0.25)
 
     patient = SharedMemoryExecutionStrategy(stall_timeout=2.0, on_stall="raise")

@@ -15,7 +15,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.litagent.command.attempt_folder import AttemptFolder, UnusableFile
 from agentlightning.store.memory import InMemoryLightningStore
-from tests.litagent.test_command import play, reward_of, store
+from tests.litagent.test_command import reward_of, run_task, store
 from tests.stubs.unprivileged import folder_of_unprivileged, unprivileged
 
 __all__ = ["store"]
@@ -59,7 +59,7 @@ async def test_what_is_no_small_regular_file_says_no_reward(
     store: InMemoryLightningStore, attempts: Path, script: str, text: str
 ) -> None:
     tracemalloc.start()
-    attempt = await play(store, bash(script))
+    attempt = await run_task(store, bash(script))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert attempt.error is not None
@@ -71,14 +71,14 @@ async def test_what_is_no_small_regular_file_says_no_reward(
 
 async def test_a_reward_as_long_as_is_allowed_counts(store: InMemoryLightningStore) -> None:
     script = "(printf 0.5; head -c 65533 /dev/zero | tr '\\0' ' ') > $AGL_REWARD_FILE"
-    assert await reward_of(store, await play(store, bash(script))) == 0.5
+    assert await reward_of(store, await run_task(store, bash(script))) == 0.5
 
 
 @pytest.mark.parametrize("filler", ["[", "9", " "])
 async def test_a_huge_last_line_is_not_looked_at(store: InMemoryLightningStore, filler: str) -> None:
     script = f"echo 0.25; head -c 2000000 /dev/zero | tr '\\0' '{filler}'"
     agent = agl.CommandAgent(["bash", "-c", script], max_output_bytes=4 * 2**20)
-    assert await reward_of(store, await play(store, agent)) == 0.25
+    assert await reward_of(store, await run_task(store, agent)) == 0.25
 
 
 async def test_a_folder_that_was_moved_away_is_read_and_removed_and_what_stands_in_its_place_is_not_followed(
@@ -88,7 +88,7 @@ async def test_a_folder_that_was_moved_away_is_read_and_removed_and_what_stands_
     victim.mkdir()
     (victim / "reward.json").write_text("1.0")
     script = f"echo 0.5 > $AGL_REWARD_FILE; mv $TMPDIR {attempts}/moved; ln -s {victim} $TMPDIR"
-    attempt = await play(store, bash(script))
+    attempt = await run_task(store, bash(script))
     assert await reward_of(store, attempt) == 0.5
     assert (victim / "reward.json").read_text() == "1.0"
     assert os.listdir(attempts) == []
@@ -113,7 +113,7 @@ async def test_nothing_is_left_of_a_folder_and_nothing_else_is_touched(
     victim.mkdir()
     (victim / "kept").write_text("kept")
     agent = agl.CommandAgent(["bash", "-c", f"cd $TMPDIR; {script}; echo 1.0"])
-    assert await reward_of(store, await play(store, agent)) == 1.0
+    assert await reward_of(store, await run_task(store, agent)) == 1.0
     assert os.listdir(attempts) == []
     assert (victim / "kept").read_text() == "kept"
     assert "could not be removed" not in caplog.text

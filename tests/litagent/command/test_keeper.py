@@ -18,7 +18,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import RolloutConfig
-from tests.litagent.test_command import play, reward_of, store
+from tests.litagent.test_command import reward_of, run_task, store
 
 __all__ = ["store"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a child subreaper")
@@ -65,7 +65,7 @@ def hidden(form: str, mark: str) -> str:
 async def test_what_a_program_leaves_behind_ends_with_its_ordinary_end(
     store: InMemoryLightningStore, mark: str, form: str
 ) -> None:
-    attempt = await play(store, bash(hidden(form, mark) + "echo 1.0"))
+    attempt = await run_task(store, bash(hidden(form, mark) + "echo 1.0"))
     assert (attempt.outcome, await reward_of(store, attempt)) == ("scored", 1.0)
     assert marked(mark) == []
 
@@ -73,14 +73,14 @@ async def test_what_a_program_leaves_behind_ends_with_its_ordinary_end(
 @pytest.mark.parametrize("end", ["exit 3", "kill -9 $$", "sleep 86400"])
 async def test_and_with_any_other_end(store: InMemoryLightningStore, mark: str, end: str) -> None:
     script = hidden(HIDING["forked twice without an environment"], mark) + end
-    attempt = await play(store, bash(script, timeout_seconds=3.0, stop_seconds=0.1), config=RolloutConfig())
+    attempt = await run_task(store, bash(script, timeout_seconds=3.0, stop_seconds=0.1), config=RolloutConfig())
     assert attempt.outcome in ("infrastructure_fault", "cancelled")
     assert marked(mark) == []
 
 
 async def test_another_program_of_the_same_runner_goes_on(store: InMemoryLightningStore, mark: str) -> None:
-    other = asyncio.create_task(play(store, bash(f"sleep 2.{mark[-9:]}; echo 0.5")))
-    first = await play(store, bash(hidden(HIDING["forked twice"], mark) + "echo 1.0"))
+    other = asyncio.create_task(run_task(store, bash(f"sleep 2.{mark[-9:]}; echo 0.5")))
+    first = await run_task(store, bash(hidden(HIDING["forked twice"], mark) + "echo 1.0"))
     assert await reward_of(store, first) == 1.0
     assert marked(mark) == []
     assert await reward_of(store, await other) == 0.5
@@ -91,26 +91,26 @@ async def test_a_program_that_forks_without_end_ends(store: InMemoryLightningSto
         spread() {{ (setsid sh -c 'sleep {mark}' &) ; (sleep 0.002; spread) & }}
         spread; spread; sleep 0.5; echo 1.0
     """
-    attempt = await play(store, bash(bomb))
+    attempt = await run_task(store, bash(bomb))
     assert await reward_of(store, attempt) == 1.0
     assert marked(mark) == []
 
 
 async def test_a_program_that_kills_its_parent_ends_itself(store: InMemoryLightningStore, mark: str) -> None:
-    attempt = await play(store, bash(f"kill -9 $PPID; sleep {mark}"))
+    attempt = await run_task(store, bash(f"kill -9 $PPID; sleep {mark}"))
     assert (attempt.outcome, attempt.outcome_reason) == ("infrastructure_fault", "exception")
     assert marked(mark) == []
-    assert await reward_of(store, await play(store, bash("echo 1.0"))) == 1.0
+    assert await reward_of(store, await run_task(store, bash("echo 1.0"))) == 1.0
 
 
 async def test_the_next_program_gets_a_new_keeper_when_one_was_killed(store: InMemoryLightningStore) -> None:
-    assert await reward_of(store, await play(store, bash("echo 1.0"))) == 1.0
+    assert await reward_of(store, await run_task(store, bash("echo 1.0"))) == 1.0
     keepers = [child for child in psutil.Process().children() if any("keeper_main" in part for part in child.cmdline())]
     for keeper in keepers:
         keeper.kill()
         keeper.wait()
     assert keepers
-    assert await reward_of(store, await play(store, bash("echo 0.5"))) == 0.5
+    assert await reward_of(store, await run_task(store, bash("echo 0.5"))) == 0.5
 
 
 def test_a_killed_runner_leaves_nothing_of_what_hides(mark: str) -> None:

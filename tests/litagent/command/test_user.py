@@ -20,7 +20,7 @@ import agentlightning as agl
 from agentlightning.litagent.command import user as program_user
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, Attempt
-from tests.litagent.test_command import play, printed, reward_of, store
+from tests.litagent.test_command import printed, reward_of, run_task, store
 from tests.stubs.unprivileged import ATTACK, NOBODY, unprivileged
 
 __all__ = ["store"]
@@ -65,7 +65,7 @@ async def test_the_program_is_that_user_and_owns_its_files(
         cat $AGL_TASK_FILE; echo 0.5 > $AGL_REWARD_FILE
     """
     agent = bash(script, shared_folder, reward="file")
-    attempt = await play(store, agent, {"q": 1}, isolation=isolation)
+    attempt = await run_task(store, agent, {"q": 1}, isolation=isolation)
     assert (attempt.outcome, attempt.error) == ("scored", None)
     assert await reward_of(store, attempt) == 0.5
     first, task = (await printed(store, attempt))["stdout"].splitlines()
@@ -102,7 +102,7 @@ print(1.0)
     await store.add_resources({"main": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
     agent = agl.CommandAgent(["/usr/bin/env", "python3", "program.py"], user=NOBODY, cwd=shared_folder)
     with decoy(AGL_TOKEN=token):
-        attempt = await play(store, agent, {"planted": [token.encode().hex()], "runner": os.getpid()})
+        attempt = await run_task(store, agent, {"planted": [token.encode().hex()], "runner": os.getpid()})
     assert (attempt.outcome, attempt.error) == ("scored", None)
     assert await said_by(store, attempt) == [[], 5, ["1"]]
 
@@ -110,7 +110,7 @@ print(1.0)
 @AS_ROOT
 @pytest.mark.parametrize("script", ["setsid --fork sleep 86399 >/dev/null 2>&1; echo 1.0", "trap '' TERM; sleep 86399"])
 async def test_it_ends_like_every_program(store: InMemoryLightningStore, shared_folder: Path, script: str) -> None:
-    await play(store, bash(script, shared_folder, timeout_seconds=1.0, stop_seconds=0.1))
+    await run_task(store, bash(script, shared_folder, timeout_seconds=1.0, stop_seconds=0.1))
     assert [found for found in psutil.process_iter(["cmdline"]) if "86399" in (found.info["cmdline"] or ())] == []
 
 
@@ -119,7 +119,7 @@ async def test_a_working_folder_that_it_may_not_enter_is_named(
     store: InMemoryLightningStore, shared_folder: Path
 ) -> None:
     os.chmod(shared_folder, 0o700)
-    attempt = await play(store, bash("echo 1.0", shared_folder))
+    attempt = await run_task(store, bash("echo 1.0", shared_folder))
     assert attempt.outcome == "infrastructure_fault"
     assert attempt.error is not None
     assert "Permission denied" in attempt.error.message
@@ -146,7 +146,7 @@ def test_what_is_no_user_to_run_as_is_refused(user: Any, error: type[Exception],
 
 async def test_a_user_that_this_machine_does_not_know_is_told_at_the_start(store: InMemoryLightningStore) -> None:
     with pytest.raises(RuntimeError, match="this machine has no such user"):
-        await play(store, agl.CommandAgent(["true"], user="nobody-of-this-name"))
+        await run_task(store, agl.CommandAgent(["true"], user="nobody-of-this-name"))
 
 
 def test_a_runner_that_is_not_root_says_so_when_it_starts() -> None:

@@ -252,7 +252,7 @@ async def test_a_copy_never_replaces_a_store_in_use(store: SQLiteLightningStore,
     await other.close()
 
 
-async def test_the_log_of_a_store_that_was_killed_is_not_played_back_into_a_copy(
+async def test_the_log_of_a_store_that_was_killed_is_not_applied_to_a_copy(
     store: SQLiteLightningStore, tmp_path: Path
 ) -> None:
     (tmp_path / "gone.db-wal").write_bytes(b"changes of a store whose file is gone")

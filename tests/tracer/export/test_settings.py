@@ -18,8 +18,7 @@ from agentlightning.errors import MissingExtraError
 from agentlightning.tracer.export.exporter import Mirror
 from agentlightning.tracer.export.settings import Collector, collector_of
 from agentlightning.tracer.export.transport import sender_to
-
-from .test_mirror import some_spans
+from tests.tracer.test_mirror import some_spans
 
 ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
 
