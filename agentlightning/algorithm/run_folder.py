@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """Where the trained model lies."""
+        """Where the trained model is kept."""
         return self.path / "model"
 
     def check_unused(self) -> None:

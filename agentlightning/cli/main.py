@@ -22,7 +22,7 @@ from agentlightning.utils.version import VERSION
 WRONG_INPUT = (ValueError, TypeError, ImportError)
 """Errors that the user can mend: exit code 2 and one line."""
 FAILED = (RuntimeError, OSError, ArithmeticError)
-"""Errors of the world around us: exit code 1 and one line."""
+"""Errors of the environment, not of this package: exit code 1 and one line."""
 UNFORESEEN = 70
 """Any other error: a bug, ours or of code that a command was given."""
 INTERRUPTED = 130

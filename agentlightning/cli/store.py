@@ -24,7 +24,7 @@ _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "M
 
 
 class Backend(StrEnum):
-    """Where the data lies."""
+    """Where the data is kept."""
 
     SQLITE = "sqlite"
     MEMORY = "memory"

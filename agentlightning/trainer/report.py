@@ -1,4 +1,4 @@
-"""What a run comes to: rollouts by outcome, rewards and durations, and where it lies. Pure; `follow.py` feeds it."""
+"""What a run comes to: rollouts by outcome, rewards and durations, and where it is kept. Pure; `follow.py` feeds it."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class RayActors:
         while not self._news.empty():
             actor, kind, future = self._news.get()
             if self._actors.get(actor.index) is not actor:
-                continue  # buried already
+                continue  # its end was handled already
             if kind == "placed" and future.exception() is None:
                 actor.timer.cancel()
                 actor.place = future.result()

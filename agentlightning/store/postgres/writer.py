@@ -1,7 +1,7 @@
 """A thread that runs writing scripts, many in one transaction (group commit).
 
-A script that raises has sent nothing, so it does not disturb its neighbours. One that meets a row in the hands of
-another transaction, or finds at the end that what it read was changed, is run again: scripts are repeatable.
+A script that raises has sent nothing, so it does not disturb the other scripts of its batch. One that meets a row that
+another transaction holds, or finds at the end that what it read was changed, is run again: scripts are repeatable.
 
 A process has one writer for all, and one for the scripts that must be run alone and may have to wait. Two for all would
 be no faster: what a process does at one time it often does to the same workers, and they would wait for each other.
@@ -149,7 +149,7 @@ class Writer:
                 result = job.script(tx)
             except psycopg.Error:
                 raise
-            except Exception as error:  # the caller gets it; the neighbours in the batch go on
+            except Exception as error:  # the caller gets it; the other scripts of the batch go on
                 tx.undo()
                 answers.append((job, None, error))
                 continue

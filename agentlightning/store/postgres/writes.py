@@ -65,7 +65,7 @@ class Seen:
     """The transaction holds locks."""
 
     def forget(self) -> None:
-        """Trust nothing of it any more: locks were given up, writes undone."""
+        """Forget what was read and locked: locks were given up, writes undone."""
         self.records.clear()
         self.rows.clear()
 

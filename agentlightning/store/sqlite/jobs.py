@@ -59,7 +59,7 @@ def _run_under_savepoint(db: sqlite3.Connection, changes: ChangeNumbers, job: Jo
         job.result = (job.script(tx), tx.notes)
     except sqlite3.Error:
         raise
-    except Exception as error:  # the caller gets it; the neighbours in the batch go on
+    except Exception as error:  # the caller gets it; the other scripts of the batch go on
         job.error = error
         db.execute("ROLLBACK TO script")
     db.execute("RELEASE script")

@@ -1,4 +1,4 @@
-"""Prompt templates of the engine `f-string`: named gaps, and nothing that leads from a value to what lies behind it.
+"""Prompt templates of the engine `f-string`: named placeholders, and nothing that leads from a value to other objects.
 
 `str.format` walks attributes (`{x.__init__.__globals__}`) and fills any width (`{x:300000000}`). Whoever can publish a
 template would read the agent's process with the one and end it with the other, so the gaps are filled here:
