@@ -1,4 +1,4 @@
-"""How the rate of rollouts grows with runners: until the cores are full; for agents that wait for a model, well beyond that."""
+"""How the rate of rollouts grows with runners: up to the cores, and beyond for agents that wait for a model."""
 
 from __future__ import annotations
 
