@@ -145,7 +145,7 @@ def test_a_socket_and_a_file_of_another_user_are_refused(monkeypatch: pytest.Mon
     assert not folder.path.exists()
 
 
-PLAYED = """
+PROGRAM = """
 import asyncio, logging, sys
 import agentlightning as agl
 from agentlightning.runner import LitAgentRunner
@@ -181,7 +181,12 @@ def test_a_folder_that_its_program_has_closed_is_removed_by_a_runner_that_is_not
     user = unprivileged()
     with folder_of_unprivileged() as attempts:
         done = subprocess.run(
-            [user.python, "-c", PLAYED, *(f"cd $TMPDIR; echo 1.0 > $AGL_REWARD_FILE; {script}" for script in CLOSING)],
+            [
+                user.python,
+                "-c",
+                PROGRAM,
+                *(f"cd $TMPDIR; echo 1.0 > $AGL_REWARD_FILE; {script}" for script in CLOSING),
+            ],
             env={"PYTHONPATH": user.path, "TMPDIR": str(attempts), "PATH": os.environ["PATH"]},
             cwd="/",
             capture_output=True,
