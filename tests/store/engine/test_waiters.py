@@ -138,7 +138,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 async def test_an_idle_worker_that_asks_again_looks_at_the_queue_once(store: EngineStore, claims: list[Any]) -> None:
     for _ in range(3):
-        assert await store.dequeue_rollout(worker_id="w", timeout=0.05) is None
+        assert await store.dequeue_rollout(worker_id="w", timeout=0.5) is None
     assert claims == ["w"]
 
 
