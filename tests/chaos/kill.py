@@ -16,7 +16,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from tests.chaos.load import Fact, Producer, Publisher, Worker, problems
 from tests.chaos.processes import CONTEXT
 from tests.chaos.stores import Place, open_store
+from tests.stubs.ports import free_port
 from tests.stubs.postgres_server import PostgresServer
 
 CLIENTS = 4
@@ -229,15 +229,6 @@ def _lives(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def free_port() -> int:
-    """Return a port that is free and that no outgoing connection is given while nobody listens there."""
-    for port in random.sample(range(20_000, 32_000), 1000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port between 20000 and 32000")
 
 
 # --- the processes that work -----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.processes import CONTEXT
 from tests.chaos.stores import open_store
-from tests.execution.program import free_port
+from tests.stubs.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2.0

@@ -25,8 +25,8 @@ import psutil
 
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
-from tests.chaos.kill import free_port
 from tests.chaos.processes import CONTEXT
+from tests.stubs.ports import free_port
 
 SPANS = 10
 GROUP = 5

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +18,7 @@ import pytest
 from agentlightning.store.sqlite import SQLiteLightningStore
 from tests.deploy.recipes import PROGRAM, SBATCH, VALUES, Part, compose_parts, kubernetes_parts
 from tests.stubs.model_server import ModelServer
+from tests.stubs.ports import free_port
 
 LIMIT_SECONDS = 60
 TASKS = 16
@@ -28,16 +28,6 @@ INSTALLED = {"agl": str(Path(sys.executable).with_name("agl")), "python": sys.ex
 def solve(request: dict[str, Any]) -> str:
     """Answer `What is 2 + 3?`."""
     return str(sum(int(number) for number in re.findall(r"\d+", request["messages"][-1]["content"])))
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def here(text: str, places: dict[str, str]) -> str:
@@ -95,7 +85,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_the_parts_of_a_recipe_find_each_other_and_run_every_task(
     recipe: Callable[..., list[Part]], tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    store_port, gateway_port = map(str, free_ports(2))
+    store_port, gateway_port = (str(free_port()) for _ in range(2))
     with ModelServer(solve) as model:
         parts = {part.name: part for part in recipe({**VALUES, "UPSTREAM_URL": "THE-MODEL"})}
         places = {"agl-store:": "127.0.0.1:", "agl-gateway:": "127.0.0.1:", "//store:": "//127.0.0.1:"}
@@ -137,7 +127,7 @@ def job(folder: Path, url: str, processes: list[subprocess.Popen[str]]) -> subpr
     for name, text in scripts.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
-    store_port, gateway_port = map(str, free_ports(2))
+    store_port, gateway_port = (str(free_port()) for _ in range(2))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node", "SLURM_SUBMIT_DIR": str(folder)}
     given = {"UPSTREAM_URL": url, "MODEL": "m", "UPSTREAM_API_KEY": "k", "PYTHONUNBUFFERED": "1"}
     environment = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(folder), "TMPDIR": str(folder)}

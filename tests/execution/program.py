@@ -22,6 +22,7 @@ from agentlightning.execution import (
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from tests.execution.bundles import Serve, Tasks, blocking_runner, deaf_runner
+from tests.stubs.ports import free_port
 
 LAYOUTS: dict[str, Any] = {
     "shm-runner": lambda: SharedMemoryExecutionStrategy(),
@@ -103,14 +104,6 @@ async def serves_then_blocks(store: LightningStore, worker_id: int, event: Execu
 async def serves_then_deaf(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
     await Serve(cap=1)(store, worker_id, event)
     await deaf_runner(store, worker_id, event)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main() -> None:

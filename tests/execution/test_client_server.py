@@ -34,6 +34,7 @@ from tests.execution.bundles import (
     patient_algorithm,
     until_one_is_at_work,
 )
+from tests.stubs.ports import free_port
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -46,9 +47,7 @@ def strategy(**settings: Any) -> ClientServerExecutionStrategy:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def children() -> list[psutil.Process]:

@@ -17,7 +17,7 @@ import pytest
 
 from agentlightning.execution import stop_run
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from tests.execution.program import free_port
+from tests.stubs.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

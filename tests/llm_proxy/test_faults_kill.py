@@ -9,7 +9,6 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -28,15 +27,10 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import Span
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer, encode
+from tests.stubs.ports import free_port
 
 STATE = "agentlightning.call.state"
 IDS = "agentlightning.call.completion_token_ids"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class GatewayProcess:

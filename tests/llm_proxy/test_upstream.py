@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.llm_proxy.upstream import http as upstream
 from tests.llm_proxy.harness import GatewayHarness, arrived, until
 from tests.stubs.model_server import Fault, ModelServer
+from tests.stubs.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dead_url() -> str:
     """Return a base URL where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    return f"http://127.0.0.1:{free_port()}/v1"
 
 
 def entry(base_url: str) -> Any:

@@ -23,6 +23,8 @@ from typing import Self
 
 import pytest
 
+from tests.stubs.ports import free_port
+
 _NEEDED = "pip install pymongo nx-27017, or name a server in AGL_TEST_MONGO_URI"
 
 
@@ -33,7 +35,7 @@ class MongoServer:
         if importlib.util.find_spec("nx_27017") is None:
             pytest.skip(f"no MongoDB server: nx-27017 is not installed ({_NEEDED})")
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.uri = f"mongodb://127.0.0.1:{self._port}"
 
@@ -76,12 +78,6 @@ class MongoServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _answers(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
+from tests.stubs.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -42,9 +42,7 @@ def start(role: str, port: int, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.parametrize("environment", [pytest.param({}, marks=pytest.mark.heavy), {"AGL_RUN_ID": "run-7"}])
