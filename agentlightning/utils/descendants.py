@@ -89,8 +89,10 @@ def end_descendants(
     began = time.monotonic()
     killed_since: float | None = None  # a look may take long on a busy machine, and must not count as a kill
     while True:
+        if reap and not _has_children():
+            return []
         living = [child for child in _living_below(pid) if child.pid not in spared]
-        if not living and not (reap and _has_children()):
+        if not living and not reap:
             return []
         now = time.monotonic()
         if killed_since is not None and now - killed_since > KILL_SECONDS:
