@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -63,7 +63,6 @@ from agentlightning.types import (
     RetentionPolicy,
     Rollout,
     RolloutConfig,
-    RolloutMode,
     Span,
     Worker,
     WorkerStatus,
@@ -144,7 +143,7 @@ class EngineStore(LightningStore):
     async def start_rollout(
         self, input, mode=None, resources_id=None, config=None, metadata=None, worker_id=None, *, run_id=None
     ) -> AttemptedRollout:
-        request = _request(input, mode, resources_id, config, metadata, run_id)
+        request = _request(input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id)
         await self._runtime.scan()
         ids, attempt_id, call = _ids(12), "at-" + _ids(8)(0), _call("start_rollout")
         claim = await self._runtime.write(
@@ -157,17 +156,18 @@ class EngineStore(LightningStore):
         self, input, mode=None, resources_id=None, config=None, metadata=None,
         *, run_id=None, priority=0, not_before=None,
     ) -> Rollout:  # fmt: skip
-        request = _request(input, mode, resources_id, config, metadata, run_id, priority, not_before)
+        request = _request(
+            input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id, priority=priority,
+            not_before=not_before,
+        )  # fmt: skip
         return (await self._enqueue([request]))[0]
 
     @override
     async def enqueue_many_rollouts(self, rollouts) -> list[Rollout]:
         with valid("rollouts"):
             valid_rollouts = [EnqueueRolloutRequest.model_validate(each) for each in rollouts]
-        requests = [
-            _request(r.input, r.mode, r.resources_id, r.config, r.metadata, r.run_id, r.priority, r.not_before)
-            for r in valid_rollouts
-        ]
+        names = EnqueueRolloutRequest.model_fields
+        requests = [_request(**{name: getattr(rollout, name) for name in names}) for rollout in valid_rollouts]
         return await self._enqueue(requests) if requests else []
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
@@ -190,24 +190,14 @@ class EngineStore(LightningStore):
         if limit <= 0:
             return []
         await self._runtime.scan()
-        token, ids = request_token.get(), _ids(8)
-        looks = 0
+        token, looks = request_token.get(), 0
+        ask = partial(claim, ids=_ids(8), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
 
         async def look() -> _Claims:
             nonlocal looks
             looks += 1
             now = self._runtime.now()
-            script = partial(
-                claim,
-                now=now,
-                ids=ids,
-                token=token,
-                run_id=run_id,
-                worker_id=worker_id,
-                limit=limit,
-                looks_again=looks > 1,
-            )
-            found = await self._runtime.write(script)
+            found = await self._runtime.write(partial(ask, now=now, looks_again=looks > 1))
             if found.answered and not found.claims:
                 raise _AnsweredBefore
             claims, due = [self._hand_out(given) for given in found.claims], found.due
@@ -576,26 +566,15 @@ class _AnsweredBefore(Exception):
 
 
 def _request(
-    input: object,
-    mode: RolloutMode | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    metadata: dict[str, object] | None,
-    run_id: str | None,
-    priority: int = 0,
-    not_before: float | None = None,
+    input: object, config: RolloutConfig | None, metadata: Mapping[str, object] | None, **others: Any
 ) -> EnqueueRolloutRequest:
     """Return the request with values of its own."""
     with valid("the rollout"):
         return EnqueueRolloutRequest(
             input=to_json(input),
-            mode=mode,
-            resources_id=resources_id,
             config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
             metadata=to_json(metadata, "metadata"),
-            run_id=run_id,
-            priority=priority,
-            not_before=not_before,
+            **others,
         )
 
 

@@ -35,9 +35,8 @@ EVENTS_PATH = f"{PREFIX}/events"
 KEEP_ALIVE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
 """Between two groups of messages; changes in between are sent together."""
-_PAGE = 1000
+_PAGE, _LONGEST_CURSOR = 1000, 200
 _FULL_RETRY_SECONDS = 5.0
-_LONGEST_CURSOR = 200
 
 
 class EventStreams:

@@ -125,21 +125,13 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
     numbers: dict[tuple[str, str], int] = {}
     try:
         sizes = await store.statistics()
-        numbers = await _by_status(store)
+        rollouts = {(OPEN_ROLLOUTS, s): await store.query_rollouts(status_in=[s], limit=1) for s in OPEN_STATUSES}
+        workers = {(WORKERS, s): await store.query_workers(status_in=[s], limit=1) for s in WORKER_STATUSES}
+        numbers = {key: page.total for key, page in (*rollouts.items(), *workers.items())}  # counted, not fetched
     except Exception:  # the boundary: who watches the store must see that it is down, and the rest
         logger.exception("the store could not tell its sizes")
     encode, content_type = choose_encoder(accept)
     return Response(encode(_Page(sizes, numbers)), headers={"content-type": content_type})
-
-
-async def _by_status(store: LightningStore) -> dict[tuple[str, str], int]:
-    """Return how many open rollouts and workers have each status, by (gauge, status); only counted, not fetched."""
-    found: dict[tuple[str, str], int] = {}
-    for status in OPEN_STATUSES:
-        found[OPEN_ROLLOUTS, status] = (await store.query_rollouts(status_in=[status], limit=1)).total
-    for status in WORKER_STATUSES:
-        found[WORKERS, status] = (await store.query_workers(status_in=[status], limit=1)).total
-    return found
 
 
 class _Page:

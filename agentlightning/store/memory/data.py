@@ -153,27 +153,19 @@ class Data:
             self._enter(slot, entry, ready=available == record.queued_at)
 
     def _count(self, known: Record | None, record: Record | None) -> None:
-        if known is not None and record is not None:
-            counts = self.sizes[record.rollout.run_id]
-            counts.attempts += len(record.attempts) - len(known.attempts)
-            counts.spans += record.span_count - known.span_count
-            counts.span_bytes += record.span_bytes - known.span_bytes
-        elif record is not None:
-            counts = self.sizes.get(record.rollout.run_id)
+        for sign, counted in ((1, record), (-1, known)):
+            if counted is None:
+                continue
+            run_id = counted.rollout.run_id
+            counts = self.sizes.get(run_id)
             if counts is None:
-                counts = self.sizes[record.rollout.run_id] = Counts()
-            counts.rollouts += 1
-            counts.attempts += len(record.attempts)
-            counts.spans += record.span_count
-            counts.span_bytes += record.span_bytes
-        elif known is not None:
-            counts = self.sizes[known.rollout.run_id]
-            counts.rollouts -= 1
-            counts.attempts -= len(known.attempts)
-            counts.spans -= known.span_count
-            counts.span_bytes -= known.span_bytes
+                counts = self.sizes[run_id] = Counts()
+            counts.rollouts += sign
+            counts.attempts += sign * len(counted.attempts)
+            counts.spans += sign * counted.span_count
+            counts.span_bytes += sign * counted.span_bytes
             if not counts.rollouts:
-                del self.sizes[known.rollout.run_id]
+                del self.sizes[run_id]
 
     def _hold(self, rollout_id: str, before: str | None, holder: str | None) -> None:
         if before == holder:

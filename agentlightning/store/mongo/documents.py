@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from pydantic import TypeAdapter
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.collection import Collection
 from pymongo.database import Database
@@ -20,11 +19,10 @@ from pymongo.errors import BulkWriteError
 
 from agentlightning.errors import TooLargeError
 from agentlightning.store.mongo.schema import Document, prepare
-from agentlightning.store.rules.durable import DAMAGED, damaged, read_record
+from agentlightning.store.rules.durable import DAMAGED, RECORD, damaged, read_record
 from agentlightning.store.rules.tx import Record
 
 Key = list[tuple[str, int]]
-RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RECENT = 32
 """How many of its last changes a document names."""
 MAX_BODY = 16 * 1024 * 1024 - 64 * 1024

@@ -49,7 +49,19 @@ class PostgresBackend:
         self._closed = False
         self._processes: dict[int, _Process] = {}
         self._clock = SharedClock()
-        self._prepare()
+        try:
+            with self._place.connect() as db:
+                prepare(db, repr(self._place), partition)
+                self._clock.set(lambda: _server_time(db))
+        except psycopg.OperationalError as error:
+            raise self._place.unreachable(
+                error, "Is the server running there, and are user, password and database right?"
+            ) from error
+        except psycopg.Error as error:
+            raise ConflictError(
+                f"The tables of the store cannot be made in {self._place!r}: {reason(error)}. "
+                "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
+            ) from error
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
         return self._submit(script, write).result()
@@ -74,21 +86,6 @@ class PostgresBackend:
         if not self._closed:
             self._closed = True
             self._process().close()
-
-    def _prepare(self) -> None:
-        try:
-            with self._place.connect() as db:
-                prepare(db, repr(self._place), self._partition)
-                self._clock.set(lambda: _server_time(db))
-        except psycopg.OperationalError as error:
-            raise self._place.unreachable(
-                error, "Is the server running there, and are user, password and database right?"
-            ) from error
-        except psycopg.Error as error:
-            raise ConflictError(
-                f"The tables of the store cannot be made in {self._place!r}: {reason(error)}. "
-                "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
-            ) from error
 
     def _submit(self, script: Script, write: bool) -> Future:
         if self._closed:

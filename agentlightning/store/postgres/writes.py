@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter
-
 from agentlightning.store.postgres.link import Cursor, Link
-from agentlightning.store.rules.durable import INDEXED, indexed
+from agentlightning.store.rules.durable import INDEXED, RECORD, indexed
 from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
 
-RECORD: TypeAdapter[Record] = TypeAdapter(Record)
 RowKey = tuple[Kind, str]
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""

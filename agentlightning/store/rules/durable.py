@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 3
 DAMAGED: Final = "damaged"
 """Status of the row of a rollout that was set aside; no rollout has it."""
-_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+"""How a record is written."""
 _MOST_LOGGED = 10_000
 _logged: set[tuple[str, str]] = set()
 INDEXED = (
@@ -86,7 +87,7 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
         DamagedRecordError: it cannot be read.
     """
     try:
-        return _RECORD.validate_json(body)
+        return RECORD.validate_json(body)
     except ValidationError as error:
         raise damaged("rollout", rollout_id, error) from None
 

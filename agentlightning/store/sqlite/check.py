@@ -12,10 +12,9 @@ from typing import Self
 from pydantic import ValidationError
 
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.rules.durable import RECORD, SCHEMA_VERSION, check_not_newer
 from agentlightning.store.rules.tx import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
-from agentlightning.store.sqlite.schema import RECORD
 from agentlightning.store.sqlite.tx import COLUMNS, columns_of
 from agentlightning.types import Span
 

@@ -9,14 +9,10 @@ import math
 import sqlite3
 from collections.abc import Callable
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
-from agentlightning.store.rules.tx import Record
-
-RECORD: TypeAdapter[Record] = TypeAdapter(Record)
-"""How a record is written."""
+from agentlightning.store.rules.durable import RECORD, SCHEMA_VERSION, check_not_newer
 
 _FIRST = """
 CREATE TABLE rollouts (

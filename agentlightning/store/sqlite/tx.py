@@ -12,6 +12,7 @@ from agentlightning.errors import DamagedRecordError
 from agentlightning.store.rules.durable import (
     DAMAGED,
     INDEXED,
+    RECORD,
     indexed,
     page_of_records,
     read_record,
@@ -22,7 +23,6 @@ from agentlightning.store.rules.durable import (
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, read_cursor
 from agentlightning.store.rules.tx import ROW_TYPES, Counts, Kind, Notes, Record, Row
-from agentlightning.store.sqlite.schema import RECORD
 from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
