@@ -43,6 +43,8 @@ MOST_FIELDS = 2048
 """Fields of a request itself (400); an object in it may have `MOST_ITEMS`."""
 MOST_CHOICES = 1024
 """Choices that a request may ask for (400)."""
+LARGEST_COUNT = 2**53 - 1
+"""Of tokens or choices, as a server reports them; beyond it JSON's numbers are not exact."""
 MOST_FRAMES = 1_000_000
 """Frames of one stream of a model server; it is broken off then."""
 LONGEST_ERROR = 4000
@@ -51,8 +53,6 @@ LONGEST_COMPARED = 128
 """Characters of a name for which similar names are looked for; a longer one is unlike all."""
 MOST_COMPARED = 200
 """Names that it is compared with."""
-LARGEST_COUNT = 2**53 - 1
-"""Of tokens or choices, as a server reports them; beyond it JSON's numbers are not exact."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200

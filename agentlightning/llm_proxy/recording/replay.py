@@ -59,20 +59,17 @@ class CallFile:
         if not self.replays:
             return None
         with self._replaying:
-            return self._find_reply(route, request)
-
-    def _find_reply(self, route: str, request: Json) -> Json | None:
-        key = _key(route, request)
-        if key not in self._calls and self._match == "nearest":
-            key = self._nearest(route, request) or key
-        replies = self._calls.get(key)
-        if replies is not None:
-            number = self._replayed.get(key, 0)
-            self._replayed[key] = number + 1
-            return replies[min(number, len(replies) - 1)]
-        if self._path is not None:
-            return None
-        near = self._nearest(route, request)
+            key = _key(route, request)
+            if key not in self._calls and self._match == "nearest":
+                key = self._nearest(route, request) or key
+            replies = self._calls.get(key)
+            if replies is not None:
+                number = self._replayed.get(key, 0)
+                self._replayed[key] = number + 1
+                return replies[min(number, len(replies) - 1)]
+            if self._path is not None:
+                return None
+            near = self._nearest(route, request)
         shown = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
         text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{shown}"
         raise CallFailed(404, text, code="replay_miss", state="upstream_error")

@@ -108,9 +108,14 @@ class Upstream:
             with self.balancer.busy(endpoint):
                 response = await self._ask(call, wire, endpoint)
                 call.endpoint = endpoint
+                streams = isinstance(response, UpstreamStream)
                 if len(endpoints) > 1:  # the only one is asked whatever is known of it
-                    self._judge(endpoint, response)
-                if isinstance(response, UpstreamStream):
+                    if streams or (not response.failure and response.status < 500):  # 429 is busy, not broken
+                        self.balancer.served(endpoint)
+                    elif rest := self.balancer.failed(endpoint):
+                        text = "the model server %s fails (%s); out for %.0f s at most"
+                        logger.warning(text, endpoint.label, response.outcome, rest)
+                if streams:
                     try:
                         yield response
                     finally:
@@ -135,15 +140,6 @@ class Upstream:
     def states(self, endpoints: list[ModelEndpoint]) -> dict[str, str]:
         """Return what is known of each endpoint: `serving`, `failing` or `out`."""
         return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
-
-    def _judge(self, endpoint: ModelEndpoint, response: UpstreamResponse | UpstreamStream) -> None:
-        """Remember whether the endpoint serves; 429 is a server that is busy, not one that is broken."""
-        if isinstance(response, UpstreamStream) or (not response.failure and (response.status < 500)):
-            self.balancer.served(endpoint)
-        elif rest := self.balancer.failed(endpoint):
-            logger.warning(
-                "the model server %s fails (%s); out for %.0f s at most", endpoint.label, response.outcome, rest
-            )
 
     async def count(
         self, endpoint: ModelEndpoint, base: str, route: str, wire: WireDialect, body: bytes
