@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BaseModel
 
 from agentlightning.adapter.base import TraceAdapter, garbage_collection_paused
 from agentlightning.adapter.calls.calls import (
@@ -40,7 +39,7 @@ from agentlightning.adapter.spans.tokens import (
 from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
 from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
-from agentlightning.field_help import explain_fields
+from agentlightning.field_help import Value, explain_fields
 from agentlightning.types import Span, Triplet
 
 __all__ = [
@@ -58,14 +57,19 @@ logger = logging.getLogger(__name__)
 _GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
 
 
-class Transition(BaseModel):
+class Transition(Value):
     """One step of a trajectory in the form of the v0.1 protocol; nothing in this package makes one."""
 
     state: list[int]
+    """Token ids that the model was given."""
     action: list[int]
+    """Token ids that it produced."""
     response_id: str | None = None
+    """The id of the model's reply; None if it had none."""
     agent_name: str = ""
+    """The agent that made the call."""
     reward: float | None = None
+    """What the step earned; None if nobody said."""
 
 
 @explain_fields

@@ -22,7 +22,13 @@ ANY_AGENT: Final = "*"
 
 
 class CallRef(NamedTuple):
-    """The name of one model call: its id is unique within its attempt only, where no gateway gave it."""
+    """The name of one model call.
+
+    Attributes:
+        rollout_id: The rollout that made it.
+        attempt_id: The attempt that made it.
+        call_id: Its own id; unique within its attempt only, where no gateway gave it.
+    """
 
     rollout_id: str
     attempt_id: str

@@ -15,6 +15,7 @@ from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.ledger.record import ExclusionReason, RolloutRecord, attempt_verdict, read_rollout
 from agentlightning.errors import LedgerError
+from agentlightning.field_help import explain_fields
 
 __all__ = [
     "Excluded",
@@ -30,6 +31,7 @@ __all__ = [
 _NAMED_AT_MOST = 8
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class Trained:
     """The call is part of the update."""
@@ -39,28 +41,36 @@ class Trained:
     tokens: int
     """How many of its tokens are trained: all that the policy produced in it."""
     advantage: float
+    """The factor by which its tokens count in the loss."""
     weight_version: int
     """The weights that served the call."""
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class Excluded:
     """The call is not part of the update."""
 
     reason: ExclusionReason
+    """Why, out of the closed list."""
 
 
 Ending = Trained | Excluded
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
     """The counts of one step; `captured` is `trained` plus all of `excluded`."""
 
     step: int
+    """The number of the training step."""
     captured: int
+    """Calls that were captured."""
     trained: int
+    """Calls that were part of the update."""
     trained_tokens: int
+    """Tokens of these calls that were trained."""
     excluded: dict[ExclusionReason, int]
     """Reasons that occurred, the most frequent first."""
 

@@ -26,6 +26,7 @@ from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import final_reward
 from agentlightning.adapter.spans.tokens import FAILED_STATES, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.field_help import explain_fields
 from agentlightning.types import Attempt, Outcome, Rollout, Span
 
 ExclusionReason = Literal[
@@ -65,11 +66,13 @@ are the same, so there is nothing to learn.
 TRAINED_OUTCOMES: frozenset[Outcome] = frozenset(("scored", "policy_fault"))
 
 
+@explain_fields
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """One rollout, read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
 
     rollout_id: str
+    """The rollout that was read."""
     attempt_id: str | None
     """The latest attempt; None if nobody claimed the rollout."""
     outcome: Outcome | None
@@ -83,6 +86,7 @@ class RolloutRecord:
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
+    """Why each call that is in no row is left out."""
     problems: list[Problem] = field(default_factory=list[Problem])
     """What could not be read of the spans."""
 

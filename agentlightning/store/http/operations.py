@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from agentlightning.errors import BadRequestError
+from agentlightning.field_help import explain_fields
 from agentlightning.store import base
 from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.types import PaginatedResult
@@ -33,12 +34,15 @@ Retry = Literal["safe", "token"]
 """`safe`: repeating the request changes nothing more. `token`: the request carries one and is answered again."""
 
 
+@explain_fields
 @dataclass(frozen=True)
 class Row:
     """One row of the table as it is written down."""
 
     operation: str
+    """Name of the method of `LightningStore`."""
     method: Literal["GET", "POST"]
+    """The HTTP method of a request."""
     path: str
     """Below the prefix; `{name}` is an argument in the path, literal segments win over it."""
     body: str | None = None
@@ -46,7 +50,9 @@ class Row:
     wrap: str | None = None
     """Key under which the answer is wrapped in an object."""
     status: int = 200
+    """The HTTP status of an answer."""
     retry: Retry = "safe"
+    """What makes it safe to repeat a request whose answer was lost."""
     also: tuple[tuple[Literal["GET", "POST", "PUT"], str], ...] = ()
     """Further ways to call it, with the same arguments."""
     slow: bool = False
