@@ -118,7 +118,7 @@ class GRPO(Algorithm):
         result.late_calls = await run.late_calls()
         return result
 
-    def _check_tasks(self, tasks: list[Any], held_out: list[Any]) -> None:
+    def _check_tasks(self, tasks: list[object], held_out: list[object]) -> None:
         settings = self.settings
         if not tasks:
             raise BadRequestError("GRPO needs tasks: pass train_dataset to fit, with at least one task")
@@ -216,5 +216,5 @@ def _check_model(model: str) -> None:
         raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
 
 
-def _items(dataset: Dataset[Any] | None) -> list[Any]:
+def _items(dataset: Dataset[Any] | None) -> list[object]:
     return [] if dataset is None else [dataset[index] for index in range(len(dataset))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentlightning.algorithm.collect import collect, evidence
 from agentlightning.store.base import LightningStore
@@ -46,7 +45,7 @@ class Evaluation:
 
 async def evaluate_tasks(
     store: LightningStore,
-    tasks: Sequence[Any],
+    tasks: Sequence[object],
     *,
     step: int,
     sampling: str,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.collect import Evidence, collect, evidence
@@ -84,8 +83,8 @@ class GRPORun:
     adapter: TraceToTripletBase
     folder: RunFolder
     progress: Progress
-    tasks: list[Any]
-    held_out: list[Any]
+    tasks: list[object]
+    held_out: list[object]
     guard: DriftGuard = field(default_factory=DriftGuard)
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
@@ -140,7 +139,7 @@ class GRPORun:
 
     # --- one step --------------------------------------------------------------------------------------------------
 
-    async def _step(self, step: int, tasks: Sequence[Any], resources_id: str) -> StepFigures:
+    async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
         settings = self.settings
         clock = _Clock(self.engine)
         requests = [

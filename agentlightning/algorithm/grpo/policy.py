@@ -45,7 +45,7 @@ class Policy:
         learning_rate: float = 1e-5,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.99),
-        lora: Mapping[str, Any] | None = None,
+        lora: Mapping[str, object] | None = None,
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -273,7 +273,7 @@ def _check_settings(
         raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {temperature}")
 
 
-def _with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
+def _with_lora(model: PreTrainedModel, settings: Mapping[str, object], seed: int) -> PreTrainedModel:
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():

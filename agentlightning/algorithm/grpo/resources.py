@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import LLM, NamedResources
 
 
-def resources_to_publish(proxy: LLMProxy, name: str, model: str, sampling: dict[str, Any]) -> NamedResources:
+def resources_to_publish(proxy: LLMProxy, name: str, model: str, sampling: dict[str, object]) -> NamedResources:
     """Return the learning model under `name`, and under each role the model of its policy.
 
     Only what is served by `model` is sampled as the algorithm says; frozen and external models keep their own way.

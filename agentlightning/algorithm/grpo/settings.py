@@ -60,7 +60,7 @@ class GRPOSettings:
     """Whether each token or each rollout of a step has the same weight in the loss."""
     max_grad_norm: float = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
-    lora: Mapping[str, Any] | None = None
+    lora: Mapping[str, object] | None = None
     """Arguments of `peft.LoraConfig`; None trains all weights."""
     device: str = "cpu"
     """Where the model lies, as torch names it, such as `cuda`."""
@@ -115,7 +115,7 @@ class GRPOSettings:
         """Return the learning rate of a step, 1 being the first."""
         return self.learning_rate * (1 - (step - 1) / self.steps if self.schedule == "linear" else 1.0)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the settings as JSON data."""
         output_dir = None if self.output_dir is None else str(self.output_dir)
         return {**dataclasses.asdict(self), "output_dir": output_dir}
@@ -155,7 +155,7 @@ def _check_number(
         raise BadRequestError(f"{name} must be {article} {wanted}".rstrip() + f"; got {value!r}")
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
         hint = f". Did you mean {near[0]!r}?" if near else ""

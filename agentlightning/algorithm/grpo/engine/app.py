@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -71,7 +70,7 @@ class ChatService:
         self._max_new_tokens = max_new_tokens
         self._seeds = random.Random(seed)  # for requests without a seed, in the order they arrive
 
-    async def reply(self, body: object) -> dict[str, Any]:
+    async def reply(self, body: object) -> dict[str, object]:
         """Return the reply to a request.
 
         Raises:
@@ -115,17 +114,17 @@ class ChatService:
 
     def _response(
         self, request: ChatRequest, completion: Completion, response_id: str, weight_version: int
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         token_ids = completion.token_ids
         text_ids = token_ids[:-1] if token_ids[-1] in self._eos_ids else token_ids
         reply = self._format.reply(text_ids, with_tools=request.tools is not None)
-        choice: dict[str, Any] = {
+        choice: dict[str, object] = {
             "index": 0,
             "message": message_body(reply),
             "finish_reason": "tool_calls" if reply.tool_calls else completion.finish_reason,
             "logprobs": self._logprobs(completion) if request.logprobs else None,
         }
-        response: dict[str, Any] = {
+        response: dict[str, object] = {
             "id": response_id,
             "object": "chat.completion",
             "created": int(time.time()),
@@ -143,7 +142,7 @@ class ChatService:
             choice["token_ids"] = token_ids
         return response
 
-    def _logprobs(self, completion: Completion) -> dict[str, Any]:
+    def _logprobs(self, completion: Completion) -> dict[str, object]:
         texts = self._format.token_texts(completion.token_ids)
         content = [
             {"token": text, "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -152,7 +151,7 @@ class ChatService:
         return {"content": content, "refusal": None}
 
 
-def make_app(service: ChatService, health: Callable[[], dict[str, Any]]) -> Starlette:
+def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> Starlette:
     """Return the application; `health` adds to the answer of `/health`."""
 
     async def chat_completions(request: Request) -> Response:

@@ -111,7 +111,7 @@ def parse_request(body: object) -> ChatRequest:
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object with 'model' and 'messages'")
-    fields = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
+    fields = {name: value for name, value in cast("dict[str, object]", body).items() if value is not None}
     _refuse_unsupported(fields)
     return ChatRequest(
         model=_typed(fields, "model", str),
@@ -179,7 +179,7 @@ def message_body(reply: Reply) -> dict[str, Any]:
     return {"role": "assistant", "content": reply.content, "tool_calls": calls}
 
 
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         if name in _READ or name in _WITHOUT_EFFECT:
             continue
@@ -195,21 +195,21 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _typed(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+def _typed(fields: Mapping[str, object], name: str, kind: type[Any]) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise RequestError(f"{name!r} must be of type {kind.__name__}, not {json.dumps(value)}", param=name)
     return value
 
 
-def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _messages(fields: Mapping[str, object]) -> list[dict[str, Any]]:
     messages = _typed(fields, "messages", list)
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise RequestError("'messages' must be a list of at least one message object", param="messages")
     return messages
 
 
-def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _tools(fields: Mapping[str, object]) -> list[dict[str, Any]] | None:
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         raise RequestError(
@@ -223,7 +223,7 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return cast("list[dict[str, Any]]", tools) if tools and choice == "auto" else None
 
 
-def _temperature(fields: Mapping[str, Any]) -> float:
+def _temperature(fields: Mapping[str, object]) -> float:
     value = _number(fields, "temperature", 1.0, low=0.0, high=2.0)
     if 0 < value < _LEAST_TEMPERATURE:
         raise RequestError(
@@ -242,7 +242,7 @@ def _number(
     return float(value)
 
 
-def _max_new_tokens(fields: Mapping[str, Any]) -> int | None:
+def _max_new_tokens(fields: Mapping[str, object]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if name in fields:
             value = _typed(fields, name, int)
@@ -252,7 +252,7 @@ def _max_new_tokens(fields: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
+def _flag(fields: Mapping[str, object], name: str) -> bool:
     value = fields.get(name, False)
     if value not in (True, False):  # 0 and 1 too
         raise RequestError(f"{name!r} must be true or false, not {json.dumps(value)}", param=name)

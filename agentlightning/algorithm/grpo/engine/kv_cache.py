@@ -8,7 +8,7 @@ The buffers grow by doubling and are kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class _RowLayer(CacheLayerMixin):
     def prepare(self, rows: slice | Tensor, lengths: Tensor | None, width: int) -> None:
         self._rows, self._lengths, self._width = rows, lengths, width
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write (b, heads, t, width) and return what the queries may look at."""
         if self._lengths is None:
             return self._write_prompts(key_states, value_states)

@@ -55,7 +55,7 @@ def _parse_call(body: str) -> ToolCall | None:
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Return OpenAI messages as chat templates expect them: arguments as objects, text parts joined to one text.
 
     Raises:
@@ -64,7 +64,7 @@ def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[st
     return [_message_for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _message_for_template(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message_for_template(message: Mapping[str, Any], where: str) -> dict[str, object]:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"{where}: 'role' is missing")
     shaped = {**message, "content": _text(message.get("content"), where)}
@@ -83,7 +83,7 @@ def _text(content: object, where: str) -> str | None:
     raise ValueError(f"{where}: 'content' must be a text or a list of text parts; the model reads nothing else")
 
 
-def _call_for_template(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _call_for_template(call: Mapping[str, Any], where: str) -> dict[str, object]:
     try:
         function = call["function"]
         arguments: object = json.loads(function["arguments"] or "{}")
