@@ -29,14 +29,14 @@ def test_threads_and_processes_claim_each_rollout_once(tmp_path: Path) -> None:
     asyncio.run(_fill(store, count))
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
-        elsewhere = pool.map_async(_claim_all, [str(path)] * 2)
+        children = pool.map_async(_claim_all, [str(path)] * 2)
         taken: list[str] = []
         threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for ids in elsewhere.get(60):
+        for ids in children.get(60):
             taken.extend(ids)
     asyncio.run(store.close())
     assert len(taken) == len(set(taken)) == count

@@ -66,10 +66,10 @@ async def serve(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_a_copy_at_a_second_server_changes_nothing(serve: Open, story: Story) -> None:
     first, second = await serve(), await serve()
 
-    async def elsewhere() -> LightningStore:
+    async def open_other() -> LightningStore:
         return second.client
 
-    await check_late_copy(story, first.client, elsewhere)
+    await check_late_copy(story, first.client, open_other)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
@@ -79,13 +79,13 @@ async def test_a_copy_after_a_restart_changes_nothing(tmp_path: Path, story: Sto
 
     served = await Served(engine()).start()
 
-    async def elsewhere() -> LightningStore:
+    async def open_other() -> LightningStore:
         nonlocal served
         await served.stop()
         served = await Served(engine()).start()
         return served.client
 
-    await check_late_copy(story, served.client, elsewhere)
+    await check_late_copy(story, served.client, open_other)
     await served.stop()
 
 

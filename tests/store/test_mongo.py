@@ -65,7 +65,7 @@ async def store(mongo_uri: str, partition: str) -> AsyncIterator[MongoLightningS
 
 
 @pytest.fixture
-async def elsewhere(mongo_uri: str, partition: str) -> AsyncIterator[MongoLightningStore]:
+async def second_store(mongo_uri: str, partition: str) -> AsyncIterator[MongoLightningStore]:
     """The same store as another process has it: with a client and numbers of its own."""
     made = MongoLightningStore(mongo_uri, partition_id=partition)
     yield made
@@ -129,21 +129,21 @@ def _claim_all(uri: str, partition: str) -> list[str]:
 
 
 async def test_a_request_that_arrives_many_times_at_once_is_answered_once(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(20)])
     request_token.set("the same")  # of this test's context only
-    claims = await asyncio.gather(*[(store, elsewhere)[i % 2].dequeue_many_rollouts(limit=3) for i in range(8)])
+    claims = await asyncio.gather(*[(store, second_store)[i % 2].dequeue_many_rollouts(limit=3) for i in range(8)])
     assert len({claim.rollout_id for many in claims for claim in many}) == 3
     assert (await store.statistics())["total_attempts"] == 3
 
 
 async def test_spans_that_arrive_twice_at_once_are_counted_once(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     attempted = await store.start_rollout("x")
     spans = [a_span(attempted, f"s{i}") for i in range(5)]
-    answers = await asyncio.gather(*[(store, elsewhere)[i % 2].add_many_spans(spans) for i in range(4)])
+    answers = await asyncio.gather(*[(store, second_store)[i % 2].add_many_spans(spans) for i in range(4)])
     assert sorted(map(len, answers)) == [0, 0, 0, 5]
     counts = await store.statistics()
     stored = await store.query_spans(attempted.rollout_id)
@@ -151,20 +151,20 @@ async def test_spans_that_arrive_twice_at_once_are_counted_once(
 
 
 async def test_many_writers_of_one_rollout_lose_no_change(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     attempted = await store.start_rollout("x")
-    await asyncio.gather(*[(store, elsewhere)[i % 2].add_span(a_span(attempted)) for i in range(24)])
+    await asyncio.gather(*[(store, second_store)[i % 2].add_span(a_span(attempted)) for i in range(24)])
     stored = await store.query_spans(attempted.rollout_id)
     assert [span.sequence_id for span in stored] == list(range(1, 25))
 
 
 async def test_a_heartbeat_and_a_claim_at_once_lose_nothing_of_the_workers_row(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     for i in range(10):
         await store.enqueue_rollout(i)
-        claim, worker = await asyncio.gather(store.dequeue_rollout("w"), elsewhere.update_worker("w", {"beat": i}))
+        claim, worker = await asyncio.gather(store.dequeue_rollout("w"), second_store.update_worker("w", {"beat": i}))
         assert claim is not None
         row = await store.get_worker_by_id("w")
         assert row is not None
@@ -336,18 +336,18 @@ def test_a_change_whose_fate_is_unknown_is_waited_for_like_that_of_another_proce
 
 
 async def test_a_waiting_claim_hears_of_work_from_another_process(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     waiting = asyncio.create_task(store.dequeue_rollout("w", timeout=20.0))
     await asyncio.sleep(0.1)
-    queued = await elsewhere.enqueue_rollout("x")
+    queued = await second_store.enqueue_rollout("x")
     claim = await asyncio.wait_for(waiting, 10.0)
     assert claim is not None
     assert claim.rollout_id == queued.rollout_id
 
 
 async def test_where_the_server_tells_of_changes_it_is_listened_to(
-    store: MongoLightningStore, elsewhere: MongoLightningStore
+    store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
     here = store._backend._process()  # type: ignore[attr-defined]
     if os.environ.get("AGL_TEST_MONGO_URI") and not here._streams:
@@ -355,13 +355,13 @@ async def test_where_the_server_tells_of_changes_it_is_listened_to(
     here._streams = True  # the stub tells of them without saying so
     waiting = asyncio.create_task(store.dequeue_rollout("w", timeout=20.0))
     await asyncio.sleep(0.1)
-    await elsewhere.enqueue_rollout("x")
+    await second_store.enqueue_rollout("x")
     assert await asyncio.wait_for(waiting, 10.0) is not None
     assert here._stream is not None
 
 
 async def test_a_reader_of_events_misses_nothing_of_what_several_processes_change_at_once(
-    store: MongoLightningStore, elsewhere: MongoLightningStore, mongo_uri: str, partition: str
+    store: MongoLightningStore, second_store: MongoLightningStore, mongo_uri: str, partition: str
 ) -> None:
     reader = MongoLightningStore(mongo_uri, partition_id=partition)
     ended: set[str] = set()
@@ -381,7 +381,7 @@ async def test_a_reader_of_events_misses_nothing_of_what_several_processes_chang
         return told
 
     told, *_ = await asyncio.wait_for(
-        asyncio.gather(read(), *[change((store, elsewhere)[i % 2]) for i in range(4)]), 60
+        asyncio.gather(read(), *[change((store, second_store)[i % 2]) for i in range(4)]), 60
     )
     await reader.close()
     assert told == ended

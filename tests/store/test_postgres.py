@@ -71,7 +71,7 @@ async def store(postgres_uri: str, partition: str) -> AsyncIterator[PostgresLigh
 
 
 @pytest.fixture
-async def elsewhere(postgres_uri: str, partition: str) -> AsyncIterator[PostgresLightningStore]:
+async def second_store(postgres_uri: str, partition: str) -> AsyncIterator[PostgresLightningStore]:
     """The same store as another process has it: with threads and connections of its own."""
     made = PostgresLightningStore(postgres_uri, partition=partition)
     yield made
@@ -149,7 +149,7 @@ def _claim_all(uri: str, partition: str) -> list[str]:
 
 
 async def test_a_claimer_waits_for_no_other_and_never_takes_the_same(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     queued = await queue_some(store, 2)
     claimed, go_on = threading.Event(), threading.Event()
@@ -162,8 +162,8 @@ async def test_a_claimer_waits_for_no_other_and_never_takes_the_same(
 
     slow = asyncio.create_task(asyncio.to_thread(run, store, claim_and_linger))
     await asyncio.to_thread(claimed.wait, 30)
-    other = await elsewhere.dequeue_rollout()
-    third = await elsewhere.dequeue_rollout()
+    other = await second_store.dequeue_rollout()
+    third = await second_store.dequeue_rollout()
     go_on.set()
     assert other is not None
     assert third is None
@@ -171,11 +171,11 @@ async def test_a_claimer_waits_for_no_other_and_never_takes_the_same(
 
 
 async def test_a_request_that_arrives_many_times_at_once_is_done_once(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     await queue_some(store, 20)
     request_token.set("the same")  # of this test's context only
-    many = [each for each in (store, elsewhere) for _ in range(10)]
+    many = [each for each in (store, second_store) for _ in range(10)]
     made = await asyncio.gather(*(each.enqueue_rollout(input="new") for each in many))
     assert len({rollout.rollout_id for rollout in made}) == 1
     claims = await asyncio.gather(*(each.dequeue_rollout() for each in many))
@@ -187,19 +187,19 @@ async def test_a_request_that_arrives_many_times_at_once_is_done_once(
 
 
 async def test_a_script_is_run_again_when_what_it_read_has_changed(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     def add_one(tx: Tx) -> None:
         row = cast("TextRow | None", tx.get("latest_resources", "counter"))
         tx.put("latest_resources", "counter", TextRow(str(int(row.value if row else "0") + 1)))
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: run((store, elsewhere)[n % 2], add_one), range(80)))
+        list(threads.map(lambda n: run((store, second_store)[n % 2], add_one), range(80)))
     assert run(store, lambda tx: tx.get("latest_resources", "counter")) == TextRow("80")
 
 
 async def test_a_row_that_is_dropped_while_it_changes_is_not_lost(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     runs: list[object] = []
 
@@ -207,7 +207,7 @@ async def test_a_row_that_is_dropped_while_it_changes_is_not_lost(
         row = tx.get("latest_resources", "x")
         runs.append(row)
         if len(runs) == 1:
-            run(elsewhere, lambda tx: tx.put("latest_resources", "x", TextRow("new")))
+            run(second_store, lambda tx: tx.put("latest_resources", "x", TextRow("new")))
         if row == TextRow("old"):
             tx.drop("latest_resources", "x")
 
@@ -229,12 +229,16 @@ async def test_a_locked_rollout_keeps_nobody_else_waiting(store: PostgresLightni
 
 
 async def test_changes_that_cross_do_not_wait_for_each_other_for_ever(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     one, two = await store.start_rollout(input=1), await store.start_rollout(input=2)
     there = [(one.rollout_id, one.attempt.attempt_id), (two.rollout_id, two.attempt.attempt_id)]
     await asyncio.gather(
-        *(each.get_many_span_sequence_ids(order) for each in (store, elsewhere) for order in (there, there[::-1]) * 20)
+        *(
+            each.get_many_span_sequence_ids(order)
+            for each in (store, second_store)
+            for order in (there, there[::-1]) * 20
+        )
     )
     assert await store.get_many_span_sequence_ids(there) == [81, 81]
 
@@ -252,7 +256,7 @@ async def test_a_script_that_gets_no_lock_is_given_up_after_a_while(
 
 
 async def test_a_process_that_is_frozen_in_a_transaction_loses_its_locks_and_goes_on_later(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore, monkeypatch: pytest.MonkeyPatch
+    store: PostgresLightningStore, second_store: PostgresLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = tuple(setting.replace("30s", "300ms") for setting in link._SETTINGS)
     monkeypatch.setattr(link, "_SETTINGS", short)
@@ -271,18 +275,18 @@ async def test_a_process_that_is_frozen_in_a_transaction_loses_its_locks_and_goe
 
     frozen = asyncio.create_task(asyncio.to_thread(run, store, change_slowly))
     await asyncio.to_thread(loaded.wait, 30)
-    assert await elsewhere.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [1]
+    assert await second_store.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [1]
     woken.set()
     assert await frozen == 2
-    assert await elsewhere.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [3]
+    assert await second_store.get_many_span_sequence_ids([(made.rollout_id, "any")]) == [3]
 
 
 async def test_spans_that_arrive_again_among_others_are_stored_once(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     rollout, other = await store.start_rollout(input=1), await store.start_rollout(input=2)
     again = [a_span(rollout, f"{index % 5:016x}") for index in range(40)]
-    calls = [(store, elsewhere)[n % 2].add_span(span) for n, span in enumerate(again)]
+    calls = [(store, second_store)[n % 2].add_span(span) for n, span in enumerate(again)]
     calls += [store.add_span(a_span(other)) for _ in range(20)]
     stored = await asyncio.gather(*calls)
     assert sum(span is not None for span in stored[:40]) == 5
@@ -436,7 +440,7 @@ async def test_who_waits_hears_what_another_process_does(
 
 
 async def test_only_changes_of_others_wake_the_listener(
-    store: PostgresLightningStore, elsewhere: PostgresLightningStore
+    store: PostgresLightningStore, second_store: PostgresLightningStore
 ) -> None:
     def news() -> bool:
         return store._backend.await_change(0.2)
@@ -444,7 +448,7 @@ async def test_only_changes_of_others_wake_the_listener(
     assert await asyncio.to_thread(store._backend.await_change, 30.0), "what came before it listened is unknown"
     await store.enqueue_rollout(input=1)
     assert not await asyncio.to_thread(news)
-    await elsewhere.enqueue_rollout(input=2)
+    await second_store.enqueue_rollout(input=2)
     assert await asyncio.to_thread(store._backend.await_change, 30.0)
     assert not await asyncio.to_thread(news)
 

@@ -309,7 +309,7 @@ async def answer_of(call: Awaitable[Any], token: str) -> Any:
 
 
 async def check_late_copy(
-    story: Story, store: LightningStore, elsewhere: Callable[[], Awaitable[LightningStore]]
+    story: Story, store: LightningStore, open_other: Callable[[], Awaitable[LightningStore]]
 ) -> None:
     """Tell a story in one store and deliver the copy to another one over the same data."""
     ids: Ids = {}
@@ -318,7 +318,7 @@ async def check_late_copy(
     _check_refusal(answer, story.refused)
     await story.then(store, ids)
     expected = await world(store)
-    other_store = await elsewhere()
+    other_store = await open_other()
     here = other_store is store
     before = await world(other_store, events=here)
     assert before | {"events": []} == expected
