@@ -75,7 +75,7 @@ class Tracer(ParallelWorkerBase):
     def operation_context(
         self,
         name: str,
-        attributes: Attributes | None = None,
+        attributes: dict[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> AbstractContextManager[SpanRecordingContext]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from typing_extensions import override
 
@@ -83,7 +84,7 @@ class DummyTracer(Tracer):
     def operation_context(
         self,
         name: str,
-        attributes: Attributes | None = None,
+        attributes: dict[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:

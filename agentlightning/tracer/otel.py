@@ -215,7 +215,7 @@ class OtelTracer(Tracer):
     def operation_context(
         self,
         name: str,
-        attributes: Attributes | None = None,
+        attributes: dict[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
