@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import agentlightning as agl
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Dataset
@@ -38,8 +40,8 @@ async def hangs_once_begun(task: str) -> float:
 
 @agl.rollout
 async def stops_its_process(task: str) -> float:
-    """An agent that makes a file and stops its process, which heeds no signal then but SIGKILL."""
-    Path(task).touch()  # noqa: ASYNC240 -- one call
+    """An agent that writes its process id to a file and stops its process, which heeds no signal then but SIGKILL."""
+    Path(task).write_text(str(os.getpid()))  # noqa: ASYNC240 -- one call
     os.kill(os.getpid(), signal.SIGSTOP)
     return 1.0
 
@@ -110,6 +112,20 @@ async def leaves_them_at_work(*, store: LightningStore, train_dataset: Dataset[s
     while not all(Path(task).exists() for task in train_dataset):  # noqa: ASYNC110, ASYNC240 -- made by others
         await asyncio.sleep(0.02)
     return ids
+
+
+@agl.algo
+async def leaves_them_stopped(*, store: LightningStore, train_dataset: Dataset[str]) -> list[str]:
+    """Return once the process of each agent has stopped: each has written its id to the file that its task names."""
+    ids = await leaves_them_at_work(store=store, train_dataset=train_dataset)
+    while not all(_has_stopped(Path(task)) for task in train_dataset):  # noqa: ASYNC110 -- others stop
+        await asyncio.sleep(0.02)
+    return ids
+
+
+def _has_stopped(written: Path) -> bool:
+    pid = written.read_text()
+    return bool(pid) and psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED
 
 
 @agl.algo

@@ -119,7 +119,7 @@ def test_6_nor_does_it_run_for_ever_in_the_store_when_its_runner_had_to_be_kille
     if layout == "shm":
         pytest.skip("an agent that stops its process stops the whole run")
     short = {"graceful_timeout": 0.2, "terminate_timeout": 0.2}
-    made = trainer(layout, fit_parts.leaves_them_at_work, store=agl.InMemoryLightningStore(), strategy=short)
+    made = trainer(layout, fit_parts.leaves_them_stopped, store=agl.InMemoryLightningStore(), strategy=short)
     with pytest.raises(RunnerDiedError, match="SIGKILL"):
         made.fit(fit_parts.stops_its_process, train_dataset=[f"{tmp_path}/begun"])
     [rollout] = asyncio.run(made.store.query_rollouts())
