@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import Distribution, PackagePath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
@@ -176,7 +176,7 @@ def _proxies() -> Iterator[CheckResult]:
 def _gpus() -> Iterator[CheckResult]:
     from agentlightning.utils.system_snapshot import system_snapshot
 
-    gpus: list[dict[str, Any]] = system_snapshot(include_gpu=True).get("gpus") or []
+    gpus = cast("list[dict[str, Any]]", system_snapshot(include_gpu=True).get("gpus") or [])
     for gpu in gpus:
         yield CheckResult("ok", "gpu", f"{gpu['gpu']}, {gpu['mem_total_mb']:.0f} MB")
     if not gpus:

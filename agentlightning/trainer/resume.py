@@ -13,7 +13,7 @@ import json
 import logging
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -169,7 +169,7 @@ class LightningStoreOfRun(LightningStoreScoped):
         requests = [r.model_copy(update={"config": merged(self.config, r.config)}) for r in requests]
         known = await self.past.answers(requests) if self.past is not None else [None] * len(requests)
         fresh = [request for request, rollout in zip(requests, known, strict=True) if rollout is None]
-        made = iter(await super()._call("enqueue_many_rollouts", (fresh,), {}) if fresh else ())
+        made = iter(cast(list[Rollout], await super()._call("enqueue_many_rollouts", (fresh,), {}) if fresh else []))
         rollouts = [next(made) if rollout is None else rollout for rollout in known]
         if self.seen is not None:
             self.seen.update(rollout.rollout_id for rollout in rollouts)

@@ -117,11 +117,12 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
         except ValueError as error:
             logger.warning("%s It becomes JSON text.", error)
     try:
-        return json.dumps(object)
+        return json.dumps(cast(Any, object))
     except (TypeError, ValueError) as error:
         if force:
-            return str(object)
-        raise ValueError(f"Object must be JSON serializable, got: {type(object).__name__} ({error})") from error
+            return str(cast(Any, object))
+        kind = type(cast(Any, object)).__name__
+        raise ValueError(f"Object must be JSON serializable, got: {kind} ({error})") from error
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
@@ -130,7 +131,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: there is no such type.
     """
-    kinds = {next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value)) for value in maybe_list}
+    kinds = {_kind(value) for value in maybe_list}
     if kinds <= {str} or kinds <= {bool}:
         return list(maybe_list)
     if kinds <= {int, bool}:
@@ -139,6 +140,10 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
         return [float(value) for value in maybe_list]
     names = ", ".join(sorted({type(value).__name__ for value in maybe_list}))
     raise ValueError(f"List must contain only one type of primitive values, got: {names}.")
+
+
+def _kind(value: object) -> type:
+    return next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value))
 
 
 def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) -> dict[str, Any]:
@@ -152,7 +157,7 @@ def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) ->
     return result
 
 
-def check_attributes_sanity(attributes: Mapping[object, object]) -> None:
+def check_attributes_sanity(attributes: Mapping[Any, object]) -> None:
     """Return if a span may hold the attributes as they are.
 
     Raises:

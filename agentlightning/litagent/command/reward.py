@@ -51,11 +51,11 @@ def _from_last_line(output: ProgramOutput) -> Any:
         if len(line) > MOST_BYTES:
             continue
         try:
-            value = _json(line)
+            value: object = _json(line)
         except ValueError:
             continue
         if value is None or isinstance(value, (int, float, dict)):
-            return _reward_in(value, f"the last JSON line of the program's output ({_short(line)})")
+            return _reward_in(cast(object, value), f"the last JSON line of the program's output ({_short(line)})")
     raise ProgramResultError(
         'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
         f"CommandAgent another reward=. {_last_words(output)}"

@@ -128,8 +128,8 @@ class _AttemptServer:
 def _portable_value(value: Any, rollout: AttemptedRollout) -> Outcome:
     """Return the agent's result in a form that can travel: spans as spans of ours."""
     try:
-        if isinstance(value, list) and value and is_result(value):
-            value = spans_of(value, rollout)
+        if isinstance(value, list) and value and is_result(cast(Any, value)):
+            value = spans_of(cast(Any, value), rollout)
     except AttemptFault as error:
         return Outcome(error=error, traceback=_text(error))
     try:

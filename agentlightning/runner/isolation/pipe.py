@@ -45,8 +45,8 @@ class Ask:
 
     number: int
     operation: str
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def _release(cycle: RequestResponseCycle) -> None:
 class _Reserved:
     """An app of which only some paths are served; all else gets another app's answer, and the connection ends."""
 
-    def __init__(self, app: object, paths: frozenset[str], otherwise: Refuse) -> None:
+    def __init__(self, app: Any, paths: frozenset[str], otherwise: Refuse) -> None:
         self._app, self._paths, self._otherwise = app, paths, otherwise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
