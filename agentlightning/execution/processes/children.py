@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 TRACEBACK_BYTES = 8192
 LOOK_SECONDS = 0.1
 """How often children are looked at where the system does not tell when one has ended."""
-CLOSE_SECONDS = 2.0
-"""How long a child that was killed may take to end what is left of it."""
+CLOSE_SECONDS = 4.0
+"""How long a child that was killed may take to end what is left of it: its subreaper takes up to 2.5 s."""
 
 ProcessContext = ForkContext | SpawnContext | ForkServerContext
 
