@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -24,6 +24,7 @@ from agentlightning.store import (
     SQLiteLightningStore,
 )
 from agentlightning.store.base import UNSET, request_token
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.wrappers.compat import CompletedStore
 from agentlightning.store.wrappers.forward import COMPOSED, FORWARDED
 from agentlightning.store.wrappers.run_scope import LightningStoreScoped
@@ -132,6 +133,15 @@ def test_a_wrapper_has_the_signatures_of_the_contract(kind: type[LightningStore]
         contract, wrapper = (inspect.signature(getattr(cls, operation)) for cls in (LightningStore, kind))
         shown = [(p.name, p.kind, p.default) for p in wrapper.parameters.values()]
         assert shown == [(p.name, p.kind, p.default) for p in contract.parameters.values()], operation
+
+
+@pytest.mark.parametrize(
+    "kind", [EngineStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded, CompletedStore]
+)
+def test_an_operation_of_a_store_has_the_types_of_the_contract(kind: type[LightningStore]) -> None:
+    for operation in FORWARDED:
+        contract, found = (get_type_hints(getattr(cls, operation)) for cls in (LightningStore, kind))
+        assert found == contract, operation
 
 
 @pytest.mark.parametrize("operation", [name for name in FORWARDED if name != "statistics"])

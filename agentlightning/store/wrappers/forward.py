@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
+from agentlightning.store import base
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 
 COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
@@ -29,7 +31,14 @@ class Forwarding(Protocol):
 
 
 def take_annotations(cls: type[object]) -> None:
-    """Give the operations that `cls` defines the annotations of the contract, where alone they are written."""
+    """Give the operations that `cls` defines the annotations of the contract, where alone they are written.
+
+    Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
+    """
+    module = vars(sys.modules[cls.__module__])
+    for name, value in vars(base).items():
+        if not name.startswith("_"):
+            module.setdefault(name, value)
     for name in FORWARDED:
         if name in vars(cls):
             vars(cls)[name].__annotations__ = dict(getattr(LightningStore, name).__annotations__)
