@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ class PortReport:
         """Tell the port of a socket that listens."""
         self._writer.send(port)
 
-    async def port(self) -> int:
-        """Wait for the port. For one caller, which sets the limit: a child that dies first tells nothing."""
-        while True:
+    async def port(self, event: ExecutionEvent) -> int | None:
+        """Wait for the port, and return it; None if the run ends first, as it does when the child dies."""
+        while not event.is_set():
             if self._reader.poll():
                 return int(self._reader.recv())
             await asyncio.sleep(POLL_SECONDS)
+        return None

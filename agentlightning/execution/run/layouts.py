@@ -92,7 +92,13 @@ class Layout:
         async def serve(connections: contextlib.AsyncExitStack) -> Any:
             nonlocal count
             try:
-                task = self._runner_task(self.address.at(await report.port()) if self.address and report else None)
+                address = self.address
+                if address is not None and report is not None:
+                    port = await report.port(event)
+                    if port is None:
+                        return None
+                    address = address.at(port)
+                task = self._runner_task(address)
                 store = await connections.enter_async_context(connected(task.url, task.store))
                 count = open_work_counter(self.algorithm, store)
                 return await task(0, event)
