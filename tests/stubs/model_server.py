@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -87,7 +88,8 @@ class ModelServer:
         self.port = 0
         self._loop = BackgroundLoop("stub-model-server")
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._open = asyncio.Event()
         self._open.set()
         self._held_from: int | None = None
@@ -153,27 +155,28 @@ class ModelServer:
     async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
-        for _ in range(5):  # turns of the loop, so that a connection that was just accepted has its handler
-            await asyncio.sleep(0)
-        open_ones = dict(self._connections)
-        for connection in open_ones:
-            connection.cancel()
-        await asyncio.gather(*open_ones, return_exceptions=True)
-        for writer in open_ones.values():
-            writer.transport.abort()  # a close waits until what is written has gone out, which may be never
+        cancelled: set[asyncio.Task[None]] = set()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also those that accept a connection
+            for connection in self._connections - cancelled:
+                connection.cancel()
+                cancelled.add(connection)
+            await asyncio.wait(others, timeout=0.01)
+        for transport in list(self._transports):
+            transport.abort()  # a close waits until what is written has gone out, which may be never
         await asyncio.sleep(0)  # each closes its socket in the next turn
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        self._connections[connection] = writer
+        self._connections.add(connection)
+        self._transports.add(writer.transport)
         try:
             while await self._one_request(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            del self._connections[connection]
+            self._connections.remove(connection)
             writer.close()
 
     async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
