@@ -154,9 +154,11 @@ class ModelServer:
 
     async def _close(self) -> None:
         assert self._server is not None
+        while any(_accepts(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110 -- asyncio tells nobody
+            await asyncio.sleep(0)
         self._server.close()
         cancelled: set[asyncio.Task[None]] = set()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also those that accept a connection
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for connection in self._connections - cancelled:
                 connection.cancel()
                 cancelled.add(connection)
@@ -175,6 +177,8 @@ class ModelServer:
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            pass  # by `_close`; asyncio logs a cancelled handler as an error
         finally:
             self._connections.remove(connection)
             writer.close()
@@ -259,6 +263,11 @@ class ModelServer:
         except ConnectionError:
             exchange.client_left = True
         return False
+
+
+def _accepts(task: asyncio.Task[Any]) -> bool:
+    """True for asyncio's task that accepts a connection, which leaks its socket when the server closes meanwhile."""
+    return getattr(task.get_coro(), "__name__", "") == "_accept_connection2"
 
 
 async def _send(
