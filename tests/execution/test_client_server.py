@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -52,9 +53,12 @@ def port() -> int:
 
 def children() -> list[psutil.Process]:
     """Child processes, but for those that `multiprocessing` keeps for the life of the interpreter."""
-    found = psutil.Process().children(recursive=True)
-    alive = [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if not any("multiprocessing" in word for word in child.cmdline())]
+    alive: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE and not any("multiprocessing" in w for w in child.cmdline()):
+                alive.append(child)
+    return alive
 
 
 @pytest.fixture(autouse=True)

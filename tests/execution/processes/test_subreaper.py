@@ -76,7 +76,14 @@ def _lives(pid: int) -> bool:
 def _runner_of(pid: int) -> int:
     """The process below which the children of the agent are."""
     below = psutil.Process(pid).children(recursive=True)
-    return next(p.ppid() for p in below if p.cmdline()[:1] == ["sleep"] and p.parent().cmdline()[:1] != ["/bin/sh"])  # type: ignore[union-attr]
+    return next(p.ppid() for p in below if _command(p) == ["sleep"] and _command(p.parent()) != ["/bin/sh"])
+
+
+def _command(process: psutil.Process | None) -> list[str]:
+    """The first word of a command; nothing of a process that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
+        return process.cmdline()[:1] if process is not None else []
+    return []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
