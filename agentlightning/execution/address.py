@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.http.sockets import listen
 
 if TYPE_CHECKING:
     from agentlightning.store.client_server import LightningStoreServer
@@ -48,6 +49,15 @@ class Address:
     def at(self, port: int) -> Address:
         """Return the same address with another port, which is to be kept."""
         return replace(self, port=port, may_move=False)
+
+    def check_free(self) -> None:
+        """Return if a server in a child can bind the port that was asked for, as far as can be told before it does.
+
+        Raises:
+            RuntimeError: the port is in use or the address cannot be bound; says what to do.
+        """
+        if self.port and not self.may_move:
+            listen(self.host, self.port).close()
 
     def bound_server(self, store: LightningStore) -> LightningStoreServer:
         """Return a store server whose port is taken and which does not serve yet.

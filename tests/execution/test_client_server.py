@@ -259,8 +259,9 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_star
         taken.bind(("127.0.0.1", port))
         taken.listen()
         for settings in ({}, {"main_process": "runner"}):
-            with pytest.raises(RuntimeError, match=f"{port}"):
+            with pytest.raises(RuntimeError, match=f"Cannot listen on 127.0.0.1:{port}") as raised:
                 strategy(server_port=port, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
+            assert type(raised.value) is RuntimeError, "an algorithm that died has started"
 
 
 @pytest.mark.parametrize("main_process", ["algorithm", "runner"])

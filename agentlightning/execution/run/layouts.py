@@ -85,6 +85,8 @@ class Layout:
 
     def with_main_runner(self) -> Any:
         """Worker 0 here, algorithm and server in a child. What the store holds at the end stays there."""
+        if self.address is not None:
+            self.address.check_free()
         report = None if self.address is None else PortReport()
         event, released = MultiprocessingEvent(), MultiprocessingEvent()
         count: Callable[[], Awaitable[int]] | None = None
