@@ -45,8 +45,6 @@ LEASE_SECONDS = 2.0
 LIMIT_SECONDS = 120.0
 """Without progress for so long the run has failed."""
 BATCH = 500
-CEASE_FIRE = 0.95
-"""The share of the rollouts after which nobody is shot at: a runner that is killed while the run ends is an error."""
 EACH_FAILS = 10
 """Every tenth task raises."""
 
@@ -191,9 +189,9 @@ def _shoot(
     chance: random.Random,
     progress: bool,
 ) -> None:
-    """Kill a runner every `pause` seconds, and the server when another share of the rollouts is done."""
+    """Kill a runner every `pause` seconds until the program has ended, and the server when another share of the rollouts is done."""
     done, moved = 0, time.monotonic()
-    while program.poll() is None and done < rollouts * CEASE_FIRE:
+    while program.poll() is None:
         time.sleep(pause)
         losses.runners += _kill_a_runner(program.pid, chance)
         now_done = asyncio.run(_done(keeper))

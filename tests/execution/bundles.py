@@ -71,6 +71,13 @@ class DieOnce(Serve):
         return await super().__call__(store, worker_id, event)
 
 
+async def killed_at_the_end(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
+    """A runner that is killed when the run ends."""
+    while not event.is_set():  # noqa: ASYNC110 -- it is set by another process
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass
 class AtWork:
     """A runner that says in the store that it is there, and then does as `runner` does."""

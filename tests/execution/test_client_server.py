@@ -32,6 +32,7 @@ from tests.execution.bundles import (
     broken_algorithm,
     broken_runner,
     deaf_runner,
+    killed_at_the_end,
     patient_algorithm,
     until_one_is_at_work,
 )
@@ -162,6 +163,21 @@ def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
         strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
             patient_algorithm, DieOnce(mark=tmp_path / "killed"), FreshStore()
         )
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_runner_that_is_killed_while_the_run_ends_costs_no_result(
+    start_method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = strategy(start_method=start_method).execute
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        assert run(until_one_is_at_work, AtWork(killed_at_the_end), FreshStore()) == "at work"
+    assert "runner-0 (exitcode=-9, SIGKILL) was killed while the run was ending" in caplog.text
+
+
+def test_without_restarts_a_death_while_the_run_ends_counts_too() -> None:
+    with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=-9, SIGKILL\)"):
+        strategy(max_runner_restarts=0).execute(until_one_is_at_work, AtWork(killed_at_the_end), FreshStore())
 
 
 def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:

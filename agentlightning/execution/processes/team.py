@@ -132,8 +132,8 @@ class ProcessTeam:
     """When each was last started, on the monotonic clock."""
     _hasty_deaths: dict[int, int] = field(default_factory=dict[int, int], init=False)
     """How often each has died in short order."""
-    _interrupted: set[int] = field(default_factory=set[int], init=False)
-    """Those that were sent SIGINT."""
+    _sent: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
+    """Child and signal: what each was sent by this team."""
     _blamed: set[str] = field(default_factory=set[str], init=False)
     """Rollouts that children held when they died."""
     _failed: list[ChildExit] = field(default_factory=list[ChildExit], init=False)
@@ -159,6 +159,8 @@ class ProcessTeam:
 
     async def end(self, patience: Patience) -> None:
         """Ask, interrupt, terminate, kill; each step only for those that the one before has not ended.
+
+        One that another process kills meanwhile, and that would have been restarted earlier, is no failure.
 
         Raises:
             Exception: `error`; one ended with a code that is not allowed while this went on.
@@ -192,8 +194,7 @@ class ProcessTeam:
             logger.warning("Still running: %s; sending %s", names, signal.Signals(signum).name)
             for index in self._alive:
                 self.starter.signal(index, signum)
-            if signum == signal.SIGINT:
-                self._interrupted |= self._alive
+                self._sent.add((index, signum))
         deadline = time.monotonic() + seconds
         while self._alive and (left := deadline - time.monotonic()) > 0:
             await self._collect(left)
@@ -230,15 +231,20 @@ class ProcessTeam:
                 self.result = exit_.report.result
             logger.debug("%s has ended", exit_.describe())
             return
-        obeyed = exit_.exitcode == -signal.SIGINT and exit_.index in self._interrupted
+        signum = -exit_.exitcode if exit_.exitcode is not None and exit_.exitcode < 0 else None
+        obeyed = signum == signal.SIGINT and (exit_.index, signum) in self._sent
         if obeyed or (self.event.is_set() and not exit_.begun):  # the end came while it was starting, or on its way out
             logger.debug("%s has ended, outside its task", exit_.describe())
             return
         known = not self._blamed.isdisjoint(held)
         self._blamed |= held
         used = self._restarts.get(exit_.index, 0) + (0 if known else 1)
-        if self.event.is_set() or not exit_.may_restart() or used > self.max_restarts:
+        killed_by_another = signum is not None and (exit_.index, signum) not in self._sent
+        if not exit_.may_restart() or used > self.max_restarts or (self.event.is_set() and not killed_by_another):
             self._failed.append(exit_)
+            return
+        if self.event.is_set():  # it would have been started again, but for the end of the run
+            logger.warning("%s was killed while the run was ending; what the run has done stays", exit_.describe())
             return
         calm = time.monotonic() - self._begun[exit_.index] >= CALM_SECONDS
         hasty = self._hasty_deaths[exit_.index] = 0 if calm else self._hasty_deaths.get(exit_.index, -1) + 1
