@@ -25,7 +25,7 @@ from agentlightning.types import (
 )
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import ASGIApp, BearerAuth, check_bind, server_token
-from agentlightning.utils.http.body import client_hold, read_body
+from agentlightning.utils.http.byte_budget import client_hold, read_body
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 _NEWS_SECONDS = 1.0

@@ -37,8 +37,7 @@ from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.http.auth import Receive, Scope, Send
-from agentlightning.utils.http.body import ClientLeftError, read_body
-from agentlightning.utils.http.byte_budget import PROCESS, Hold
+from agentlightning.utils.http.byte_budget import PROCESS, ClientLeftError, Hold, read_body
 
 logger = logging.getLogger(__name__)
 

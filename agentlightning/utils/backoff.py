@@ -1,15 +1,20 @@
-"""Backoff: how long to wait before something is tried again, and the retry of calls that may be made twice."""
+"""Backoff: how long to wait before something is tried again, and the retry of calls that may be made twice.
+
+`Retry-After` is how long a server asks its clients to wait; every client of ours reads it here. Source: RFC 9110,
+section 10.2.3: a whole number of seconds, or a date. Fractions of a second are read too, since model servers send them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import itertools
 import logging
 import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from agentlightning.errors import BusyError
 from agentlightning.utils.concurrency.loops import within
@@ -25,6 +30,8 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 _TRIES = 6
 """The first try gets this part of the time, each further one twice as long as the one before."""
 _SHORTEST_TRY = 1.0
+LONGEST_RETRY_AFTER: Final = 86_400.0
+"""Seconds; a longer time is cut to this."""
 
 
 def doubled(failures: int, first: float, longest: float = math.inf) -> float:
@@ -63,3 +70,17 @@ async def retry_for(seconds: float, call: Callable[[], Coroutine[object, object,
             logger.debug("no answer to %s (%s); next try in %.2f s", what, error, delay)
         await asyncio.sleep(delay)
         limit *= 2
+
+
+def retry_after_seconds(value: str | None) -> float | None:
+    """Return the seconds to wait, finite, from 0 to `LONGEST_RETRY_AFTER`; None without a header that can be read."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, IndexError, OverflowError, OSError):  # what odd fields of a date raise
+            return None
+    return min(LONGEST_RETRY_AFTER, max(0.0, seconds)) if math.isfinite(seconds) else None

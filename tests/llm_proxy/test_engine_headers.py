@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from agentlightning.utils.http.retry_after import LONGEST_RETRY_AFTER
+from agentlightning.utils.backoff import LONGEST_RETRY_AFTER
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import FaultyEngine, Request, Way
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.utils.http.retry_after import LONGEST_RETRY_AFTER, retry_after_seconds
+from agentlightning.utils.backoff import LONGEST_RETRY_AFTER, retry_after_seconds
 
 UNREADABLE = ("inf", "Infinity", "-inf", "nan", "1e400", "9" * 400, "0x10", "", "soon", "\x80\xff", ",,,")
 ODD_DATES = ("Fri, 31 Dec 99999 23:59:59 GMT", "Fri, 31 Foo 2030 25:61:61 GMT", "Thu, 1 Jan 1970 00:00:00 +999999999")

@@ -25,7 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.otlp import TRACES_PATH, otlp_routes, store_spans
 from agentlightning.store.spec import store_from_spec
 from agentlightning.utils.http.auth import same_token, server_token
-from agentlightning.utils.http.body import client_hold, read_body
+from agentlightning.utils.http.byte_budget import client_hold, read_body
 from agentlightning.utils.otlp import Rejections
 from agentlightning.utils.otlp.decode import ATTEMPT_ID, ROLLOUT_ID
 from agentlightning.utils.otlp.http import answer_export

@@ -32,8 +32,7 @@ from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
 from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
-from agentlightning.utils.backoff import backoff_delay
-from agentlightning.utils.http.retry_after import retry_after_seconds
+from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import frame_of
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
 from agentlightning.llm_proxy.upstream.response import UpstreamResponse, UpstreamStream
-from agentlightning.utils.http.retry_after import retry_after_seconds
+from agentlightning.utils.backoff import retry_after_seconds
 
 logger = logging.getLogger(__name__)
 

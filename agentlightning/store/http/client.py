@@ -15,6 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ import aiohttp
 import yarl
 from typing_extensions import override
 
-from agentlightning.errors import WIRE_ERRORS, BadRequestError, BusyError, ConflictError, StoreUnreachableError
+from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
@@ -30,16 +31,9 @@ from agentlightning.store.rules.arguments import valid
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
-from agentlightning.types import (
-    AttemptedRollout,
-    EnqueueRolloutRequest,
-    EventPage,
-    Rollout,
-    Span,
-)
-from agentlightning.utils.backoff import backoff_delay, doubled
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, Rollout, Span
+from agentlightning.utils.backoff import backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
-from agentlightning.utils.http.retry_after import retry_after_seconds
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.version import VERSION, same_major
 
@@ -52,11 +46,13 @@ _TRIES = 6
 """The first try gets this part of the deadline, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
 """Bytes per second; what a large body may take beside that."""
-_PLAIN_ERRORS: dict[str, type[Exception]] = {
+_ERRORS: dict[str, type[Exception]] = {
+    **WIRE_ERRORS,
     "ValueError": ValueError,
     "TypeError": TypeError,
     "NotImplementedError": NotImplementedError,
 }
+"""Classes that a server names in its reply and that are raised again here."""
 
 
 class _Retry(Exception):
@@ -128,7 +124,7 @@ class LightningStoreClient(LightningStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        return _connect, (self.server_address_root, self._settings)
+        return partial(LightningStoreClient, self.server_address_root, **self._settings), ()
 
     @property
     @override
@@ -264,7 +260,9 @@ class LightningStoreClient(LightningStore):
                 ) from None
             except _Retry as failure:
                 hung = failure.hung
-                pause = self._pause(tries, failure.pause)
+                pause = failure.pause if failure.pause is not None else backoff_delay(tries, 0.05, 2.0)
+                if self._delays is not None:
+                    pause = self._delays[tries - 1] if tries <= len(self._delays) else None
                 spent = time.monotonic() - began
                 if pause is None or (self._delays is None and spent + pause > self._deadline + wait):
                     raise StoreUnreachableError(
@@ -280,14 +278,6 @@ class LightningStoreClient(LightningStore):
         first = max(_SHORTEST_TRY, self._deadline / _TRIES)
         growing = doubled(tries, first, max(first, self._deadline - spent))
         return min(self._request_timeout, growing + len(body or b"") / _SLOWEST_UPLOAD)
-
-    def _pause(self, tries: int, asked: float | None) -> float | None:
-        """Return the seconds before the next try; None if there is to be none."""
-        if self._delays is not None:
-            return self._delays[tries - 1] if tries <= len(self._delays) else None
-        if asked is not None:
-            return asked
-        return backoff_delay(tries, 0.05, 2.0)
 
     def _encode(self, row: Operation, arguments: Arguments) -> tuple[str, bytes | None]:
         url = self.server_address + row.path_of(arguments)
@@ -306,12 +296,21 @@ class LightningStoreClient(LightningStore):
             # a large body is read in parts, so that sending it does not hold up the loop
             payload = io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
             where = yarl.URL(url, encoded=True)  # else an id of dots would be taken for a way through folders
+            # a try that follows a silent one has a connection of its own
+            own = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) if fresh else None
             async with (
-                self._connections(fresh) as session,
+                own or contextlib.nullcontext(self._session()) as session,
                 session.request(method, where, data=payload, headers=headers, timeout=limits) as answer,
             ):
                 content = await answer.read()
-                self._meet(answer.headers.get("x-agl-version"))
+                version = answer.headers.get("x-agl-version")
+                if version is not None and not self._met:  # compared once, at the first answer that carries one
+                    if not same_major(VERSION, version):
+                        raise ConflictError(
+                            f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is "
+                            f"{version}; install the same version on both sides"
+                        )
+                    self._met = True
         except TimeoutError as error:
             raise _Retry(f"no answer within {timeout:.0f} s", hung=True) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
@@ -320,20 +319,19 @@ class LightningStoreClient(LightningStore):
             return content
         if answer.status in _RETRIED_STATUS:
             raise _Retry(f"HTTP {answer.status}", retry_after_seconds(answer.headers.get("retry-after")))
-        version = answer.headers.get("x-agl-version")
-        if version not in (None, VERSION) and _names_error(content, "NotFound", "MethodNotAllowed"):
+        try:
+            body: Any = json.loads(content)
+            detail, name = body["detail"], body.get("error_type", "")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            detail, name = content[:500].decode("utf-8", "replace"), ""
+        if version is not None and version != VERSION and name in ("NotFound", "MethodNotAllowed"):
             raise _NoSuchPath(f"{method} {where.path}: HTTP {answer.status}", version)
-        raise _error_of(answer.status, content)
-
-    @contextlib.asynccontextmanager
-    async def _connections(self, fresh: bool) -> AsyncGenerator[aiohttp.ClientSession]:
-        """Give the connections of this loop, or (`fresh`) one of its own to a try that follows a silent one."""
-        if not fresh:
-            yield self._session()
-            return
-        connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as session:
-            yield session
+        text = detail if isinstance(detail, str) else json.dumps(detail)
+        if name in _ERRORS:
+            raise _ERRORS[name](text)
+        if answer.status < 500:
+            raise BadRequestError(text)
+        raise RuntimeError(f"The store failed ({answer.status} {name}): {text}")
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
@@ -344,24 +342,12 @@ class LightningStoreClient(LightningStore):
                     _let_go(dead)
                 self._guards.pop(other, None)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
-            session = aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False)
+            session = aiohttp.ClientSession(connector=connector)
             self._sessions[loop] = session
             self._guards[loop] = guard = _closed_with_its_loop(session)
             with contextlib.suppress(StopIteration):  # run it to its yield, at which the loop knows of it
                 guard.__anext__().send(None)
         return session
-
-    def _meet(self, version: str | None) -> None:
-        """Compare versions once, at the first answer that carries one."""
-        if version is None or self._met:
-            return
-        self._met = True
-        if not same_major(VERSION, version):
-            self._met = False
-            raise ConflictError(
-                f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is {version}; "
-                "install the same version on both sides"
-            )
 
 
 async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
@@ -378,10 +364,6 @@ def _let_go(session: aiohttp.ClientSession) -> None:
         session.connector._close()
 
 
-def _connect(address: str, settings: dict[str, Any]) -> LightningStoreClient:
-    return LightningStoreClient(address, **settings)
-
-
 def _to_json_bytes(value: object) -> bytes:
     if isinstance(value, dict):
         named = cast("dict[str, object]", value)
@@ -389,28 +371,3 @@ def _to_json_bytes(value: object) -> bytes:
     else:
         arguments = to_json(value)
     return json.dumps(arguments, separators=(",", ":")).encode()
-
-
-def _names_error(content: bytes, *names: str) -> bool:
-    """True if the body of a refusal names one of these error types."""
-    try:
-        return json.loads(content)["error_type"] in names
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _error_of(status: int, content: bytes) -> Exception:
-    """Return the error that the server names, as the class that the store raised."""
-    try:
-        body: Any = json.loads(content)
-        detail, name = body["detail"], body.get("error_type", "")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        detail, name = content[:500].decode("utf-8", "replace"), ""
-    text = detail if isinstance(detail, str) else json.dumps(detail)
-    if name == "BusyError":
-        return BusyError(text)
-    if name in WIRE_ERRORS:
-        return WIRE_ERRORS[name](text)
-    if name in _PLAIN_ERRORS:
-        return _PLAIN_ERRORS[name](text)
-    return BadRequestError(text) if status < 500 else RuntimeError(f"The store failed ({status} {name}): {text}")

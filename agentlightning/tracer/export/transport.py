@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from typing_extensions import override
 
 from agentlightning.tracer.export.settings import Collector
+from agentlightning.utils.backoff import retry_after_seconds
 from agentlightning.utils.http.auth import is_loopback
-from agentlightning.utils.http.retry_after import retry_after_seconds
 from agentlightning.utils.version import VERSION
 
 _RETRIED_STATUSES = frozenset((429, 502, 503, 504))

@@ -14,9 +14,16 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 
 from agentlightning.errors import BadRequestError, StoreUnreachableError
-from agentlightning.utils.http.auth import ASGIApp, Message, Receive, Scope, Send
-from agentlightning.utils.http.body import MAX_BODY_BYTES, ClientLeftError, client_hold, read_on, too_large
-from agentlightning.utils.http.byte_budget import PROCESS, UNCOUNTED_BYTES, ByteBudget
+from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send
+from agentlightning.utils.http.byte_budget import (
+    MAX_BODY_BYTES,
+    PROCESS,
+    ByteBudget,
+    ClientLeftError,
+    check_length,
+    client_hold,
+    read_on,
+)
 from agentlightning.utils.http.errors import WrongShapeError, describe_error, refusal
 from agentlightning.utils.http.path_table import PathTable
 from agentlightning.utils.http.uvicorn_server import STOPPING, StopSignal
@@ -99,65 +106,40 @@ class JsonDispatch:
         if endpoint is None:
             await _answer_other_method(method, methods, send)
             return
-        content, hold = b"", None
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        token, version = headers.get(b"idempotency-key"), headers.get(b"x-agl-version")
         try:
-            if endpoint.method != "GET":
-                message = await self._first(scope, receive)
-                content = message.get("body", b"")
-                if message.get("more_body") or len(content) > UNCOUNTED_BYTES:
-                    hold = client_hold(scope, self._budget)
-                    content = await read_on(message, receive, hold, self._max_body)
-                elif len(content) > self._max_body:
-                    raise too_large(self._max_body)
-            body = endpoint.encode(await self._begin(endpoint, parameters, scope, content, receive))
+            with client_hold(scope, self._budget) as hold:
+                content = b""
+                if endpoint.method != "GET":
+                    check_length(scope, self._max_body)
+                    if headers.get(b"content-encoding", b"identity") != b"identity":
+                        text = "This server takes no compressed JSON; send the body without Content-Encoding"
+                        raise UnsupportedMediaError(text)
+                    content = await read_on(await receive(), receive, hold, self._max_body)
+                request = Request(
+                    parameters,
+                    _query(scope["query_string"]) if scope["query_string"] else (),
+                    content,
+                    None if token is None else token.decode("latin-1"),
+                    None if version is None else version.decode("latin-1"),
+                )
+                try:
+                    arguments = endpoint.read(request)
+                except ValidationError as error:
+                    raise WrongShapeError(error, "query" if endpoint.method == "GET" else "body") from None
+                work = endpoint.call(request, arguments)
+                if endpoint.may_wait is not None and endpoint.may_wait(arguments):
+                    work = _unless_left(work, receive, scope)
+                body = endpoint.encode(await work)
         except ClientLeftError:
             return
         except Exception as error:  # the boundary: every failure becomes an answer
             await describe_error(error, _title(scope)).send(send)
             return
-        finally:
-            if hold is not None:
-                hold.close()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": endpoint.status, "headers": headers})
+        form = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": endpoint.status, "headers": form})
         await send({"type": "http.response.body", "body": body})
-
-    def _begin(
-        self, endpoint: Endpoint, parameters: dict[str, str], scope: Scope, content: bytes, receive: Receive
-    ) -> Awaitable[Any]:
-        """Return the work that the request asks for."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        token = headers.get(b"idempotency-key")
-        query = _query(scope["query_string"]) if scope["query_string"] else ()
-        version = headers.get(b"x-agl-version")
-        request = Request(
-            parameters,
-            query,
-            content,
-            None if token is None else token.decode("latin-1"),
-            None if version is None else version.decode("latin-1"),
-        )
-        try:
-            arguments = endpoint.read(request)
-        except ValidationError as error:
-            raise WrongShapeError(error, "query" if endpoint.method == "GET" else "body") from None
-        work = endpoint.call(request, arguments)
-        if endpoint.may_wait is not None and endpoint.may_wait(arguments):
-            work = _unless_left(work, receive, scope)
-        return work
-
-    async def _first(self, scope: Scope, receive: Receive) -> Message:
-        """Return the first message of a body that may be read."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        declared = headers.get(b"content-length", b"")
-        if len(declared) > 7 and declared.isdigit() and int(declared[:20]) > self._max_body:
-            raise too_large(self._max_body)
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise UnsupportedMediaError("This server takes no compressed JSON; send the body without Content-Encoding")
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError("The client closed the connection before the end of its request")
-        return message
 
 
 def _title(scope: Scope) -> str:

@@ -8,8 +8,7 @@ from typing import Literal, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from agentlightning.errors import BadRequestError, TooLargeError
-from agentlightning.utils.http.body import MAX_BODY_BYTES
-from agentlightning.utils.http.byte_budget import Hold
+from agentlightning.utils.http.byte_budget import MAX_BODY_BYTES, Hold
 from agentlightning.utils.otlp.caps import Rejections, check_json, check_protobuf
 from agentlightning.utils.otlp.json_form import message_from_json
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentlightning.errors import AgentLightningError, BusyError, StoreUnreachableError
-from agentlightning.utils.http.body import ClientLeftError, client_hold, read_body
+from agentlightning.utils.http.byte_budget import ClientLeftError, client_hold, read_body
 from agentlightning.utils.otlp.body import JSON_CT, PROTOBUF_CT, Form, form_of, parse_body
 from agentlightning.utils.otlp.caps import Rejections
 

@@ -27,8 +27,7 @@ from agentlightning.algorithm.grpo.engine.chat import ChatFormat, ChatRequest, R
 from agentlightning.algorithm.grpo.engine.decoder import Completion
 from agentlightning.errors import BusyError, TooLargeError
 from agentlightning.llm_proxy.dialects import CHAT
-from agentlightning.utils.http.body import ClientLeftError, client_hold, read_body
-from agentlightning.utils.http.byte_budget import Hold
+from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, client_hold, read_body
 
 
 @dataclass(frozen=True, slots=True)
