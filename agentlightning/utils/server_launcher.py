@@ -14,19 +14,17 @@ import logging
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 from agentlightning.field_help import explain_fields
-from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.http.auth import ASGIApp
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen, outbound_address
 from agentlightning.utils.http.uvicorn_server import AsgiServer
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["asyncio", "thread"]
@@ -167,9 +165,17 @@ class PythonServerLauncher:
             log_level=args.log_level,
             access_log=args.access_log,
         )
-        self._serving = self._launch(self._server, self._socket)
+        if args.launch_mode == "asyncio":
+            self._serving = asyncio.create_task(self._serve(self._server, self._socket))
+        else:
+            done = concurrent.futures.Future[Exception | None]()
+            arguments = (self._server, self._socket, done)
+            self._thread = threading.Thread(target=self._run_thread, args=arguments, name="agl-server", daemon=True)
+            self._thread.start()
+            self._serving = done
         await self._until_ready(self._server, self._serving)
-        await self._until_healthy()
+        if args.healthcheck_url is not None:
+            await self._until_healthy("/" + args.healthcheck_url.lstrip("/"))
 
     async def stop(self) -> None:
         """Stop serving and close the port. Does nothing when nothing runs.
@@ -208,16 +214,6 @@ class PythonServerLauncher:
         finally:
             await self.stop()
 
-    def _launch(self, server: AsgiServer, listening: socket.socket) -> _Serving:
-        if self.args.launch_mode == "asyncio":
-            return asyncio.create_task(self._serve(server, listening))
-        done: concurrent.futures.Future[Exception | None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._run_thread, args=(server, listening, done), name="agl-server", daemon=True
-        )
-        self._thread.start()
-        return done
-
     async def _serve(self, server: AsgiServer, listening: socket.socket) -> Exception | None:
         try:
             async with self._serve_context():
@@ -231,7 +227,12 @@ class PythonServerLauncher:
     ) -> None:
         failure: Exception | None = None
         try:
-            failure = _run_on_new_loop(self._serve(server, listening))
+            try:
+                from uvloop import new_event_loop
+            except ImportError:  # not on every platform
+                from asyncio import new_event_loop
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                failure = runner.run(self._serve(server, listening))
         finally:
             done.set_result(failure)
 
@@ -248,12 +249,22 @@ class PythonServerLauncher:
         await self.stop()
         raise RuntimeError(f"The server at {self.host}:{self._port} failed to start: {reason}") from cause
 
-    async def _until_healthy(self) -> None:
-        if self.args.healthcheck_url is None:
-            return
-        path, seconds = "/" + self.args.healthcheck_url.lstrip("/"), self.args.startup_timeout
+    async def _until_healthy(self, path: str) -> None:
+        """Return once GET `path` answers 200; a plain socket, so that no proxy setting of the environment matters."""
+        host, seconds = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.args.startup_timeout
+        request = f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n"
         try:
-            await within(seconds, _until_200(self.host, self.port, path))
+            async with asyncio.timeout(seconds):
+                while True:  # the app has no event to offer
+                    reader, writer = await asyncio.open_connection(host, self.port)
+                    try:
+                        writer.write(request.encode())
+                        status = (await reader.readline()).split(b" ")
+                    finally:
+                        writer.close()
+                    if len(status) > 1 and int(status[1]) == 200:
+                        return
+                    await asyncio.sleep(0.05)
         except TimeoutError:
             fate = "it was stopped" if self.args.kill_unhealthy_server else "it was left running"
             if self.args.kill_unhealthy_server:
@@ -268,43 +279,3 @@ def _on_this_loop(serving: _Serving) -> asyncio.Future[Exception | None]:
 
 def _failure(serving: _Serving) -> Exception | None:
     return serving.result() if serving.done() and not serving.cancelled() else None
-
-
-async def _until_200(host: str, port: int, path: str) -> None:
-    """Return once GET `path` answers 200; a plain socket, so that no proxy setting of the environment matters."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    while True:  # the app has no event to offer
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n".encode())
-            status = (await reader.readline()).split(b" ")
-        finally:
-            writer.close()
-        if len(status) > 1 and int(status[1]) == 200:
-            return
-        await asyncio.sleep(0.05)
-
-
-def _run_on_new_loop(work: Coroutine[object, object, T]) -> T:
-    loop: asyncio.AbstractEventLoop
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        loop = asyncio.new_event_loop()
-    else:
-        loop = uvloop.new_event_loop()
-    try:
-        result = loop.run_until_complete(work)
-        loop.run_until_complete(_cancel_leftovers())
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        return result
-    finally:
-        loop.close()
-
-
-async def _cancel_leftovers() -> None:
-    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in leftovers:
-        task.cancel()
-    await asyncio.gather(*leftovers, return_exceptions=True)

@@ -97,15 +97,8 @@ class HostDoor:
                 host = value
             elif name == b"origin":
                 origin = value
-        if host not in self._known and (reply := self._judge_host(host)) is not None:
-            return reply
-        if origin is not None and self._same_origin and scope["method"] not in _READS:
-            return self._judge_origin(origin.decode("latin-1"), (host or b"").decode("latin-1"))
-        return None
-
-    def _judge_host(self, host: bytes | None) -> ErrorReply | None:
-        if self._hosts.names is not None:
-            header = "" if host is None else host.decode("latin-1")
+        header = (host or b"").decode("latin-1")
+        if self._hosts.names is not None and host not in self._known:
             if host is None or not self._hosts.allows(header):
                 shown, name = header[:100], host_name(header)[:100] or "<name>"
                 text = f"The Host header says {shown!r}, which is not a name of this server. "
@@ -113,14 +106,13 @@ class HostDoor:
                 return _refused("HostNotAllowed", text + way)
             if len(self._known) < _REMEMBERED:
                 self._known.add(host)
+        if origin is not None and self._same_origin and scope["method"] not in _READS:
+            page = origin.decode("latin-1")
+            if page not in self._origins and page.partition("://")[2] != header:
+                text = f"The request comes from a page of another origin, {page[:100]!r}. Allow that origin "
+                way = "(cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
+                return _refused("OriginNotAllowed", text + way)
         return None
-
-    def _judge_origin(self, origin: str, host: str) -> ErrorReply | None:
-        if origin in self._origins or origin.partition("://")[2] == host:
-            return None
-        text = f"The request comes from a page of another origin, {origin[:100]!r}. "
-        way = "Allow that origin (cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
-        return _refused("OriginNotAllowed", text + way)
 
 
 def _refused(error_type: str, text: str) -> ErrorReply:

@@ -12,7 +12,7 @@ from typing import Any
 from agentlightning.process_secrets import TOKEN
 from agentlightning.process_secrets import server_token as server_token
 from agentlightning.utils.env import resolve_bool_env_var
-from agentlightning.utils.http.errors import ErrorReply, refusal
+from agentlightning.utils.http.errors import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +91,19 @@ class BearerAuth:
         self._is_open = is_open
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if self._token is None or scope["type"] != "http" or self._comes_in(scope, self._token):
+        if (
+            self._token is None
+            or scope["type"] != "http"
+            or any(
+                name == b"authorization" and hmac.compare_digest(value, self._usual) for name, value in scope["headers"]
+            )
+            or self._is_open(scope)
+            or same_token(bearer_token(scope), self._token)
+        ):
             return self.app(scope, receive, send)
         logger.info("401 for %s %.200a from %s", scope.get("method"), scope["path"], scope.get("client"))
-        return _refused().send(send)
-
-    def _comes_in(self, scope: Scope, token: str) -> bool:
-        for name, value in scope["headers"]:
-            if name == b"authorization" and hmac.compare_digest(value, self._usual):
-                return True
-        return self._is_open(scope) or same_token(bearer_token(scope), token)
-
-
-def _refused() -> ErrorReply:
-    detail = f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
-    reply = refusal(401, detail, "UnauthorizedError")
-    return replace(reply, extra=((b"www-authenticate", b"Bearer"),))
+        text = (
+            f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
+        )
+        reply = refusal(401, text, "UnauthorizedError")
+        return replace(reply, extra=((b"www-authenticate", b"Bearer"),)).send(send)

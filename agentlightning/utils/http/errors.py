@@ -91,7 +91,12 @@ def describe_error(error: Exception, request: str) -> ErrorReply:
         details = _wrong_values(error)
         logger.info("%s: 422, wrong shape: %.200s", request, details)
         return ErrorReply(422, error_body(details, "ValidationError"))
-    status, name = _status_and_name(error)
+    status, name = 500, type(error).__name__
+    if isinstance(error, AgentLightningError):
+        status = error.http_status
+        name = next((name for name, cls in WIRE_ERRORS.items() if isinstance(error, cls)), "RuntimeError")
+    elif kind := next((kind for kind in _PLAIN_ERRORS if isinstance(error, kind)), None):
+        status, name = _PLAIN_ERRORS[kind], kind.__name__
     if status == 500 and not isinstance(error, DamagedRecordError):  # which the store has logged
         logger.error("%s failed", request, exc_info=error)
         return failure(error)
@@ -101,15 +106,6 @@ def describe_error(error: Exception, request: str) -> ErrorReply:
     if isinstance(error, BusyError):
         return replace(reply, extra=((b"retry-after", str(max(1, round(error.retry_after))).encode()),))
     return reply
-
-
-def _status_and_name(error: Exception) -> tuple[int, str]:
-    if isinstance(error, AgentLightningError):
-        return error.http_status, next((n for n, cls in WIRE_ERRORS.items() if isinstance(error, cls)), "RuntimeError")
-    for kind, status in _PLAIN_ERRORS.items():
-        if isinstance(error, kind):
-            return status, kind.__name__
-    return 500, type(error).__name__
 
 
 def _wrong_values(error: WrongShapeError) -> list[dict[str, Any]]:

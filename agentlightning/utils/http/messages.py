@@ -90,8 +90,17 @@ class BoundedMessages(HttpToolsProtocol):
             if self._head_bytes > bound:
                 self._refuse(self._head_refusal())
         elif self._in_body:
-            framing = len(data) - self._piece_body
-            self._count_framing(framing if was_in_body else max(0, framing - bound))
+            # what was no body in a piece that lay within a body; of a body with a length there is nothing
+            size = len(data) - self._piece_body if was_in_body else max(0, len(data) - self._piece_body - bound)
+            self._body_bytes += self._piece_body
+            self._framing_bytes += size
+            self._framing_since_body = size if self._piece_body else self._framing_since_body + size
+            if self._framing_since_body > bound or self._framing_bytes > bound + self._body_bytes:
+                framing, body = self._framing_bytes, self._body_bytes
+                logger.info("%s: 400, %d bytes frame a body of %d", self._name(), framing, body)
+                text = f"The chunks' own bytes, {framing}, are too many for a body of {body} bytes"
+                way = "send larger chunks, without extensions and trailers"
+                self._refuse(refusal(400, f"{text}; {way}", "TooLargeError"))
 
     # --- head ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +120,12 @@ class BoundedMessages(HttpToolsProtocol):
         if len(self.headers) >= self._bounds.head_lines:
             self._object(431, f"The request has more than {self._bounds.head_lines} headers", "TooLargeError")
         if name == b"transfer-encoding":
-            self._check_encoding(value)
+            if value.strip().lower() != b"chunked":
+                shown = value[:80].decode("latin-1")
+                self._object(501, f"Transfer-Encoding {shown!a} is not taken, only 'chunked'", "BadRequestError")
+            version = cast(Any, self.parser).get_http_version()
+            if version == "1.0" or any(name == b"transfer-encoding" for name, _ in self.headers):
+                self._object(400, "Transfer-Encoding is given twice, or in HTTP/1.0", "BadRequestError")
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
@@ -124,7 +138,11 @@ class BoundedMessages(HttpToolsProtocol):
             logger.info("%s: cut, it sent %d requests ahead of their answers", self._name(), waiting)
             self._object(400, "Too many requests were sent ahead of their answers", "BadRequestError")
         in_hand = cast("RequestResponseCycle | None", self.cycle)
-        if not self._is_head_beyond():
+        beyond = len(self.url) > self._bounds.url_bytes
+        if self._large_piece or self._head_bytes:  # else it is smaller than one piece, which was not large
+            headers = sum(len(name) + len(value) for name, value in self.headers)
+            beyond = beyond or len(self.url) + headers > self._bounds.head_bytes
+        if not beyond:
             super().on_headers_complete()
         else:
             app: Any = self.app
@@ -137,22 +155,6 @@ class BoundedMessages(HttpToolsProtocol):
         self._in_body = True
         if self.pipeline and not waiting:
             self._running = in_hand
-
-    def _check_encoding(self, value: bytes) -> None:
-        if value.strip().lower() != b"chunked":
-            shown = value[:80].decode("latin-1")
-            self._object(501, f"Transfer-Encoding {shown!a} is not taken, only 'chunked'", "BadRequestError")
-        version = cast(Any, self.parser).get_http_version()
-        if version == "1.0" or any(name == b"transfer-encoding" for name, _ in self.headers):
-            self._object(400, "Transfer-Encoding is given twice, or in HTTP/1.0", "BadRequestError")
-
-    def _is_head_beyond(self) -> bool:
-        if len(self.url) > self._bounds.url_bytes:
-            return True
-        if not (self._large_piece or self._head_bytes):  # then it is smaller than one piece, which was not large
-            return False
-        headers = sum(len(name) + len(value) for name, value in self.headers)
-        return len(self.url) + headers > self._bounds.head_bytes
 
     def _head_refusal(self) -> ErrorReply:
         bounds = self._bounds
@@ -180,17 +182,6 @@ class BoundedMessages(HttpToolsProtocol):
         waiting = self.pipeline
         self._running = waiting[-1][0] if len(waiting) > 1 else None
         super().on_response_complete()
-
-    def _count_framing(self, size: int) -> None:
-        """Count what was no body in a piece that lay within a body; of a body with a length there is nothing."""
-        self._body_bytes += self._piece_body
-        self._framing_bytes += size
-        self._framing_since_body = size if self._piece_body else self._framing_since_body + size
-        bound = self._bounds.head_bytes
-        if self._framing_since_body > bound or self._framing_bytes > bound + self._body_bytes:
-            logger.info("%s: 400, %d bytes frame a body of %d", self._name(), self._framing_bytes, self._body_bytes)
-            text = f"The chunks' own bytes, {self._framing_bytes}, are too many for a body of {self._body_bytes} bytes"
-            self._refuse(refusal(400, f"{text}; send larger chunks, without extensions and trailers", "TooLargeError"))
 
     # --- refusals --------------------------------------------------------------------------------------------------
 

@@ -19,22 +19,16 @@ class PathTable(Generic[E]):
     def __init__(self, endpoints: Iterable[tuple[str, str, E]]) -> None:
         self._literal: dict[str, dict[str, E]] = {}
         self._shapes: dict[int, list[_Shape[E]]] = {}
+        shapes: dict[tuple[int, tuple[int, ...]], _Shape[E]] = {}
         for path, method, endpoint in endpoints:
             if "{" in path:
-                self._shape_of(path.split("/")).add(path, method, endpoint)
+                segments = path.split("/")
+                form = len(segments), tuple(i for i, segment in enumerate(segments) if segment.startswith("{"))
+                shapes.setdefault(form, _Shape(*form)).add(path, method, endpoint)
             else:
                 self._literal.setdefault(path, {})[method] = endpoint
-        for shapes in self._shapes.values():
-            shapes.sort(key=lambda shape: shape.parameters)
-
-    def _shape_of(self, segments: list[str]) -> _Shape[E]:
-        parameters = tuple(index for index, segment in enumerate(segments) if segment.startswith("{"))
-        shapes = self._shapes.setdefault(len(segments), [])
-        for shape in shapes:
-            if shape.parameters == parameters:
-                return shape
-        shapes.append(_Shape(len(segments), parameters))
-        return shapes[-1]
+        for form in sorted(shapes):
+            self._shapes.setdefault(form[0], []).append(shapes[form])
 
     def find(self, scope: Scope, method: str) -> tuple[dict[str, E] | None, dict[str, str]]:
         """Return the methods of the path that fits best and serves this method, else of one that fits at all, and the

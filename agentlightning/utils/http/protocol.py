@@ -1,5 +1,5 @@
 """HTTP/1.1 connections with an end to everything: time a request may take to arrive, time an answer may lie unread,
-time a connection may lie idle, number of connections. The sizes of messages are in `http_messages.py`.
+time a connection may lie idle, number of connections. The sizes of messages are in `messages.py`.
 
 uvicorn speaks the protocol; here is what it leaves without a bound. The hot path pays a few assignments for it: times
 are judged by `sweep`, which the server calls for every connection about once a second.
@@ -99,14 +99,30 @@ class BoundedHttp(BoundedMessages):
         if self._refused_at is not None:
             if now - self._refused_at > _LINGER_SECONDS:
                 self.transport.abort()
-        elif self._is_left_unread(now):
+            return
+        waiting = self.transport.get_write_buffer_size()
+        if not waiting:
+            self._unread = None
+        elif self._unread is None or self._unread[1] - waiting >= _PROGRESS_BYTES:
+            self._unread = now, waiting
+        if self._unread is not None and now - self._unread[0] > self._bounds.unread_seconds:
             logger.info("%s: cut, it did not take its answer within %g s", self._name(), self._bounds.unread_seconds)
             self.drop()
-        elif self._is_late(now):
-            logger.info("%s: 408, its request took longer than %g s", self._name(), self._bounds.arrival_seconds)
-            text = f"The request did not arrive within {self._bounds.arrival_seconds:g} s"
-            self._refuse(refusal(408, text, "StoreUnreachableError"))
-        elif self._is_left_idle(now):
+            return
+        if self._arriving_since is not None:
+            if self.flow.read_paused:  # it is the server that waits
+                self._arriving_since = now
+            if now - self._arriving_since > self._bounds.arrival_seconds:
+                logger.info("%s: 408, its request took longer than %g s", self._name(), self._bounds.arrival_seconds)
+                text = f"The request did not arrive within {self._bounds.arrival_seconds:g} s"
+                self._refuse(refusal(408, text, "StoreUnreachableError"))
+                return
+        # uvicorn's own timer starts with the first answer and ends with the next byte, whatever that byte is
+        if self._arriving_since is not None or not self._is_answered():
+            self._idle = None
+        elif self._idle is None or self._idle[0] is not self.cycle:
+            self._idle = self.cycle, now
+        if self._idle is not None and now - self._idle[1] > self.timeout_keep_alive:
             self.transport.close()
 
     def is_answering(self) -> bool:
@@ -119,35 +135,10 @@ class BoundedHttp(BoundedMessages):
         self._release_cycle()
         self.transport.abort()
 
-    def _is_left_unread(self, now: float) -> bool:
-        waiting = self.transport.get_write_buffer_size()
-        if not waiting:
-            self._unread = None
-            return False
-        if self._unread is None or self._unread[1] - waiting >= _PROGRESS_BYTES:
-            self._unread = now, waiting
-        return now - self._unread[0] > self._bounds.unread_seconds
-
     @override
     def resume_writing(self) -> None:
         self._unread = None  # what was full has drained, whatever is written next
         super().resume_writing()
-
-    def _is_late(self, now: float) -> bool:
-        if self._arriving_since is None:
-            return False
-        if self.flow.read_paused:  # it is the server that waits
-            self._arriving_since = now
-        return now - self._arriving_since > self._bounds.arrival_seconds
-
-    def _is_left_idle(self, now: float) -> bool:
-        """Uvicorn's own timer starts with the first answer and ends with the next byte, whatever that byte is."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if self._arriving_since is not None or not (cycle is None or cycle.response_complete):
-            self._idle = None
-        elif self._idle is None or self._idle[0] is not cycle:
-            self._idle = cycle, now
-        return self._idle is not None and now - self._idle[1] > self.timeout_keep_alive
 
     def _refuse(self, reply: ErrorReply) -> None:
         """Answer in place of the app, then read on for a while without looking, and close."""

@@ -25,7 +25,15 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise RuntimeError(_bind_failure(host, port, error)) from error
+        code = getattr(error, "errno", None)
+        reason = os.strerror(code) if code and code > 0 else str(error).rstrip(".")
+        if code == errno.EADDRINUSE:
+            way = "Another program has this port (see 'ss -ltnp'): stop it, or choose another port."
+        elif code == errno.EACCES:
+            way = "Ports below 1024 belong to root: choose a higher one."
+        else:
+            way = "Choose an address of this machine, such as 127.0.0.1, and a port from 1 to 65535."
+        raise RuntimeError(f"Cannot listen on {host}:{port}: {reason}. {way}") from error
     listening.setblocking(False)
     _listening.add(listening)
     return listening
@@ -44,17 +52,6 @@ def outbound_address() -> str:
 def bracket(host: str) -> str:
     """Return the host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
-
-
-def _bind_failure(host: str, port: int, error: OSError | OverflowError) -> str:
-    code = getattr(error, "errno", None)
-    reason = os.strerror(code) if code and code > 0 else str(error).rstrip(".")
-    text = f"Cannot listen on {host}:{port}: {reason}."
-    if code == errno.EADDRINUSE:
-        return f"{text} Another program has this port (see 'ss -ltnp'): stop it, or choose another port."
-    if code == errno.EACCES:
-        return f"{text} Ports below 1024 belong to root: choose a higher one."
-    return f"{text} Choose an address of this machine, such as 127.0.0.1, and a port from 1 to 65535."
 
 
 def _let_go() -> None:

@@ -126,7 +126,16 @@ class AsgiServer(uvicorn.Server):
         self._close_listeners()
         for connection in list(self.server_state.connections):
             connection.shutdown()  # closes idle ones; the others end with their response
-        await self._end_requests(set(self.server_state.tasks))
+        if tasks := set(self.server_state.tasks):
+            _, late = await asyncio.wait(tasks, timeout=self._patience)
+            for connection in self._connections():
+                if connection.is_answering():
+                    connection.drop()
+            for task in late:
+                task.cancel()
+            if late:
+                logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
+                await asyncio.wait(late, timeout=1.0)
         self._drop_connections()
         await asyncio.sleep(0)  # lets the transports report that they are closed
 
@@ -134,19 +143,6 @@ class AsgiServer(uvicorn.Server):
     @override
     def capture_signals(self) -> Generator[None, None, None]:
         yield
-
-    async def _end_requests(self, tasks: set[asyncio.Task[None]]) -> None:
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=self._patience)
-        for connection in self._connections():
-            if connection.is_answering():
-                connection.drop()
-        for task in late:
-            task.cancel()
-        if late:
-            logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
-            await asyncio.wait(late, timeout=1.0)
 
     def _connections(self) -> list[BoundedHttp]:
         return [connection for connection in self.server_state.connections if isinstance(connection, BoundedHttp)]
