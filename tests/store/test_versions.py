@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
@@ -14,7 +14,6 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http import client
 from agentlightning.store.http import endpoints as server_endpoints
-from agentlightning.store.http import operations as routes
 from agentlightning.store.http.operations import OPERATIONS, Operation
 from agentlightning.utils.version import VERSION
 
@@ -27,7 +26,7 @@ def _without(operation: str, argument: str) -> Operation:
     known = copy.copy(OPERATIONS[operation])
     known.parameters = [name for name in known.parameters if name != argument]
     known.in_body = [name for name in known.in_body if name != argument]
-    hints = routes._hints(getattr(server_endpoints.LightningStore, operation))
+    hints = get_type_hints(getattr(server_endpoints.LightningStore, operation), include_extras=True)
     known.body_type = TypeAdapter[Any](known._object_type(hints))
     known.query_type = known.body_type
     return known

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -129,6 +129,4 @@ async def _openapi(request: HttpRequest) -> Response:
     return Response(_document(), media_type="application/json")
 
 
-@lru_cache(maxsize=1)
-def _document() -> bytes:
-    return json.dumps(openapi_document()).encode()
+_document = cache(lambda: json.dumps(openapi_document()).encode())

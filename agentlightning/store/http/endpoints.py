@@ -52,46 +52,11 @@ def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
 def _endpoint(store: Callable[[], LightningStore], operation: Operation, method: str, path: str) -> Endpoint:
     name = operation.name
     waits = name in LONG_POLLS
-
-    def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
-        if request.token:
-            request_token.set(request.token)
-        return getattr(store(), name)(**arguments)
-
-    def encode(value: object) -> bytes:
-        if value.__class__ in _PLAIN_MODELS:
-            return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
-        return operation.write_answer(hide_secrets(name, value))
-
-    return Endpoint(
-        method,
-        PREFIX + path,
-        _reader(operation, method),
-        call,
-        encode,
-        operation.row.status,
-        _will_wait if waits else None,
-    )
-
-
-def _signpost(method: str, path: str, way: str) -> Endpoint:
-    def refuse(request: Request) -> Arguments:
-        raise NotFoundError(f"There is no such path: {way}")
-
-    def unreachable(*_: object) -> NoReturn:
-        raise AssertionError(path)
-
-    return Endpoint(method, path, refuse, unreachable, unreachable)
-
-
-def _reader(operation: Operation, method: str) -> Callable[[Request], Arguments]:
-    """Return what makes the arguments of a call out of a request."""
-    in_path_only, waits = not operation.in_body, operation.name in LONG_POLLS
     wait: float | None = operation.signature.parameters["timeout"].default if waits else None
 
     def read(request: Request) -> Arguments:
         if method == "GET":
-            arguments = {} if in_path_only else operation.read_query(request.query)
+            arguments = operation.read_query(request.query) if operation.in_body else {}
         else:
             arguments = operation.read_body(request.body)
             if operation.in_query:
@@ -105,7 +70,28 @@ def _reader(operation: Operation, method: str) -> Callable[[Request], Arguments]
             arguments["timeout"] = POLL_SECONDS if asked is None else max(0.0, min(POLL_SECONDS, asked))
         return arguments
 
-    return read
+    def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
+        if request.token:
+            request_token.set(request.token)
+        return getattr(store(), name)(**arguments)
+
+    def encode(value: object) -> bytes:
+        if value.__class__ in _PLAIN_MODELS:
+            return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
+        return operation.write_answer(hide_secrets(name, value))
+
+    may_wait: Callable[[Arguments], bool] | None = (lambda arguments: arguments["timeout"] > 0) if waits else None
+    return Endpoint(method, PREFIX + path, read, call, encode, operation.row.status, may_wait)
+
+
+def _signpost(method: str, path: str, way: str) -> Endpoint:
+    def refuse(request: Request) -> Arguments:
+        raise NotFoundError(f"There is no such path: {way}")
+
+    def unreachable(*_: object) -> NoReturn:
+        raise AssertionError(path)
+
+    return Endpoint(method, path, refuse, unreachable, unreachable)
 
 
 def _check_known(operation: Operation, method: str, request: Request) -> None:
@@ -167,7 +153,3 @@ def _check_id(name: str, value: str) -> None:
 def _check_integer(name: str, value: int) -> None:
     if not -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER:
         raise BadRequestError(f"{name} is out of range; expected an integer of at most 53 bits")
-
-
-def _will_wait(arguments: Arguments) -> bool:
-    return arguments["timeout"] > 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -61,30 +61,22 @@ class EventStreams:
             return
         self._open += 1
         try:
-            await self._serve(scope, receive, send)
+            try:
+                after, filters = _read_request(scope)
+                begin = after or (await self._store().query_events(limit=1, **filters)).cursor
+                page = await self._store().query_events(after=begin, limit=_PAGE, **filters)
+            except Exception as error:  # the boundary: not a stream yet, so an ordinary answer
+                await describe_error(error, "GET " + scope["path"]).send(send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            if scope["method"] != "HEAD":
+                stream = _Stream(self._store, filters, begin, send)
+                stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
+                ends = [asyncio.ensure_future(_left(receive)), asyncio.ensure_future(stopping.wait())]
+                await _unless(ends, stream.run(page, self._keep_alive))
+            await send({"type": "http.response.body", "body": b""})
         finally:
             self._open -= 1
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            after, filters = _read_request(scope)
-            begin = after or (await self._store().query_events(limit=1, **filters)).cursor
-            page = await self._store().query_events(after=begin, limit=_PAGE, **filters)
-        except Exception as error:  # the boundary: not a stream yet, so an ordinary answer
-            await describe_error(error, "GET " + scope["path"]).send(send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b""})
-            return
-        stream = _Stream(self._store, filters, begin, send)
-        stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
-        ends: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(_left(receive)),
-            asyncio.ensure_future(stopping.wait()),
-        ]
-        await _unless(ends, stream.run(page, self._keep_alive))
-        await send({"type": "http.response.body", "body": b""})
 
 
 class _Stream:
@@ -104,21 +96,18 @@ class _Stream:
             while True:
                 await self._tell(page)
                 await asyncio.sleep(_PAUSE_SECONDS)
-                page = await self._next(keep_alive)
+                try:
+                    page = await self._store().query_events(
+                        after=self._cursor, limit=_PAGE, timeout=keep_alive, **self._filters
+                    )
+                except BusyError as error:
+                    await asyncio.sleep(error.retry_after)
+                    page = EventPage(events=[], cursor=self._cursor)
                 if not page.events and time.monotonic() - self._written >= keep_alive:
                     await self._write(b": keep-alive\n\n")
         except Exception as error:  # the boundary: the answer has begun, so the failure is its last message
             failure = describe_error(error, "a stream of events")
             await self._write(_message(self._cursor, "error", failure.body.decode()))
-
-    async def _next(self, keep_alive: float) -> EventPage:
-        try:
-            return await self._store().query_events(
-                after=self._cursor, limit=_PAGE, timeout=keep_alive, **self._filters
-            )
-        except BusyError as error:
-            await asyncio.sleep(error.retry_after)
-            return EventPage(events=[], cursor=self._cursor)
 
     async def _tell(self, page: EventPage) -> None:
         """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
@@ -171,7 +160,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _unless(ends: list[asyncio.Future[Any]], work: Awaitable[None]) -> None:
+async def _unless(ends: Sequence[asyncio.Future[Any]], work: Awaitable[None]) -> None:
     """Await `work`; cancel it as soon as one of `ends` comes."""
     task = asyncio.ensure_future(work)
     try:

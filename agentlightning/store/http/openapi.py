@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -35,7 +34,18 @@ _PAGING: dict[str, Schema] = {
 @lru_cache(maxsize=1)
 def openapi_document() -> Schema:
     """Return the document as JSON data."""
-    schemas, models = _all_schemas(OPERATIONS.values())
+    parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
+    for name, operation in OPERATIONS.items():
+        parts.append(((name, "body"), "validation", operation.body_type))
+        parts.append(((name, "query"), "validation", operation.query_type))
+        parts.append(((name, "answer"), "serialization", operation.answer))
+    # the schema of each part, and the models they refer to; one that is read and written otherwise has two
+    made, shared = TypeAdapter.json_schemas(parts, ref_template=_REFERENCE)
+    models: Schema = shared.get("$defs", {})
+    for name, text in field_docstrings(LightningStoreStatistics).items():
+        # pydantic reads no docstrings of a TypedDict
+        models["LightningStoreStatistics"]["properties"][name]["description"] = text
+    schemas = {key: _schema(key[0], schema, models) for (key, _), schema in made.items()}
     paths: Schema = {}
     for operation in OPERATIONS.values():
         ways = ((operation.row.method, operation.row.path), *operation.row.also)
@@ -47,35 +57,16 @@ def openapi_document() -> Schema:
         "info": {"title": "LightningStore Server", "version": VERSION},
         "security": [{"token": []}],
         "paths": {**paths, **other_paths()},
-        "components": components(models),
+        "components": components({key: value for key, value in models.items() if not key.endswith("_arguments")}),
     }
 
 
-def _all_schemas(operations: Iterable[Operation]) -> tuple[_Schemas, Schema]:
-    """Return the schema of each part, and the models they refer to; one that is read and written otherwise has two."""
-    parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
-    for operation in operations:
-        parts.append(((operation.name, "body"), "validation", operation.body_type))
-        parts.append(((operation.name, "query"), "validation", operation.query_type))
-        parts.append(((operation.name, "answer"), "serialization", operation.answer))
-    made, shared = TypeAdapter.json_schemas(parts, ref_template=_REFERENCE)
-    models: Schema = shared.get("$defs", {})
-    for name, text in field_docstrings(LightningStoreStatistics).items():
-        # pydantic reads no docstrings of a TypedDict
-        models["LightningStoreStatistics"]["properties"][name]["description"] = text
-    schemas = {key: _tightened(key[0], _inlined(schema, models)) for (key, _), schema in made.items()}
-    return schemas, {name: model for name, model in models.items() if not name.endswith("_arguments")}
-
-
-def _inlined(schema: Schema, models: Schema) -> Schema:
-    """Return the schema of arguments itself in place of a reference to it: it has one user and no name of its own."""
+def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
+    """Return the schema of one part of an operation, with what is checked beside the types: pages, and fields that are
+    never null. Arguments stand in place of the reference to them: they have one user and no name of their own."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found = models[name] if name.endswith("_arguments") else schema
-    return {key: value for key, value in found.items() if key != "title"}
-
-
-def _tightened(operation: str, schema: Schema) -> Schema:
-    """Return the schema of arguments with what is checked beside the types: pages, and fields that are never null."""
+    schema = {key: value for key, value in found.items() if key != "title"}
     fields: Schema = dict(schema.get("properties", {}))
     if OPERATIONS[operation].is_page:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})

@@ -98,9 +98,29 @@ def components(schemas: Schema) -> Schema:
 
 def other_paths() -> Schema:
     """Return the paths that are no operations."""
-    found: Schema = {EVENTS_PATH: {"get": _events()}}
+    found: Schema = {EVENTS_PATH: {"get": _EVENTS}}
+    content = {
+        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
+        "application/json": {"schema": {"type": "object"}},
+    }
+    form = {  # of an error in OTLP's own form, `google.rpc.Status`
+        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
+        "application/json": {"schema": {"type": "object", "properties": {"message": {"type": "string"}}}},
+    }
+    errors = {
+        code: {"description": _ERRORS[code], "content": form, "headers": VERSION_HEADER}
+        for code in ("400", "413", "415", "429", "503")
+    }
     for path, signal in ((TRACES_PATH, "traces"), (METRICS_PATH, "metrics"), (LOGS_PATH, "logs")):
-        found[path] = {"post": _otlp(signal)}
+        stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
+        found[path] = {
+            "post": {
+                "operationId": f"otlp_{signal}",
+                "summary": f"OTLP/HTTP {signal}: {stored}",
+                "requestBody": {"content": content},
+                "responses": {**responses(200, "Done, perhaps in part: see partial_success", content), **errors},
+            }
+        }
     for number, path in enumerate((PROMETHEUS_PATH, PROMETHEUS_PATH + "/")):
         found[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
     for number, path in enumerate(HEALTH_PATHS):
@@ -111,6 +131,22 @@ def other_paths() -> Schema:
     return found
 
 
+_TEXT = {"type": "string"}
+_EVENTS: Schema = {
+    "operationId": "events",
+    "summary": "Follow changes of rollouts as server-sent events",
+    "description": (
+        "Messages: `cursor` (where the stream begins), `rollout` (how a changed one stands), `error` (the last). "
+        "Their ids are cursors: come back with the last one as `Last-Event-ID` or `after` and nothing is missed."
+    ),
+    "parameters": [
+        parameter("after", "query", _TEXT, False),
+        parameter("run_id", "query", _TEXT, False),
+        parameter("Last-Event-ID", "header", _TEXT, False),
+    ],
+    "responses": responses(200, "A stream that ends when either side leaves", {"text/event-stream": {"schema": _TEXT}}),
+}
+"""The stream of events."""
 _HEALTH = {
     "type": "object",
     "properties": {"status": {"const": "ok"}, "version": {"type": "string"}},
@@ -123,46 +159,4 @@ def _page(operation: str, number: int, summary: str, media: str, schema: Schema 
         "operationId": operation + (f"_{number + 1}" if number else ""),
         "summary": summary,
         "responses": responses(200, "Done", {media: {"schema": schema or {"type": "string"}}}),
-    }
-
-
-def _events() -> Schema:
-    text = {"type": "string"}
-    return {
-        "operationId": "events",
-        "summary": "Follow changes of rollouts as server-sent events",
-        "description": (
-            "Messages: `cursor` (where the stream begins), `rollout` (how a changed one stands), `error` (the last). "
-            "Their ids are cursors: come back with the last one as `Last-Event-ID` or `after` and nothing is missed."
-        ),
-        "parameters": [
-            parameter("after", "query", text, False),
-            parameter("run_id", "query", text, False),
-            parameter("Last-Event-ID", "header", text, False),
-        ],
-        "responses": responses(
-            200, "A stream that ends when either side leaves", {"text/event-stream": {"schema": text}}
-        ),
-    }
-
-
-def _otlp(signal: str) -> Schema:
-    content = {
-        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-        "application/json": {"schema": {"type": "object"}},
-    }
-    stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
-    form = {  # of an error in OTLP's own form, `google.rpc.Status`
-        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-        "application/json": {"schema": {"type": "object", "properties": {"message": {"type": "string"}}}},
-    }
-    errors = {
-        code: {"description": _ERRORS[code], "content": form, "headers": VERSION_HEADER}
-        for code in ("400", "413", "415", "429", "503")
-    }
-    return {
-        "operationId": f"otlp_{signal}",
-        "summary": f"OTLP/HTTP {signal}: {stored}",
-        "requestBody": {"content": content},
-        "responses": {**responses(200, "Done, perhaps in part: see partial_success", content), **errors},
     }

@@ -20,7 +20,6 @@ from typing_extensions import TypedDict
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
-from agentlightning.store import base
 from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.types import PaginatedResult
 
@@ -142,7 +141,7 @@ class Operation:
         self.name = row.operation
         function = getattr(LightningStore, row.operation)
         self.signature = inspect.signature(function)
-        hints = _hints(function)
+        hints = get_type_hints(function, include_extras=True)
         self.parameters = [name for name in self.signature.parameters if name != "self"]
         self.in_path = [part[1:-1] for part in row.path.split("/") if part.startswith("{")]
         self.in_body = [name for name in self.parameters if name not in self.in_path]
@@ -164,7 +163,10 @@ class Operation:
         fields: dict[str, object] = {}
         for name in self.in_body:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
-            kind = _without_unset(hints[name])
+            kind: Any = hints[name]
+            if Unset in get_args(kind):  # taken out; a null that `_NEVER_NULL` refuses must reach that check
+                left = tuple(part for part in get_args(kind) if part is not Unset)
+                kind = Any if Any in left else typing.Union[(*left, None)]
             fields[name] = Required[kind] if required else NotRequired[kind]
         made = TypedDict(f"{self.name}_arguments", fields)  # type: ignore[misc]  # pyright: ignore -- made from the signature
         return with_config({"extra": "ignore"})(cast("Any", made))
@@ -252,27 +254,12 @@ class Operation:
 _WORDS = {segment for row in ROWS for segment in row.path.split("/") if segment and not segment.startswith("{")}
 
 
-def _hints(function: object) -> dict[str, Any]:
-    """Return the types of a method; before Python 3.11 a default of None makes `Any` an optional one, undone here."""
-    found = get_type_hints(function, dict(vars(base)), include_extras=True)
-    return {name: Any if get_args(hint)[:1] == (Any,) else hint for name, hint in found.items()}
-
-
 _ANY: _Adapter = TypeAdapter(Any)
 _NEVER_NULL: dict[str, tuple[str, ...]] = {
     "update_rollout": ("status", "config"),
     "update_attempt": ("status", "last_heartbeat_time"),
     "update_worker": ("heartbeat_stats",),
 }
-
-
-def _without_unset(hint: object) -> object:
-    """Return the type with `Unset` taken out; a null that `_NEVER_NULL` refuses must reach that check."""
-    parts = get_args(hint)
-    if Unset not in parts:
-        return hint
-    left = tuple(part for part in parts if part is not Unset)
-    return typing.Union[(*left, None)]
 
 
 OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROWS}

@@ -85,19 +85,14 @@ async def _store(store: LightningStore, spans: Sequence[Span], rejections: Rejec
     try:
         await store.add_many_spans(spans)
     except ValueError as error:
-        attempts = _by_attempt(spans)
+        attempts: dict[tuple[str, str], list[Span]] = {}
+        for span in spans:
+            attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
         if len(attempts) > 1:
-            for part in attempts:
+            for part in attempts.values():
                 await _store(store, part, rejections)
         elif len(spans) == 1 or isinstance(error, NotFoundError):
             rejections.add(str(error), len(spans))
         else:
             for span in spans:
                 await _store(store, [span], rejections)
-
-
-def _by_attempt(spans: Sequence[Span]) -> list[list[Span]]:
-    found: dict[tuple[str, str], list[Span]] = {}
-    for span in spans:
-        found.setdefault((span.rollout_id, span.attempt_id), []).append(span)
-    return list(found.values())
