@@ -189,7 +189,8 @@ def _shoot(
     chance: random.Random,
     progress: bool,
 ) -> None:
-    """Kill a runner every `pause` seconds until the program has ended, and the server when another share of the rollouts is done."""
+    """Kill a runner every `pause` seconds until the program has ended, and the server whenever another share of the
+    rollouts is done."""
     done, moved = 0, time.monotonic()
     while program.poll() is None:
         time.sleep(pause)
