@@ -75,9 +75,8 @@ class Claims:
                         return self._claimed.popleft()
                     began = time.monotonic()
                     wait = hold if idle_until is None else min(hold, max(0.0, idle_until - began))
-                    claims, asked = await self._ask(wait, stopping, began)
-                    if claims:
-                        self._take(claims)
+                    asked = await self._ask(wait, stopping, began)
+                    if self._claimed:
                         continue
                     if idle_until is not None and time.monotonic() >= idle_until:
                         return None
@@ -101,59 +100,52 @@ class Claims:
             finally:
                 self._held.discard(rollout)
 
-    def _take(self, claims: list[AttemptedRollout]) -> None:
-        for rollout in claims:
+    def _take(self, answer: list[AttemptedRollout] | AttemptedRollout | None) -> None:
+        for rollout in [answer] if isinstance(answer, AttemptedRollout) else answer or ():
             self._held.add(rollout)
-        self._claimed.extend(claims)
+            self._claimed.append(rollout)
 
-    async def _ask(self, wait: float, stopping: Stopping, began: float) -> tuple[list[AttemptedRollout], float]:
-        """Return claims, and the pause (seconds) that the store asks for."""
-        request = asyncio.create_task(self._dequeue(wait))
+    async def _ask(self, wait: float, stopping: Stopping, began: float) -> float:
+        """Claim for all lanes that wait; return the pause (seconds) that the store asks for.
+
+        A request that is broken off is ended; a claim that came in between goes back to the queue.
+        """
+        await asyncio.sleep(0)  # lanes that begin together are asked for together
+        limit = min(self._lanes, MOST_CLAIMS)
+        if limit > 1:
+            claiming = self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
+        else:  # by the operation that every store has
+            claiming = self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
+        request = asyncio.ensure_future(claiming)
         patience = wait + self._store_unreachable_timeout
         try:
             await asyncio.wait({request, stopping.noticed}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not request.done():
                 if stopping.noticed.done():
-                    return [], 0.0
+                    return 0.0
                 raise TimeoutError(f"no answer within {patience:g} s")
-            claims = request.result()
+            self._take(request.result())
         except BusyError as error:
-            return [], error.retry_after
+            return error.retry_after
         except OSError as error:
-            self._note_away(began, error)
-            return [], 0.0
+            if self._away_since is None:
+                self._away_since = began
+                logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
+            away = time.monotonic() - self._away_since
+            if away > self._store_unreachable_timeout:
+                raise StoreUnreachableError(
+                    f"Worker {self._worker_id} gives up: the store did not answer for {away:.0f} s "
+                    f"(store_unreachable_timeout={self._store_unreachable_timeout:g}); last error: {error}"
+                ) from error
+            return 0.0
         finally:
-            await self._withdraw(request)
+            if not request.done():
+                request.cancel()
+                await asyncio.wait({request}, timeout=SHORTEST_PAUSE * 10)
+                if request.done() and not request.cancelled() and request.exception() is None:
+                    self._take(request.result())
+                    await self.close()
         if self._away_since is not None:
             logger.info("[%s] the store answers again", self._worker_id)
             self._away_since = None
-        return claims, 0.0
-
-    async def _dequeue(self, wait: float) -> list[AttemptedRollout]:
-        """Claim for all lanes that wait when this runs; for one of them by the operation that every store has."""
-        if self._lanes > 1:
-            limit = min(self._lanes, MOST_CLAIMS)
-            return await self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
-        claim = await self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
-        return [] if claim is None else [claim]
-
-    async def _withdraw(self, request: asyncio.Task[list[AttemptedRollout]]) -> None:
-        """End a request that nobody waits for; a claim that came in between goes back to the queue."""
-        if request.done():
-            return
-        request.cancel()
-        await asyncio.wait({request}, timeout=SHORTEST_PAUSE * 10)
-        if request.done() and not request.cancelled() and request.exception() is None:
-            self._take(request.result())
-            await self.close()
-
-    def _note_away(self, began: float, error: OSError) -> None:
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = began
-            logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
-        if now - self._away_since > self._store_unreachable_timeout:
-            raise StoreUnreachableError(
-                f"Worker {self._worker_id} gives up: the store did not answer for {now - self._away_since:.0f} s "
-                f"(store_unreachable_timeout={self._store_unreachable_timeout:g}); last error: {error}"
-            ) from error
+        return 0.0
