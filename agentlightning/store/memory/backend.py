@@ -26,19 +26,12 @@ class MemoryBackend:
         self._data = Data(budget or span_budget())
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        with self._lock:
-            tx = MemoryTx(self._data, write=write)
-            try:
-                result = script(tx)
-            except BaseException:  # whatever ends the script, what it claimed is to be claimed by others
-                tx.give_back()
-                raise
-            if write:
-                tx.apply()
-            return result, tx.notes
+        with self._lock, MemoryTx(self._data, write=write) as tx:
+            return script(tx), tx.notes
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        return self.execute(script, write=write)
+        with self._lock, MemoryTx(self._data, write=write) as tx:
+            return script(tx), tx.notes
 
     def now(self) -> float:
         return time.time()

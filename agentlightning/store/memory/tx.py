@@ -1,4 +1,4 @@
-"""The primitives of a script over the memory store's data: reads it, and keeps the writes aside until `apply`."""
+"""The primitives of a script over the memory store's data: reads it, and keeps the writes aside until its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
+from types import TracebackType
+from typing import Self
 
 from agentlightning.errors import BusyError
 from agentlightning.store.memory.data import Data, span_key
@@ -37,6 +39,32 @@ class MemoryTx:
         self._spans: dict[str, dict[str, bytes]] = {}
         self._added = 0
         self._rows: dict[tuple[Kind, str], Row | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        """Make the writes real, unless the script failed; nothing here can fail half-way. Put what was claimed and is
+        queued still back into its queue."""
+        data = self._data
+        if self._write and kind is None:
+            if self._spans:
+                data.add_spans(self._spans, self._added)
+            for rollout_id, record in self._records.items():
+                if record is not None:
+                    data.put(record)
+                elif rollout_id in data.slots:
+                    data.remove(rollout_id)
+            for (row_kind, key), row in self._rows.items():
+                rows = data.rows.setdefault(row_kind, {})
+                if row is None:
+                    rows.pop(key, None)
+                else:
+                    rows[key] = row
+            if data.budget.bytes > data.budget.limit:
+                data.evict()
+        for entry in self._taken:
+            data.give_back(entry)
 
     def load(self, rollout_id: str) -> Record | None:
         if rollout_id in self._records:
@@ -181,28 +209,3 @@ class MemoryTx:
 
     def count_rows(self, kind: Kind) -> int:
         return len(self.scan(kind)) if self._rows else len(self._data.rows.get(kind, {}))
-
-    def apply(self) -> None:
-        """Make the writes real; nothing here can fail half-way."""
-        data = self._data
-        if self._spans:
-            data.add_spans(self._spans, self._added)
-        for rollout_id, record in self._records.items():
-            if record is not None:
-                data.put(record)
-            elif rollout_id in data.slots:
-                data.remove(rollout_id)
-        for (kind, key), row in self._rows.items():
-            if row is None:
-                data.rows.setdefault(kind, {}).pop(key, None)
-            else:
-                data.rows.setdefault(kind, {})[key] = row
-        if self._taken:
-            self.give_back()
-        if data.budget.bytes > data.budget.limit:
-            data.evict()
-
-    def give_back(self) -> None:
-        """Put what was claimed and is queued still back into its queue."""
-        for entry in self._taken:
-            self._data.give_back(entry)
