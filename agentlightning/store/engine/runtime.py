@@ -82,6 +82,7 @@ class StoreRuntime:
         self._due_until = math.inf if backend.persistent else 0.0
         self._clock_set = self._looked = monotonic()
         self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
+        """Lost workers are looked for from then on: one lease after a start on durable data, or after a sleep."""
         self._watched_in = 0
         if policy is not None:
             self.watch()
@@ -172,10 +173,10 @@ class StoreRuntime:
                         await self._follower.follow()
                     try:
                         result = await look()
+                        still = missing(result)
                     except BaseException:  # a cancelled caller gives up, too
                         waiter.woken = True  # what the look before this one was woken for is for another to do
                         raise
-                    still = missing(result)
                     if not still or (end is not None and time.monotonic() >= end):
                         return result
                     waiter.arm(still)
@@ -204,15 +205,25 @@ class StoreRuntime:
         return min(1.0, self._lease_seconds / 4)
 
     async def scan(self) -> None:
-        """Look for lapsed attempts within a call, unless somebody did lately. Never fails the call."""
+        """Look for lapsed attempts within a call, unless somebody did lately; and let what was queued before the clock
+        was set back, and lies in the future now, be claimed. Never fails the call."""
         self.now()
         if self._timeline.was_set_back:
-            await self._settle_queue()
-        now = time.monotonic()
-        if now - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
+            self._timeline.was_set_back = False
+            now = self.now()
+            try:
+                ahead = await self.read(lambda tx: queued_ahead(tx, now))
+                for start in range(0, len(ahead), _QUEUED_AT_ONCE):
+                    await self.write(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
+            except Exception:  # the call that happens to carry this must not suffer from it
+                self._timeline.was_set_back = True
+                text = "what was queued before the clock was set back is not settled; the next call tries again"
+                logger.exception(text)
+        looked = time.monotonic()
+        if looked - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
             return
         try:
-            self._last_scan = now
+            self._last_scan = looked
             for lapse in await self.read(self._lapsed_script()):
                 await self.write(self._expire(lapse))
         except Exception:  # the call that happens to carry the scan must not suffer from it
@@ -237,9 +248,10 @@ class StoreRuntime:
             ahead, _ = self.backend.execute(lambda tx: queued_ahead(tx, now), write=False)
             for start in range(0, len(ahead), _QUEUED_AT_ONCE):
                 self.write_now(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
-        for rollout_id, attempt_id, to, reason in lapsed:
+        for lapse in lapsed:
+            rollout_id, attempt_id, to, reason = lapse
             try:
-                if self.write_now(self._expire((rollout_id, attempt_id, to, reason))):
+                if self.write_now(self._expire(lapse)):
                     logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
             except Exception:  # one attempt's trouble must not keep the others from being noticed
                 logger.exception("attempt %s of rollout %s could not be ended", attempt_id, rollout_id)
@@ -250,19 +262,6 @@ class StoreRuntime:
     def _set_clock(self) -> None:
         self._clock_set = monotonic()
         self.backend.set_clock()
-
-    async def _settle_queue(self) -> None:
-        """Let what was queued before the clock was set back, and lies in the future now, be claimed. Never fails."""
-        self._timeline.was_set_back = False
-        now = self.now()
-        try:
-            ahead = await self.read(lambda tx: queued_ahead(tx, now))
-            for start in range(0, len(ahead), _QUEUED_AT_ONCE):
-                some = ahead[start : start + _QUEUED_AT_ONCE]
-                await self.write(partial(queue_now, now=now, rollout_ids=some))
-        except Exception:  # the call that happens to carry this must not suffer from it
-            self._timeline.was_set_back = True
-            logger.exception("what was queued before the clock was set back is not settled; the next call tries again")
 
     def sweep_now(self) -> None:
         """Forget workers long silent and tokens long used, and what the retention policy lets go; blocks."""
@@ -304,7 +303,11 @@ class StoreRuntime:
 
     def _lapsed_script(self) -> Callable[[Tx], list[_Lapse]]:
         now, age = self.now(), self._timeline.age
-        leases = self._leases_count()
+        looked = monotonic()
+        gap, self._looked = looked - self._looked, looked
+        if gap > self.scan_interval + self._lease_seconds / 4:  # this process slept
+            self._leases_hold_until = max(self._leases_hold_until, looked + self._lease_seconds)
+        leases_count = looked >= self._leases_hold_until
         due_until, most = max(now, self._due_until), _DUE_AT_ONCE
         if self._timeline.latest > now + 1.0:  # the clock was set back: deadlines were written by the later one
             due_until = max(due_until, self._timeline.latest + _LONGEST_LIMIT_SECONDS)
@@ -324,7 +327,7 @@ class StoreRuntime:
                     lapsed.append((record.rollout.rollout_id, attempt.attempt_id, status, status))
             if self._due_until == math.inf:  # the first look: did the clock stand later when the data were written?
                 self._due_until = ahead + _LONGEST_LIMIT_SECONDS if ahead > now + 1.0 else 0.0
-            if leases:
+            if leases_count:
                 for rollout_id, attempt_id in lost_claims(tx, now, self._lease_seconds, age):
                     lapsed.append((rollout_id, attempt_id, "unresponsive", LEASE_EXPIRED))
             return lapsed
@@ -332,25 +335,8 @@ class StoreRuntime:
         return script
 
     def _expire(self, lapse: _Lapse) -> Callable[[Tx], bool]:
-        rollout_id, attempt_id, to, reason = lapse
-        return partial(
-            expire,
-            now=self.now(),
-            rollout_id=rollout_id,
-            attempt_id=attempt_id,
-            to=to,
-            reason=reason,
-            lease_seconds=self._lease_seconds,
-            age=self._timeline.age,
-        )
-
-    def _leases_count(self) -> bool:
-        """False for one lease after a start on durable data, and after this process slept."""
-        now = monotonic()
-        gap, self._looked = now - self._looked, now
-        if gap > self.scan_interval + self._lease_seconds / 4:
-            self._leases_hold_until = max(self._leases_hold_until, now + self._lease_seconds)
-        return now >= self._leases_hold_until
+        now = self.now()
+        return lambda tx: expire(tx, now, *lapse, self._lease_seconds, self._timeline.age)
 
 
 def _surplus(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
@@ -30,7 +30,7 @@ from agentlightning.store.engine.repeats import EmptyClaims, Repeats
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.rules.arguments import check_limit, check_names, check_timeout, checked, given, valid
-from agentlightning.store.rules.claims import Claim, claim, start_attempt
+from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
 from agentlightning.store.rules.events import ended_rollouts, events
@@ -87,6 +87,7 @@ class EngineStore(LightningStore):
     def __init__(
         self,
         backend: Backend,
+        *,
         scan_debounce_seconds: float = 10.0,
         lease_seconds: float = 30.0,
         retention: RetentionPolicy | None = None,
@@ -190,37 +191,33 @@ class EngineStore(LightningStore):
         if limit <= 0:
             return []
         await self._runtime.scan()
-        token, looks = request_token.get(), 0
+        token, looks, now = request_token.get(), 0, 0.0
         ask = partial(claim, ids=_ids(8), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
+        work: list[Key] = [("work", run_id)]
 
-        async def look() -> _Claims:
-            nonlocal looks
-            looks += 1
-            now = self._runtime.now()
-            found = await self._runtime.write(partial(ask, now=now, looks_again=looks > 1))
+        def look() -> Awaitable[Claimed]:
+            nonlocal looks, now
+            looks, now = looks + 1, self._runtime.now()
+            return self._runtime.write(partial(ask, now=now, looks_again=looks > 1))
+
+        def missing(found: Claimed) -> list[Key]:
             if found.answered and not found.claims:
                 raise _AnsweredBefore
-            claims, due = [self._hand_out(given) for given in found.claims], found.due
-            return _Claims(claims, None if due is None else max(0.001, due - now))
+            return [] if found.claims else work
 
-        work: list[Key] = [("work", run_id)]
+        def due_in(found: Claimed) -> float | None:
+            return None if found.due is None else max(0.001, found.due - now)
+
         async with self._repeats.turn(token) if token is not None else nullcontext():
             try:
-                if timeout <= 0:
-                    return (await look()).claims
-                found = await self._runtime.until(
-                    look,
-                    lambda found: [] if found.claims else work,
-                    work,
-                    timeout,
-                    lambda found: found.due_in,
-                    None if worker_id is None else ("work", (worker_id, run_id)),
-                )
+                again = None if worker_id is None else ("work", (worker_id, run_id))
+                until = self._runtime.until
+                found = await (look() if timeout <= 0 else until(look, missing, work, timeout, due_in, again))
             except _AnsweredBefore:
                 return []
             if token is not None and not looks:  # a kept wait was gone on with
                 await self._empty_claims.note(token, run_id, worker_id, limit)
-            return found.claims
+            return [self._hand_out(given) for given in found.claims]
 
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
@@ -417,10 +414,13 @@ class EngineStore(LightningStore):
         check_page(ResourcesUpdate, sort_by, limit, offset)
         rows = await self._runtime.read(lambda tx: tx.scan("resources"))
         updates = [
-            _without_keys(cast("ResourcesRow", row).update)
+            cast("ResourcesRow", row).update.model_copy(deep=True)
             for key, row in rows
             if combine(text_filter(resources_id, resources_id_contains, key), "and")
         ]
+        for resource in (resource for update in updates for resource in update.resources.values()):
+            if isinstance(resource, LLM):
+                resource.api_key = None
         return _page(updates, sort_by, sort_order, limit, offset)
 
     @override
@@ -555,12 +555,6 @@ class EngineStore(LightningStore):
         return update.model_copy(deep=True) if update else None
 
 
-class _Claims(NamedTuple):
-    claims: list[AttemptedRollout]
-    due_in: float | None
-    """Seconds until something may be claimed, if nothing was."""
-
-
 class _AnsweredBefore(Exception):
     """This is a copy of a claim that was given nothing; if work woke it, another one is to be woken instead."""
 
@@ -594,25 +588,12 @@ def _accepted(answer: R | Exception) -> R:
 def _ids(length: int) -> Ids:
     """Return the identifiers of the call under way: made from its token if it has one, else random."""
     token = request_token.get()
-    if token is None:
-        return _RandomIds(length)
-    return lambda index: derive_id(token, index, length)
 
+    @cache  # the same one for the same index, so that a script may be run again
+    def made(index: int) -> str:
+        return generate_id(length) if token is None else derive_id(token, index, length)
 
-class _RandomIds:
-    """Random identifiers, the same one for the same index, so that a script may be run again."""
-
-    __slots__ = ("_length", "_made")
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._made: dict[int, str] = {}
-
-    def __call__(self, index: int) -> str:
-        made = self._made.get(index)
-        if made is None:
-            made = self._made[index] = generate_id(self._length)
-        return made
+    return made
 
 
 def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:
@@ -632,15 +613,6 @@ def _descending(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
     return order == "desc"
-
-
-def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
-    """Return a copy of the update with every API key null."""
-    copy = update.model_copy(deep=True)
-    for resource in copy.resources.values():
-        if isinstance(resource, LLM):
-            resource.api_key = None
-    return copy
 
 
 def _warn_old_name(old: str, value: object, new: str) -> None:

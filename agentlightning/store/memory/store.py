@@ -40,7 +40,10 @@ class InMemoryLightningStore(EngineStore):
         tracker: MetricsBackend | None = None,
     ) -> None:
         self._budget = span_budget(max_span_bytes, eviction_memory_threshold, safe_memory_threshold)
-        super().__init__(MemoryBackend(self._budget), scan_debounce_seconds, lease_seconds, retention, tracker)
+        super().__init__(
+            MemoryBackend(self._budget), scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds,
+            retention=retention, tracker=tracker,
+        )  # fmt: skip
 
     @override
     async def statistics(self) -> LightningStoreStatistics:

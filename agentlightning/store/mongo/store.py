@@ -69,17 +69,19 @@ class MongoLightningStore(EngineStore):
         place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
         self.database_name = _one("database_name", database_name, "database", database) or place.database or DATABASE
         self.partition_id = "default" if partition_id is None else partition_id
+        engine: dict[str, Any] = {
+            "scan_debounce_seconds": scan_debounce_seconds,
+            "lease_seconds": lease_seconds,
+            "retention": retention,
+        }
         self._settings = {
             "mongo_uri": mongo_uri or uri,
             "database_name": self.database_name,
             "partition_id": self.partition_id,
             "mongo_client_kwargs": mongo_client_kwargs,
-            "scan_debounce_seconds": scan_debounce_seconds,
-            "lease_seconds": lease_seconds,
-            "retention": retention,
+            **engine,
         }
-        backend = MongoBackend(place, self.database_name, self.partition_id)
-        super().__init__(backend, scan_debounce_seconds, lease_seconds, retention, tracker)
+        super().__init__(MongoBackend(place, self.database_name, self.partition_id), tracker=tracker, **engine)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

@@ -51,13 +51,13 @@ class PostgresLightningStore(EngineStore):
     ) -> None:
         self.partition = partition
         self._uri = uri
-        self._settings = {
-            "partition": partition,
+        engine: dict[str, Any] = {
             "scan_debounce_seconds": scan_debounce_seconds,
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        super().__init__(PostgresBackend(uri, partition), scan_debounce_seconds, lease_seconds, retention, tracker)
+        self._settings = {"partition": partition, **engine}
+        super().__init__(PostgresBackend(uri, partition), tracker=tracker, **engine)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

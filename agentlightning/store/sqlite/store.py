@@ -35,15 +35,13 @@ class SQLiteLightningStore(EngineStore):
         if synchronous not in ("FULL", "NORMAL"):
             raise BadRequestError(f"synchronous must be 'FULL' or 'NORMAL'; got {synchronous!r}")
         self.path = str(path)
-        self._settings = {
-            "synchronous": synchronous,
+        engine: dict[str, Any] = {
             "scan_debounce_seconds": scan_debounce_seconds,
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        super().__init__(
-            SQLiteBackend(self.path, synchronous), scan_debounce_seconds, lease_seconds, retention, tracker
-        )
+        self._settings = {"synchronous": synchronous, **engine}
+        super().__init__(SQLiteBackend(self.path, synchronous), tracker=tracker, **engine)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
