@@ -42,17 +42,16 @@ class LightningStoreThreaded(StoreWrapper):
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if self._direct or self._owner.is_current():
             return await getattr(self._whole, operation)(*args, **kwargs)
+        token = request_token.get()
         waits = operation in _WAITS and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
-        call = self._on_owner_loop(operation, args, kwargs, request_token.get(), alone=not waits)
-        return await asyncio.wrap_future(self._owner.submit(call))
 
-    async def _on_owner_loop(
-        self, operation: str, args: tuple[object, ...], kwargs: dict[str, object], token: str | None, *, alone: bool
-    ) -> object:
-        request_token.set(token)
-        if not alone:
-            return await getattr(self._whole, operation)(*args, **kwargs)
-        if self._turn is None:
-            self._turn = asyncio.Lock()
-        async with self._turn:
-            return await getattr(self._whole, operation)(*args, **kwargs)
+        async def call() -> object:
+            request_token.set(token)
+            if waits:
+                return await getattr(self._whole, operation)(*args, **kwargs)
+            if self._turn is None:
+                self._turn = asyncio.Lock()
+            async with self._turn:
+                return await getattr(self._whole, operation)(*args, **kwargs)
+
+        return await asyncio.wrap_future(self._owner.submit(call()))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 
-from agentlightning.store.base import FINISHED, RUNNING
+from agentlightning.store.base import FINISHED
 from agentlightning.store.memory.eviction import SpanBudget
 from agentlightning.store.memory.index import View
 from agentlightning.store.memory.queue import Deadlines, Entry, RunQueue
@@ -111,8 +111,15 @@ class Data:
         self.slots[rollout_id] = slot
         self._count(known, record)
         if moved:
-            self._move(slot, known)
-        self._hold(rollout_id, None if known is None else _holder(known), _holder(record))
+            for view in self._views.values():
+                view.put(known, record, slot.number)
+            available = record.available_at
+            entry = None if available is None else (-rollout.priority, available, slot.number, rollout_id)
+            if entry is None or entry != slot.entry:
+                self._leave(slot)
+            if entry is not None and slot.entry is None:
+                self._enter(slot, entry, ready=available == record.queued_at)
+        self._hold(rollout_id, None if known is None else known.holder, record.holder)
         if record.deadline is not None or (known is not None and known.deadline is not None):
             self.deadlines.put(rollout_id, record.deadline)
         if rollout.status in FINISHED:
@@ -128,7 +135,7 @@ class Data:
             view.remove(known, slot.number)
         self._leave(slot)
         self._count(known, None)
-        self._hold(rollout_id, _holder(known), None)
+        self._hold(rollout_id, known.holder, None)
         self.deadlines.put(rollout_id, None)
         self.budget.active(rollout_id)
         self.drop_spans(rollout_id)
@@ -138,19 +145,6 @@ class Data:
     def changed_after(self, change: int) -> list[Slot]:
         """Return the slots changed after this number, the one changed first coming first."""
         return list(itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values())))[::-1]
-
-    def _move(self, slot: Slot, known: Record | None) -> None:
-        """Bring the places in the queue and in the views in line with the slot's record."""
-        record, number = slot.record, slot.number
-        rollout = record.rollout
-        for view in self._views.values():
-            view.put(known, record, number)
-        available = record.available_at
-        entry = None if available is None else (-rollout.priority, available, number, rollout.rollout_id)
-        if entry is None or entry != slot.entry:
-            self._leave(slot)
-        if entry is not None and slot.entry is None:
-            self._enter(slot, entry, ready=available == record.queued_at)
 
     def _count(self, known: Record | None, record: Record | None) -> None:
         for sign, counted in ((1, record), (-1, known)):
@@ -200,13 +194,6 @@ class Data:
             record.span_count, record.span_bytes, record.attempts_dropped = 0, 0, len(record.attempts)
             self.drop_spans(rollout_id)
             self.put(record)
-
-
-def _holder(record: Record) -> str | None:
-    """The same as `record.holder`, which every change asks for twice."""
-    if record.rollout.status in RUNNING and record.attempts:
-        return record.attempts[-1].worker_id or None
-    return None
 
 
 def span_key(attempt_id: str, span_id: str) -> str:

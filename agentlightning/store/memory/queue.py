@@ -37,10 +37,15 @@ class RunQueue:
             heapq.heappush(self._ready, entry)
 
     def left(self) -> None:
-        """An entry is no longer valid."""
+        """An entry is no longer valid. Those that are not are dropped before they are more than half."""
         self._left += 1
         if 2 * self._left > len(self._line) + len(self._ready) + len(self._delayed) + 64:
-            self._compact()
+            self._left = 0
+            self._line = deque(filter(self._is_valid, self._line))
+            self._ready = list(filter(self._is_valid, self._ready))
+            self._delayed = [pair for pair in self._delayed if self._is_valid(pair[1])]
+            heapq.heapify(self._ready)
+            heapq.heapify(self._delayed)
 
     def take(self, now: float) -> Entry | None:
         """Take out and return the entry to be claimed next; `put` gives it back."""
@@ -65,15 +70,6 @@ class RunQueue:
             if entries:
                 return entries[0][1]
         return self._delayed[0][0] if self._delayed else None
-
-    def _compact(self) -> None:
-        """Drop what is not valid, so that it never is more than half."""
-        self._left = 0
-        self._line = deque(filter(self._is_valid, self._line))
-        self._ready = list(filter(self._is_valid, self._ready))
-        self._delayed = [pair for pair in self._delayed if self._is_valid(pair[1])]
-        heapq.heapify(self._ready)
-        heapq.heapify(self._delayed)
 
 
 class Deadlines:

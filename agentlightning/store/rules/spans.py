@@ -28,7 +28,10 @@ _NUMBER_BYTES = re.compile(_NUMBER.pattern.encode())
 
 
 def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
-    """Store spans; each answer is the span as stored, or None if it was there already."""
+    """Store spans; each answer is the span as stored, or None if it was there already.
+
+    One without a number is given the next, one whose attempt is over or no longer the latest is marked stale.
+    """
     records: dict[str, Record] = {}
     issued: dict[str, int] = {}
     ready: list[Span] = []
@@ -37,7 +40,15 @@ def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
         if record is None:
             record = records[span.rollout_id] = existing(tx, span.rollout_id)
             issued[span.rollout_id] = record.spans_issued
-        ready.append(_numbered(record, span))
+        attempt = attempt_of(record, span.attempt_id)
+        if span.sequence_id < 0:
+            record.spans_issued += 1
+            span = evolve(span, sequence_id=record.spans_issued)
+        elif span.sequence_id > record.spans_issued:
+            record.spans_issued = span.sequence_id
+        if attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status):
+            span = evolve(span, attributes={**span.attributes, STALE: True})
+        ready.append(span)
     sizes = tx.add_spans(ready)
     for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
         record = records[span.rollout_id]
@@ -56,19 +67,6 @@ def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
         if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
             _record_heartbeats(tx, record, seen[rollout_id], now)
     return stored
-
-
-def _numbered(record: Record, span: Span) -> Span:
-    """Return the span with its number, marked stale if its attempt is over or no longer the latest."""
-    attempt = attempt_of(record, span.attempt_id)
-    if span.sequence_id < 0:
-        record.spans_issued += 1
-        span = evolve(span, sequence_id=record.spans_issued)
-    elif span.sequence_id > record.spans_issued:
-        record.spans_issued = span.sequence_id
-    if attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status):
-        span = evolve(span, attributes={**span.attributes, STALE: True})
-    return span
 
 
 def _record_heartbeats(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> None:

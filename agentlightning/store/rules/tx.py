@@ -108,10 +108,9 @@ class Record:
     @property
     def holder(self) -> str | None:
         """The worker that has the rollout in hand."""
-        attempt = self.latest
-        if attempt is None or self.rollout.status not in RUNNING:
-            return None
-        return attempt.worker_id or None
+        if self.rollout.status in RUNNING and self.attempts:
+            return self.attempts[-1].worker_id or None
+        return None
 
     def find_attempt(self, attempt_id: str) -> Attempt | None:
         """Return the attempt with this id, or the latest for the id `latest`."""

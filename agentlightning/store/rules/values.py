@@ -45,16 +45,6 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
         }
     if kind is list or kind is tuple:
         return [to_json(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[object]", value))]
-    return _convert(value, path, depth)
-
-
-def _key(key: object, path: str) -> str:
-    if isinstance(key, str):
-        return _unicode(str(key), path)
-    raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
-
-
-def _convert(value: object, path: str, depth: int) -> object:
     if isinstance(value, BaseModel):
         try:
             return value.model_dump(mode="json")
@@ -76,6 +66,12 @@ def _convert(value: object, path: str, depth: int) -> object:
         f"{path} is a {type(value).__name__}, which is no JSON value; expected dict, list, str, number, bool or None "
         "(pydantic models, dataclasses and numpy values are converted)"
     )
+
+
+def _key(key: object, path: str) -> str:
+    if isinstance(key, str):
+        return _unicode(str(key), path)
+    raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
 
 
 def _unicode(text: str, path: str) -> str:

@@ -29,24 +29,15 @@ def heartbeat(
     row = _worker_row(tx, worker_id, run_id)
     if is_known_beat(row, call):
         return row.worker
-    changes: dict[str, object] = {"last_heartbeat_time": now}
-    if not isinstance(stats, Unset):
-        changes["heartbeat_stats"] = stats
-    row.unnamed = [] if attempts is None else _unnamed(tx, now, worker_id, row, attempts)
-    return _put_worker(tx, row, **changes)
-
-
-def _unnamed(
-    tx: Tx, now: float, worker_id: str, row: WorkerRow, attempts: frozenset[str]
-) -> list[tuple[str, str, float]]:
-    """Return what a worker holds and a heartbeat of it does not name; no later than the one before has named it."""
-    before = row.worker.last_heartbeat_time
     since = {attempt_id: time for _, attempt_id, time in row.unnamed}
-    return [
-        (rollout_id, attempt_id, since.get(attempt_id, now if before is None else before))
-        for rollout_id, attempt_id in tx.held(worker_id, len(attempts) + _HELD_AT_ONCE)
-        if attempt_id not in attempts
-    ]
+    row.unnamed = []
+    if attempts is not None:
+        before = row.worker.last_heartbeat_time  # that one may have named what this one does not
+        first = now if before is None else before
+        held = tx.held(worker_id, len(attempts) + _HELD_AT_ONCE)
+        row.unnamed = [(rollout, i, since.get(i, first)) for rollout, i in held if i not in attempts]
+    changes: dict[str, object] = {} if isinstance(stats, Unset) else {"heartbeat_stats": stats}
+    return _put_worker(tx, row, last_heartbeat_time=now, **changes)
 
 
 def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -88,23 +88,17 @@ class CompletedStore(StoreWrapper):
         self._warned_of_runs = False
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if operation in _LISTED:
-            return _with_outcomes(await self._list(operation, args, kwargs))
-        return _with_outcomes(await self._call_store(operation, *args, **kwargs))
-
-    async def _list(self, operation: str, args: tuple[object, ...], kwargs: dict[str, Any]) -> PaginatedResult[Any]:
-        """Sort and cut a list here if the store does not itself."""
-        paging = {name: kwargs[name] for name in _PAGE if name in kwargs}
+        paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
         defaults = _SIGNATURES[operation].parameters
         unknown = [name for name in paging if name not in self._accepts[operation]]
         if all(paging[name] == defaults[name].default for name in unknown):
-            return await self._call_store(operation, *args, **kwargs)
+            return _with_outcomes(await self._call_store(operation, *args, **kwargs))
         sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
         check_page(_LISTED[operation], sort_by, limit, offset)
         rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
         everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
-        return PaginatedResult[Any](items=items, limit=limit, offset=offset, total=total)
+        return _with_outcomes(PaginatedResult[Any](items=items, limit=limit, offset=offset, total=total))
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
@@ -175,7 +169,13 @@ class CompletedStore(StoreWrapper):
             return await self._claim(way, limit, worker_id, run_id, timeout)
         end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
         while True:
-            claims = await self._unless_cancelled(self._claim(way, limit, worker_id, run_id))
+            asked = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
+            try:
+                claims = await asyncio.shield(asked)
+            except asyncio.CancelledError:  # the claim that nobody wants is let finish, and goes back to the queue
+                for claim in await asked:
+                    await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
+                raise
             left = end - time.monotonic()
             if claims or not left > 0:
                 return claims
@@ -193,16 +193,6 @@ class CompletedStore(StoreWrapper):
                 break
             claims.append(claim)
         return claims
-
-    async def _unless_cancelled(self, claiming: Awaitable[list[AttemptedRollout]]) -> list[AttemptedRollout]:
-        """Await a claim. When nobody wants it any more it is let finish, and goes back to the queue."""
-        asked = asyncio.ensure_future(claiming)
-        try:
-            return await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            for claim in await asked:
-                await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
-            raise
 
     # --- evidence --------------------------------------------------------------------------------------------------
 
@@ -244,9 +234,16 @@ class CompletedStore(StoreWrapper):
         *, outcome=UNSET, outcome_reason=UNSET, error=UNSET,
     ) -> Attempt:  # fmt: skip
         ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
-        given = {name: value for name, value in ending.items() if value is not UNSET}
-        if given and not self._accepts["update_attempt"] >= ending.keys():
-            metadata = await self._with_outcome(rollout_id, attempt_id, metadata, given)
+        given: dict[str, Any] = {name: value for name, value in ending.items() if value is not UNSET}
+        if given and not self._accepts["update_attempt"] >= ending.keys():  # they are kept in the metadata
+            if isinstance(metadata, Unset):
+                attempts: list[Attempt] = list(await self._call_store("query_attempts", rollout_id))
+                wanted = [a for a in attempts if attempt_id in (a.attempt_id, "latest")]
+                metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
+            if isinstance(error, AttemptError):
+                given["error"] = error.model_dump()
+            known: dict[str, Any] = dict(metadata or {})
+            metadata = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **given}}
             given = {}
         changed = await self._call_store(
             "update_attempt",
@@ -259,19 +256,6 @@ class CompletedStore(StoreWrapper):
             **given,
         )
         return _with_outcomes(changed)
-
-    async def _with_outcome(
-        self, rollout_id: str, attempt_id: str, metadata: dict[str, Any] | Unset | None, given: Mapping[str, object]
-    ) -> dict[str, Any]:
-        """Return an attempt's metadata with the given fields of its outcome added."""
-        if isinstance(metadata, Unset):
-            attempts: list[Attempt] = list(await self._call_store("query_attempts", rollout_id))
-            wanted = [a for a in attempts if attempt_id in (a.attempt_id, "latest")]
-            metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
-        known: dict[str, Any] = dict(metadata or {})
-        error = given.get("error")
-        plain = {**given, "error": error.model_dump()} if isinstance(error, AttemptError) else given
-        return {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **plain}}
 
 
 def _with_outcomes(answer: object) -> Any:
