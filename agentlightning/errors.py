@@ -8,6 +8,7 @@ travels by name (`error_type`) and the client raises the class that the store ra
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 
 class AgentLightningError(Exception):
@@ -147,3 +148,16 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
     )
 }
 """Classes that a server names in its reply and a client raises again; one that refines another comes before it."""
+
+
+def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most like a wrong one; None if none is much like it."""
+    import difflib  # only for an error
+
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the closest known one; empty if none is much like it."""
+    near = closest_name(name, known)
+    return f"; did you mean {near!r}?" if near else ""

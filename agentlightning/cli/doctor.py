@@ -6,7 +6,6 @@ Each check is a function that yields results and changes nothing.
 from __future__ import annotations
 
 import base64
-import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -27,6 +26,7 @@ import typer
 
 from agentlightning.cli.support.output import JSON, say, show_json, show_table
 from agentlightning.env_var import LightningEnvVar
+from agentlightning.errors import closest_name
 from agentlightning.utils.version import VERSION
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def _variables() -> Iterator[CheckResult]:
             value = os.environ[name]
             yield CheckResult("ok", name, public_form(value) if "://" in value else value)
         elif name not in VARIABLES and name.startswith(("AGL_", "AGENT_LIGHTNING_")) and "_TEST_" not in name:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = closest_name(name, VARIABLES)
+            hint = f"; did you mean {near}?" if near else ""
             yield CheckResult("wrong", name, f"nobody reads this variable{hint}")
 
 

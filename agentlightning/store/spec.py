@@ -9,7 +9,6 @@ URI of a database every other name is its driver's. A package that a form needs 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from urllib.parse import unquote_plus
 
 from pydantic import ValidationError
 
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.process_secrets import hide
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RetentionPolicy
@@ -84,7 +83,7 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
 def spec_of(text: str) -> str:
     """Return the spec that a command line value means: itself, or the SQLite file of that name."""
     known = re.match(r"(\w+):", text)
-    meant = known and difflib.get_close_matches(known[1].lower(), _KINDS, n=1)
+    meant = known and closest_name(known[1].lower(), _KINDS)
     return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
 
 
@@ -115,9 +114,9 @@ def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
                 raise BadRequestError(f"{name} is given twice in the settings of a store of the form {kind.example}")
             found[name] = _read(name, kind.settings[name], unquote_plus(text))
         else:
-            near = difflib.get_close_matches(name, kind.settings, n=1, cutoff=0.75)
+            near = closest_name(name, kind.settings, cutoff=0.75)
             if near or not kind.has_driver:
-                known = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(kind.settings)}"
+                known = f"did you mean {near!r}?" if near else f"it has: {', '.join(kind.settings)}"
                 raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {known}")
             foreign.append(piece)
     bounds = {name: found.pop(name) for name in _RETENTION if name in found}
@@ -231,12 +230,12 @@ def _closest(text: str) -> str | None:
     scheme, colon, rest = text.partition(":")
     if colon and not rest.startswith("/") and re.fullmatch(r"\d+(/.*)?", rest):
         return f"http://{text}"
-    near = difflib.get_close_matches(scheme.lower().partition("+")[0], _KINDS, n=1)
+    near = closest_name(scheme.lower().partition("+")[0], _KINDS)
     if colon and near:
-        return _completed(near[0], rest)
+        return _completed(near, rest)
     if not colon and ("/" in text or text.endswith((".db", ".sqlite", ".sqlite3"))):
         return f"sqlite:///{text}"
-    return None if colon or not near else _KINDS[near[0]].example
+    return None if colon or not near else _KINDS[near].example
 
 
 def _completed(scheme: str, rest: str) -> str | None:

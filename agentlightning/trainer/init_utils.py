@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
+
+from agentlightning.errors import closest_name, did_you_mean
 
 T = TypeVar("T")
 
@@ -160,8 +161,7 @@ def load_class(path: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        near = difflib.get_close_matches(name, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, dir(module))
         raise ValueError(f"{path!r} cannot be imported: module {module_path!r} has no {name!r}{hint}") from None
 
 
@@ -204,8 +204,8 @@ def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered
         return load_class(registered) if isinstance(registered, str) else registered
     if "." in name and not registered_only:
         return load_class(name)
-    near = difflib.get_close_matches(name.lower(), registry or (), n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = closest_name(name.lower(), registry or ())
+    hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{_known(registry)}")
 
 
@@ -244,10 +244,7 @@ def _check_settings(
 
 def nearest(name: str, known: list[str]) -> str:
     """Return the end of a sentence about an unknown setting: the nearest right name, or all there are."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; it has: {', '.join(known)}" if known else "; it has none"
+    return did_you_mean(name, known) or (f"; it has: {', '.join(known)}" if known else "; it has none")
 
 
 def _call_factory(factory: Callable[..., Any], spec_name: str) -> Any:

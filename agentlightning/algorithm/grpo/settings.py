@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.advantages import Scale
 from agentlightning.algorithm.progress import Style
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 
 Schedule = Literal["constant", "linear"]
@@ -131,8 +130,8 @@ def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
     known = [field.name for field in dataclasses.fields(GRPOSettings)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}"
+            near = closest_name(name, known)
+            hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
             raise TypeError(f"GRPO has no setting {name!r}. {hint}")
     return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **given)
 
@@ -157,8 +156,8 @@ def _check_number(
 
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
-        hint = f". Did you mean {near[0]!r}?" if near else ""
+        near = closest_name(value, choices) if isinstance(value, str) else None
+        hint = f". Did you mean {near!r}?" if near else ""
         raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
 
 

@@ -6,7 +6,6 @@ be written down: parts as names, import paths or dicts, functions and hooks as `
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentlightning.cli.support.target import is_target, load_dataset, load_target, read_mapping
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, did_you_mean
 
 if TYPE_CHECKING:
     from agentlightning.trainer import Trainer
@@ -66,9 +65,8 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
     known = [each.name for each in fields(Plan)]
     for key in found:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadRequestError(f"{path} has an unknown key {key!r}; {hint}")
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+            raise BadRequestError(f"{path} has an unknown key {key!r}{hint}")
     return Plan(**found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, did_you_mean
 
 _FORMS = "expected module:object or file.py:object, such as my_agent:play"
 
@@ -33,8 +32,7 @@ def load_target(option: str, text: str) -> Any:
     found: Any = _module(option, name)
     for part in path.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
             raise BadRequestError(f"{option} {text!r}: {name} has no {part!r}{hint}")
         found = getattr(found, part)
     return found

@@ -4,13 +4,13 @@ queued without end. What is linear and long is done beside the serving loop (`of
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import NamedTuple
 
+from agentlightning.errors import closest_name
 from agentlightning.field_help import explain_fields
 from agentlightning.utils.http.byte_budget import ATTEMPT_BYTES
 
@@ -69,7 +69,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     if len(name) > LONGEST_COMPARED:
         return None
     compared = [other for other in islice(known, MOST_COMPARED) if len(other) <= LONGEST_COMPARED]
-    return next(iter(difflib.get_close_matches(name, compared, n=1)), None)
+    return closest_name(name, compared)
 
 
 def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:

@@ -6,7 +6,6 @@ are left unread.
 
 from __future__ import annotations
 
-import difflib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from agentlightning.algorithm.grpo.engine.tool_calls import Reply, messages_for_template, parse_reply
+from agentlightning.errors import did_you_mean
 
 _READ: Final = frozenset(
     {
@@ -184,9 +184,8 @@ def _refuse_unsupported(fields: Mapping[str, object]) -> None:
         if name in _READ or name in _WITHOUT_EFFECT:
             continue
         if name not in _ONLY_NEUTRAL:
-            close = difflib.get_close_matches(name, _READ, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise RequestError(f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
+            text = f"unknown field {name!r}{did_you_mean(name, _READ)}"
+            raise RequestError(text, param=name, code="unknown_parameter")
         if value not in _ONLY_NEUTRAL[name]:
             raise RequestError(
                 f"the embedded engine does not support {name}={json.dumps(value)}; leave {name!r} out",
