@@ -38,20 +38,19 @@ def _leaves(value: object, path: str, expand: bool) -> Iterator[tuple[str, objec
                     f"at {path or 'the root'!r}. Turn it into a string first."
                 )
             yield from _leaves(item, f"{path}.{key}" if path else key, expand)
-    elif isinstance(value, list) and (expand or not path or not _is_leaf_list(cast(list[Any], value), path)):
-        for index, item in enumerate(cast(list[Any], value)):
-            yield from _leaves(item, f"{path}.{index}" if path else str(index), expand)
-    else:
-        yield path, value
-
-
-def _is_leaf_list(values: list[object], path: str) -> bool:
-    """True if the list can be one attribute: not empty, and all of exactly one primitive type."""
-    kinds: set[type[Any]] = {type(value) for value in values}
-    if len(kinds) > 1 and all(kind in _PRIMITIVES for kind in kinds):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        logger.warning("List at %r mixes %s; its elements become attributes of their own", path, names)
-    return len(kinds) == 1 and kinds <= set(_PRIMITIVES)
+        return
+    if isinstance(value, list):
+        items = cast(list[Any], value)
+        kinds: set[type[Any]] = {type(item) for item in items} if path and not expand else set()
+        primitive = kinds <= set(_PRIMITIVES)
+        if len(kinds) > 1 and primitive:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            logger.warning("List at %r mixes %s; its elements become attributes of their own", path, names)
+        if len(kinds) != 1 or not primitive:  # else it can be one attribute
+            for index, item in enumerate(items):
+                yield from _leaves(item, f"{path}.{index}" if path else str(index), expand)
+            return
+    yield path, value
 
 
 class _Node(dict[str, Any]):
@@ -131,7 +130,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: there is no such type.
     """
-    kinds = {_kind(value) for value in maybe_list}
+    kinds = {next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value)) for value in maybe_list}
     if kinds <= {str} or kinds <= {bool}:
         return list(maybe_list)
     if kinds <= {int, bool}:
@@ -140,10 +139,6 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
         return [float(value) for value in maybe_list]
     names = ", ".join(sorted({type(value).__name__ for value in maybe_list}))
     raise ValueError(f"List must contain only one type of primitive values, got: {names}.")
-
-
-def _kind(value: object) -> type:
-    return next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value))
 
 
 def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) -> dict[str, Any]:

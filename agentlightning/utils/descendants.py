@@ -89,8 +89,11 @@ def end_descendants(
     began = time.monotonic()
     killed_since: float | None = None  # a look may take long on a busy machine, and must not count as a kill
     while True:
-        if reap and not _has_children():
-            return []
+        if reap:  # a child that has ended and was not waited for counts
+            try:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return []
         living = [child for child in _living_below(pid) if child.pid not in spared]
         if not living and not reap:
             return []
@@ -129,15 +132,6 @@ def reap_children() -> dict[int, int]:
         if pid == 0:
             return statuses
         statuses[pid] = status
-
-
-def _has_children() -> bool:
-    """True while this process has a child, be it one that has ended and was not waited for."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _living_below(pid: int) -> list[Any]:

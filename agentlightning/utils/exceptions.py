@@ -21,7 +21,14 @@ def readable(error: BaseException) -> BaseException:
     no obstacle: `traceback` and we have an answer to that.
     """
     try:
-        _look_at(error)
+        cls = type(error)
+        if not (isinstance(error, BaseException) and all(issubclass(each, object) for each in cls.__mro__)):
+            raise TypeError("a class that lies about itself")
+        if not isinstance(error.__traceback__, (TracebackType, type(None))):
+            raise TypeError("a __traceback__ that is none")
+        hash(cls)
+        f"{cls.__module__}.{cls.__qualname__}".encode("utf-8", "replace")
+        traceback.format_exception(cls, error, error.__traceback__)
     except BaseException as failure:  # the user's class answers for itself, whatever it raises
         text = f"{_name(error)}: this exception cannot be read, it raises {_name(failure)} itself"
         return UnreadableException(text).with_traceback(_TRACEBACK.__get__(error))
@@ -34,17 +41,6 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # a broken __str__ of the user's
         return "(its message cannot be read)"
-
-
-def _look_at(error: BaseException) -> None:
-    cls = type(error)
-    if not (isinstance(error, BaseException) and all(issubclass(each, object) for each in cls.__mro__)):
-        raise TypeError("a class that lies about itself")
-    if not isinstance(error.__traceback__, (TracebackType, type(None))):
-        raise TypeError("a __traceback__ that is none")
-    hash(cls)
-    f"{cls.__module__}.{cls.__qualname__}".encode("utf-8", "replace")
-    traceback.format_exception(cls, error, error.__traceback__)
 
 
 def _name(error: BaseException) -> str:

@@ -81,7 +81,14 @@ def _hide(name: str, value: object, depth: int) -> Any:
 
 def _hide_within(name: str, value: object, depth: int) -> Any:
     if isinstance(value, Mapping):
-        return HIDDEN if depth <= 0 else _hide_in_mapping(cast("Mapping[str, Any]", value), name, depth)
+        if depth <= 0:
+            return HIDDEN
+        values = cast("Mapping[str, Any]", value)
+        of_a_model = "logprob" in values
+        names = {key: name if of_a_model and key == "token" else str(key) for key in values}
+        entries = {key: _hide(names[key], each, depth - 1) for key, each in values.items()}
+        entries |= dict.fromkeys(_named_elsewhere(values), HIDDEN)
+        return entries if any(entries[key] is not values[key] for key in values) else values
     if isinstance(value, (list, tuple)):
         items = cast("list[Any]", value)
         if not items or isinstance(items[0], (bool, int, float)):
@@ -94,15 +101,6 @@ def _hide_within(name: str, value: object, depth: int) -> Any:
         changed = any(new is not old for new, old in zip(found, items, strict=True))
         return found if changed else cast(Any, value)
     return value
-
-
-def _hide_in_mapping(values: Mapping[str, object], name: str, depth: int) -> Any:
-    of_a_model = "logprob" in values
-    names = {key: name if of_a_model and key == "token" else str(key) for key in values}
-    found = {key: _hide(names[key], each, depth - 1) for key, each in values.items()}
-    for key in _named_elsewhere(values):
-        found[key] = HIDDEN
-    return found if any(found[key] is not values[key] for key in values) else values
 
 
 def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
@@ -125,21 +123,15 @@ def _hide_in_text(text: str) -> str:
     if len(text) > _READ or not ("=" in text or ":" in text):
         return text
     if text[:1] in ("{", "["):
-        hidden = _hide_in_json(text)
-        if hidden is not None:
-            return hidden
+        try:
+            read: Any = json.loads(text)
+            within = _hide_within("", read, _DEEPEST)
+        except (ValueError, RecursionError):  # no JSON
+            pass
+        else:
+            return text if within is read else json.dumps(within, ensure_ascii=False)
     hidden = _NAMED.sub(_hide_named, _PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, text))
     return text if hidden == text else hidden
-
-
-def _hide_in_json(text: str) -> str | None:
-    """Return the document without secrets, itself if there are none; None if it is no JSON."""
-    try:
-        read: Any = json.loads(text)
-        hidden = _hide_within("", read, _DEEPEST)
-    except (ValueError, RecursionError):
-        return None
-    return text if hidden is read else json.dumps(hidden, ensure_ascii=False)
 
 
 def _hide_named(found: re.Match[str]) -> str:

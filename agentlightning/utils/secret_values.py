@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+
+from agentlightning.utils.texts import with_texts
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (begin, re.compile(pattern))
@@ -42,42 +43,37 @@ def without_keys(text: str) -> str:
     """Return the text with everything hidden that has the shape of a key; the same object if there is nothing."""
     found: list[tuple[int, int]] = []
     for begin, shape in _SHAPES:
-        _find(text, begin, shape, found)
+        at = text.find(begin)
+        while at >= 0:
+            end = at + len(begin)
+            if at == 0 or not text[at - 1].isalnum():
+                key = shape.match(text, at)
+                if key is not None:
+                    end = key.end()
+                    if any(character.isdigit() for character in key[0][:_READ]):  # words joined by hyphens have none
+                        found.append(key.span())
+                elif begin == "eyJ" and (run := _RUN.match(text, at)) is not None:
+                    end = run.end()  # not looked at again from within
+            at = text.find(begin, end)
     if _BEGIN in text:
         _find_private_keys(text, found)
-    return _replaced(text, sorted(found)) if found else text
+    if not found:
+        return text
+    parts: list[str] = []
+    done = 0
+    for at, end in sorted(found):
+        if at >= done:
+            digest = hashlib.sha256(text[at:end].encode("utf-8", "replace")).hexdigest()[:8]
+            parts += (text[done:at], f"[hidden {digest}]")
+            done = end
+    return "".join((*parts, text[done:]))
 
 
 def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes without such keys, and the names under which something was hidden; None if nothing was."""
-    changed: dict[str, object] = {}
-    for name, value in attributes.items():
-        if isinstance(value, str):
-            kept: Any = without_keys(value)
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
-            items = cast("list[Any]", value)
-            found = [without_keys(item) if isinstance(item, str) else item for item in items]
-            kept = found if any(new is not old for new, old in zip(found, items, strict=True)) else items
-        else:
-            continue
-        if kept is not value:
-            changed[name] = kept
+    kept = {name: with_texts(value, without_keys) for name, value in attributes.items()}
+    changed = {name: value for name, value in kept.items() if value is not attributes[name]}
     return ({**attributes, **changed}, list(changed)) if changed else None
-
-
-def _find(text: str, begin: str, shape: re.Pattern[str], found: list[tuple[int, int]]) -> None:
-    at = text.find(begin)
-    while at >= 0:
-        end = at + len(begin)
-        if at == 0 or not text[at - 1].isalnum():
-            key = shape.match(text, at)
-            if key is not None:
-                end = key.end()
-                if any(character.isdigit() for character in key[0][:_READ]):  # words joined by hyphens have none
-                    found.append(key.span())
-            elif begin == "eyJ" and (run := _RUN.match(text, at)) is not None:
-                end = run.end()  # not looked at again from within
-        at = text.find(begin, end)
 
 
 def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
@@ -93,14 +89,3 @@ def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
             after = line + len("-----") if line >= 0 else closing + len(_END)
             found.append((at, after))
         at = text.find(_BEGIN, after)
-
-
-def _replaced(text: str, spans: list[tuple[int, int]]) -> str:
-    parts: list[str] = []
-    done = 0
-    for begin, end in spans:
-        if begin >= done:
-            digest = hashlib.sha256(text[begin:end].encode("utf-8", "replace")).hexdigest()[:8]
-            parts += (text[done:begin], f"[hidden {digest}]")
-            done = end
-    return "".join((*parts, text[done:]))

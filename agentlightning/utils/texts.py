@@ -7,7 +7,7 @@ were changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 MOST_CHARACTERS = 8 * 1024 * 1024
@@ -37,19 +37,20 @@ def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, obje
     changed: list[str] = []
     kept: dict[str, object] = {}
     for key, value in attributes.items():
-        name, fit = fitting(key), _fitting_value(value)
+        name, fit = fitting(key), with_texts(value, fitting)
         if fit is not value or name is not key:
             changed.append(name)
         kept[name] = fit
     return (kept, changed) if changed else None
 
 
-def _fitting_value(value: object) -> Any:
+def with_texts(value: object, change: Callable[[str], str]) -> Any:
+    """Return the value of an attribute with its texts changed; the same object if `change` gave back each of them."""
     if isinstance(value, str):
-        return fitting(value)
+        return change(value)
     items = cast("list[Any]", value) if isinstance(value, (list, tuple)) else []
     if items and isinstance(items[0], str):
-        fit = [fitting(item) if isinstance(item, str) else item for item in items]
-        if any(new is not old for new, old in zip(fit, items, strict=True)):
-            return fit
+        changed = [change(item) if isinstance(item, str) else item for item in items]
+        if any(new is not old for new, old in zip(changed, items, strict=True)):
+            return changed
     return cast(Any, value)

@@ -39,7 +39,15 @@ def run(
         RuntimeError: a loop is running in this thread already.
         SystemExit: `terminable`, and SIGTERM came; after `main` has cleaned up as after Ctrl+C.
     """
-    _refuse_nesting()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise RuntimeError(
+            "An event loop is running in this thread already, and a run needs one of its own. "
+            "Call it from another thread, for example: await asyncio.to_thread(trainer.fit, agent, ...)"
+        )
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonExecutor())
     try:
@@ -52,17 +60,6 @@ def run(
     if interrupts.terminated:
         raise SystemExit(TERMINATED)
     return result
-
-
-def _refuse_nesting() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "An event loop is running in this thread already, and a run needs one of its own. "
-        "Call it from another thread, for example: await asyncio.to_thread(trainer.fit, agent, ...)"
-    )
 
 
 def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], interrupts: Interrupts) -> T:

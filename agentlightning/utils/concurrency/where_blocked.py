@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
-from collections.abc import Coroutine, Generator
-from types import CoroutineType, FrameType
-from typing import Any, TypeGuard
+from types import FrameType
+from typing import Any
 
 SHOWN = 6
 """How many lines are returned: the outermost ones, which the user knows, and the innermost."""
@@ -27,7 +27,7 @@ def task_stack(task: asyncio.Task[object]) -> list[str]:
     """Return the lines at which a task waits, from the outside in, as `folder/file.py:12 in function`."""
     frames: list[FrameType] = []
     step: Any = task.get_coro()
-    while _is_coroutine(step):
+    while inspect.iscoroutine(step):
         if step.cr_frame is not None:
             frames.append(step.cr_frame)
         step = step.cr_await
@@ -43,12 +43,6 @@ def thread_stack(name: str) -> list[str]:
         frames.insert(0, frame)
         frame = frame.f_back
     return _shown_lines(frames)
-
-
-def _is_coroutine(
-    step: Coroutine[object, object, object] | Generator[object] | None,
-) -> TypeGuard[CoroutineType[Any, Any, Any]]:
-    return isinstance(step, CoroutineType)
 
 
 def _shown_lines(frames: list[FrameType]) -> list[str]:

@@ -112,6 +112,11 @@ def _span(
         return None
     trace_id, span_id = trace.hex().zfill(32), identity.hex().zfill(16)
     code, text, kind = message.status.code, message.status.message, message.kind
+    dropped = {
+        "attributes": message.dropped_attributes_count,
+        "events": message.dropped_events_count,
+        "links": message.dropped_links_count,
+    }
     status = STATUS_CODES[code] if 0 <= code < len(STATUS_CODES) else "UNSET"
     return _made(
         Span,
@@ -134,7 +139,7 @@ def _span(
             "resource": resource,
             "kind": KINDS[kind] if 0 <= kind < len(KINDS) else None,
             "scope": scope,
-            "dropped": _dropped(message),
+            "dropped": _made(DroppedCounts, dropped) if any(dropped.values()) else None,
             "flags": message.flags or None,
         },
     )
@@ -168,14 +173,6 @@ def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object] | 
     return found if any(found.values()) else None
 
 
-def _dropped(message: SpanMessage) -> DroppedCounts | None:
-    attributes, events = message.dropped_attributes_count, message.dropped_events_count
-    links = message.dropped_links_count
-    if not (attributes or events or links):
-        return None
-    return _made(DroppedCounts, {"attributes": attributes, "events": events, "links": links})
-
-
 def _event(event: SpanMessage.Event) -> Event:
     fields = {
         "name": event.name,
@@ -199,15 +196,11 @@ def _link(link: SpanMessage.Link) -> Link:
 
 
 def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) -> SpanContext:
-    state = _trace_state(trace_state) if trace_state else {}
+    # the members of a W3C `tracestate`; what is no `key=value` is left out
+    members = (member.strip().partition("=") for member in trace_state.split(","))
+    state = {key: value for key, equals, value in members if key and equals} if trace_state else {}
     fields = {"trace_id": trace_id, "span_id": span_id, "is_remote": is_remote, "trace_state": state}
     return _made(SpanContext, fields)
-
-
-def _trace_state(header: str) -> dict[str, str]:
-    """Return the members of a W3C `tracestate`; what is no `key=value` is left out."""
-    members = (member.strip().partition("=") for member in header.split(","))
-    return {key: value for key, equals, value in members if key and equals}
 
 
 def seconds(nanos: int) -> float | None:

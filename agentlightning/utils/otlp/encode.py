@@ -48,26 +48,20 @@ def request_of(spans: Iterable[Span]) -> ExportTraceServiceRequest:
                     resource=resource, schema_url=span.resource.schema_url
                 )
             if by_scope not in scopes:
-                scopes[by_scope] = _scope_group(resources[by_resource], span.scope)
+                found: Mapping[str, Any] = span.scope or {}
+                scope = InstrumentationScope(
+                    name=found.get("name") or "",
+                    version=found.get("version") or "",
+                    attributes=pairs_of(cast("Mapping[str, Any]", found.get("attributes") or {})),
+                    dropped_attributes_count=found.get("dropped_attributes") or 0,
+                )
+                scopes[by_scope] = resources[by_resource].scope_spans.add(
+                    scope=scope if found else None, schema_url=found.get("schema_url") or ""
+                )
             scopes[by_scope].spans.append(_span(span))
         except (ValueError, TypeError) as error:
             raise BadRequestError(f"span {span.name!r} ({span.span_id!r}) cannot be exported: {error}") from error
     return request
-
-
-def _scope_group(group: ResourceSpans, scope: Mapping[str, Any] | None) -> ScopeSpans:
-    found = scope or {}
-    return group.scope_spans.add(
-        scope=InstrumentationScope(
-            name=found.get("name") or "",
-            version=found.get("version") or "",
-            attributes=pairs_of(cast("Mapping[str, Any]", found.get("attributes") or {})),
-            dropped_attributes_count=found.get("dropped_attributes") or 0,
-        )
-        if found
-        else None,
-        schema_url=found.get("schema_url") or "",
-    )
 
 
 def _span(span: Span) -> SpanMessage:

@@ -91,7 +91,8 @@ def _reader(field: FieldDescriptor) -> Reader:
     if field.message_type is not None:
         message = field.message_type
         return lambda value, rejections: _fields(message, value, rejections)
-    read = _scalar(field)
+    is_hex = field.type == FieldDescriptor.TYPE_BYTES and field.name in _HEX_IDS
+    read = _hex if is_hex else _SCALARS.get(field.type, _integer)
 
     def checked(value: object, rejections: Rejections) -> Any:
         try:
@@ -100,16 +101,6 @@ def _reader(field: FieldDescriptor) -> Reader:
             raise ValueError(f"{field.json_name} is {_brief(value)}; expected {_EXPECTED[read]}") from None
 
     return checked
-
-
-def _scalar(field: FieldDescriptor) -> Callable[[object], object]:
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return _hex if field.name in _HEX_IDS else _base64
-    if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL):
-        return _text if field.type == FieldDescriptor.TYPE_STRING else _bool
-    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
-        return _float
-    return _integer
 
 
 def _text(value: object) -> str:
@@ -147,6 +138,14 @@ def _base64(value: object) -> bytes:
     return base64.b64decode(_text(value), validate=True)
 
 
+_SCALARS: Mapping[int, Callable[[object], object]] = {
+    FieldDescriptor.TYPE_BYTES: _base64,
+    FieldDescriptor.TYPE_STRING: _text,
+    FieldDescriptor.TYPE_BOOL: _bool,
+    FieldDescriptor.TYPE_DOUBLE: _float,
+    FieldDescriptor.TYPE_FLOAT: _float,
+}
+"""By the type of the field; any other one is an integer."""
 _EXPECTED: Mapping[Callable[[Any], Any], str] = {
     _text: "a string",
     _bool: "true or false",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
@@ -36,29 +36,26 @@ def _attribute(value: AnyValue) -> AttributeValue:
         return getattr(value, cast(str, kind))
     if kind == "bytes_value":
         return _base64(value.bytes_value)
-    if kind == "array_value":
-        return _list(value.array_value.values)
-    return json.dumps(_json_value(value))
-
-
-def _list(values: Sequence[AnyValue]) -> AttributeValue:
+    if kind != "array_value":
+        return json.dumps(_json_value(value))
+    values = value.array_value.values
     if not values:
         return []
     first = cast(str, values[0].WhichOneof("value"))
     if first in _SCALARS:
-        items = [getattr(value, first) for value in values]
+        items = [getattr(item, first) for item in values]
         if all(items):  # none is empty, so all are of the kind of the first
             return items
-    kinds = {value.WhichOneof("value") for value in values}
+    kinds = {item.WhichOneof("value") for item in values}
     if len(kinds) == 1:
         (kind,) = kinds
         if kind in _SCALARS:
-            return [getattr(value, cast(str, kind)) for value in values]
+            return [getattr(item, cast(str, kind)) for item in values]
         if kind == "bytes_value":
-            return [_base64(value.bytes_value) for value in values]
+            return [_base64(item.bytes_value) for item in values]
     elif kinds == _NUMBERS:
-        return [float(value.int_value or value.double_value) for value in values]
-    return json.dumps([_json_value(value) for value in values])
+        return [float(item.int_value or item.double_value) for item in values]
+    return json.dumps([_json_value(item) for item in values])
 
 
 def _json_value(value: AnyValue) -> Any:
