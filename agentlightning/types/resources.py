@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -54,11 +54,13 @@ class ProxyLLM(LLM):
     if not TYPE_CHECKING:
 
         def __getattribute__(self, name: str) -> Any:
-            if name == "endpoint" and _asked_from_outside():
-                logger.warning(
-                    "Accessing 'endpoint' directly on ProxyLLM is discouraged: "
-                    "use get_base_url(rollout_id, attempt_id), so that the calls are attributed to the attempt"
-                )
+            if name == "endpoint":
+                asking = str(sys._getframe(1).f_globals.get("__name__", ""))
+                if not asking.startswith("pydantic"):  # copying, dumping and comparing do not warn
+                    logger.warning(
+                        "Accessing 'endpoint' directly on ProxyLLM is discouraged: "
+                        "use get_base_url(rollout_id, attempt_id), so that the calls are attributed to the attempt"
+                    )
             return super().__getattribute__(name)
 
     @override
@@ -101,14 +103,6 @@ class ProxyLLM(LLM):
         return self.model_copy(update={"api_key": attempt_key(rollout.rollout_id, rollout.attempt.attempt_id)})
 
 
-def _asked_from_outside() -> bool:
-    """True when the attribute is read by code outside of pydantic (copying, dumping and comparing do not warn)."""
-    frame = inspect.currentframe()
-    caller = frame.f_back.f_back if frame and frame.f_back else None
-    module = str(caller.f_globals.get("__name__", "")) if caller else ""
-    return not module.startswith("pydantic")
-
-
 class PromptTemplate(Resource):
     """A prompt with named gaps."""
 
@@ -120,9 +114,9 @@ class PromptTemplate(Resource):
     """How the gaps are filled; `format` does not know poml."""
 
     def format(self, **kwargs: Any) -> str:
-        """Fill the gaps: named gaps for f-string (see `fstring_template.py`), a bounded sandbox for jinja
-        (`jinja_template.py`). Templates come from whoever can publish resources: neither reads more of the process than
-        the values given here, and neither makes more than 16 Mi characters.
+        """Fill the gaps: named gaps for f-string (see `templates/fstring.py`), a bounded sandbox for jinja
+        (`templates/jinja.py`). Templates come from whoever can publish resources: neither reads more of the process
+        than the values given here, and neither makes more than 16 Mi characters.
 
         Raises:
             KeyError: an f-string template names a gap that was not given.

@@ -291,8 +291,8 @@ COMPARISONS = list(dict.fromkeys(part for template in COMPARING for part in _wri
 def test_a_jinja_template_that_compares_without_end_is_refused_before_it_does(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.types.templates.jinja.MOST_SECONDS", 1e9)  # the counts alone
-    monkeypatch.setattr("agentlightning.types.templates.jinja.MOST_WORK", 8_000_000)  # a test is quick
+    monkeypatch.setattr("agentlightning.types.templates.counting.MOST_SECONDS", 1e9)  # the counts alone
+    monkeypatch.setattr("agentlightning.types.templates.counting.MOST_WORK", 8_000_000)  # a test is quick
     with pytest.raises(ValueError, match=r"asks for more work|takes numbers|adds numbers|range takes"):
         rendered(template)
 
@@ -301,7 +301,7 @@ def test_a_jinja_template_that_compares_without_end_is_refused_before_it_does(
     "template", ["{{ 1 in [1] }}", "{{ [1]|select('odd')|list }}", "{{ 1 is odd }}", "{{ xs|map('upper')|list }}"]
 )
 def test_every_comparison_test_and_filter_looks_at_the_time(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.types.templates.jinja.MOST_SECONDS", -1.0)
+    monkeypatch.setattr("agentlightning.types.templates.counting.MOST_SECONDS", -1.0)
     with pytest.raises(ValueError, match="processor time"):
         rendered(template, xs=["a"])
 

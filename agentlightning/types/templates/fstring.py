@@ -50,21 +50,27 @@ def fill(template: str, values: Mapping[str, object]) -> str:
 def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
     for text, gap, spec, conversion in Formatter().parse(template):
         yield text
-        if gap is not None:
-            yield _filled(gap, spec or "", conversion, values)
-
-
-def _filled(gap: str, spec: str, conversion: str | None, values: Mapping[str, object]) -> str:
-    value = _value(gap, values)
-    if conversion is not None:
-        if conversion not in _CONVERSIONS:
-            raise ValueError(f"Gap {_shown(gap)} of the template: unknown conversion {_shown('!' + conversion)}")
-        value = _CONVERSIONS[conversion](value)
-    _check_spec(gap, spec)
-    try:
-        return format(value, spec)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"Gap {_shown(gap)} of the template: {error}") from error
+        if gap is None:
+            continue
+        place, spec = f"Gap {_shown(gap)} of the template", spec or ""
+        value = _value(gap, values)
+        if conversion is not None:
+            if conversion not in _CONVERSIONS:
+                raise ValueError(f"{place}: unknown conversion {_shown('!' + conversion)}")
+            value = _CONVERSIONS[conversion](value)
+        if len(spec) > LONGEST_SPECIFICATION:
+            raise ValueError(
+                f"{place} has a format specification of {len(spec)} characters; "
+                f"at most {LONGEST_SPECIFICATION} are allowed"
+            )
+        if "{" in spec or "}" in spec:
+            raise ValueError(f"{place} has a gap in its format specification; write the width out")
+        check_widths(spec, place)
+        try:
+            filled = format(value, spec)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{place}: {error}") from error
+        yield filled
 
 
 def _value(gap: str, values: Mapping[str, object]) -> object:
@@ -109,19 +115,6 @@ def _entry(gap: str, value: object, key: str) -> object:
         f"Gap {_shown(gap)} of the template is not allowed: brackets take an entry of a dict or list; "
         f"this is a {type(cast('object', value)).__name__}"
     )
-
-
-def _check_spec(gap: str, spec: str) -> None:
-    if len(spec) > LONGEST_SPECIFICATION:
-        raise ValueError(
-            f"Gap {_shown(gap)} of the template has a format specification of {len(spec)} characters; "
-            f"at most {LONGEST_SPECIFICATION} are allowed"
-        )
-    if "{" in spec or "}" in spec:
-        raise ValueError(
-            f"Gap {_shown(gap)} of the template has a gap in its format specification; write the width out"
-        )
-    check_widths(spec, f"Gap {_shown(gap)} of the template")
 
 
 def check_widths(spec: str, where: str) -> None:
