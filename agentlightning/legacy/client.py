@@ -7,9 +7,9 @@ import json
 import logging
 import time
 import urllib.request
-from typing import Any
+import warnings
+from typing import Any, ClassVar
 
-from agentlightning.legacy.deprecation import warn_once
 from agentlightning.types import ResourcesUpdate, RolloutLegacy, Task, TaskIfAny
 from agentlightning.utils.http.auth import auth_headers, server_token
 
@@ -17,6 +17,19 @@ logger = logging.getLogger(__name__)
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Traffic to a server of ours takes no proxy of the environment."""
+_warned: set[str] = set()
+
+
+def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
+    """Warn that `name` is deprecated, unless a warning was given before in this process.
+
+    `depth` is how many constructors of ours are between this function and the code of the user.
+    """
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} speaks the deprecated v0.1 protocol; {instead}", DeprecationWarning, stacklevel=2 + depth
+        )
 
 
 class AgentLightningClient:
@@ -25,17 +38,18 @@ class AgentLightningClient:
     A server that does not answer gives None, and a warning in the log. Sends `AGL_TOKEN` if it is set.
     """
 
+    _deprecated: ClassVar = ("AgentLightningClient", "use agl.Trainer, or agl.LightningStoreClient", 1)
+    """Name, what to use instead, and how many constructors are between the warning and the user."""
+
     def __init__(self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0) -> None:
-        self._warn()
+        name, instead, depth = self._deprecated
+        warn_once(name, instead, depth=depth)
         self.endpoint = endpoint.rstrip("/")
         self.poll_interval = poll_interval
         self.timeout = timeout
         self.task_count = 0
         """Tasks that were received."""
         self._resources: dict[str, ResourcesUpdate] = {}
-
-    def _warn(self) -> None:
-        warn_once("AgentLightningClient", "use agl.Trainer, or agl.LightningStoreClient", depth=2)
 
     # --- tasks -----------------------------------------------------------------------------------------------------
 

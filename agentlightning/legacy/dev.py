@@ -9,7 +9,6 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.deprecation import warn_once
 from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, Task
 
 _LOCAL = "local"
@@ -25,6 +24,8 @@ class DevTaskLoader(AgentLightningClient):
     Raises:
         ValueError: no tasks, or tasks of both kinds.
     """
+
+    _deprecated = ("DevTaskLoader", "use agl.Trainer(...).dev(agent, tasks)", 2)
 
     def __init__(self, tasks: Sequence[Any], resources: NamedResources | ResourcesUpdate, **kwargs: Any) -> None:
         super().__init__(_LOCAL, **kwargs)
@@ -47,10 +48,6 @@ class DevTaskLoader(AgentLightningClient):
             else Task(rollout_id=f"local_task_{number:03d}", input=task, resources_id=resources.resources_id)
             for number, task in enumerate(tasks, start=1)
         ]
-
-    @override
-    def _warn(self) -> None:
-        warn_once("DevTaskLoader", "use agl.Trainer(...).dev(agent, tasks)", depth=3)
 
     @override
     def poll_next_task(self) -> Task | None:

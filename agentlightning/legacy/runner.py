@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 from agentlightning.adapter import TraceAdapter
-from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.deprecation import warn_once
+from agentlightning.legacy.client import AgentLightningClient, warn_once
 from agentlightning.legacy.results import as_rollout
 from agentlightning.litagent.litagent import LitAgent, is_v0_1_rollout_api
 from agentlightning.tracer.base import Tracer
@@ -72,23 +71,19 @@ class LegacyAgentRunner(ParallelWorkerBase):
             return False
         rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
         try:
-            rollout = await self._run_task(task, resources.resources)
+            self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
+            async with self.tracer.trace_context(name=task.rollout_id):
+                output = await self._call(task, resources.resources)
+            try:
+                spans = list(self.tracer.get_last_trace())
+            except NotImplementedError:
+                spans = []
+            rollout = as_rollout(output, task, spans, self.triplet_exporter)
+            self._tell("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
         except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is done
             logger.exception("[Rollout %s] the agent failed", task.rollout_id)
         await self.client.post_rollout_async(rollout)
         return True
-
-    async def _run_task(self, task: Task, resources: NamedResources) -> RolloutLegacy:
-        self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
-        async with self.tracer.trace_context(name=task.rollout_id):
-            output = await self._call(task, resources)
-        try:
-            spans = list(self.tracer.get_last_trace())
-        except NotImplementedError:
-            spans = []
-        rollout = as_rollout(output, task, spans, self.triplet_exporter)
-        self._tell("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
-        return rollout
 
     async def _call(self, task: Task, resources: NamedResources) -> object:
         name = "training_rollout" if task.mode == "train" else "validation_rollout"

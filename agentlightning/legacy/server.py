@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentlightning.errors import AgentLightningError, BusyError
-from agentlightning.legacy.deprecation import warn_once
+from agentlightning.legacy.client import warn_once
 from agentlightning.legacy.task_queue import TaskQueue
 from agentlightning.types import (
     GenericResponse,
