@@ -98,7 +98,12 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     """Add the options of a class and return them by name."""
     key = cls.__name__.lower()
     parameters = inspect.signature(cls).parameters
-    found = {name: _Option.of(annotation) for name, annotation in _hints(cls).items() if name in parameters}
+    constructor: Any = inspect.unwrap(cls.__init__)
+    try:
+        hints: dict[str, object] = typing.get_type_hints(constructor)
+    except Exception:  # a name that only the type checker sees; jsonargparse has ways of its own for these
+        hints = dict(getattr(constructor, "__annotations__", {}))
+    found = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
     specs = [name for name, option in found.items() if option.is_spec]
     parser.add_class_arguments(cls, key, fail_untyped=False, skip=set(specs))
     for name in specs:
@@ -113,15 +118,6 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
         if action.dest in {f"{key}.{name}" for name in hidden}:
             action.help = argparse.SUPPRESS
     return {f"{key}.{name}": option for name, option in found.items()}
-
-
-def _hints(cls: type[Any]) -> dict[str, object]:
-    """Return the annotations of the constructor; those that cannot be resolved are left as they were written."""
-    constructor: Any = inspect.unwrap(cls.__init__)
-    try:
-        return typing.get_type_hints(constructor)
-    except Exception:  # a name that only the type checker sees; jsonargparse has ways of its own for these
-        return dict(getattr(constructor, "__annotations__", {}))
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,24 +32,22 @@ def explain_fields(cls: _Class) -> _Class:
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class and of its bases; empty where there is no source."""
-    bases = [base for base in reversed(cls.__mro__) if base not in (object, BaseModel)]
-    return {name: text for base in bases for name, text in _own_docstrings(base)}
-
-
-def _own_docstrings(cls: type) -> Iterator[tuple[str, str]]:
-    try:
-        module = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # made at run time, or shipped without source
-        return
-    for definition in module.body:
-        if not isinstance(definition, ast.ClassDef):
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base in (object, BaseModel):
             continue
-        for field, below in pairwise(definition.body):
+        try:
+            module = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):  # made at run time, or shipped without source
+            continue
+        definitions = [each for each in module.body if isinstance(each, ast.ClassDef)]
+        for field, below in (pair for definition in definitions for pair in pairwise(definition.body)):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    yield name, inspect.cleandoc(text)
+                    found[name] = inspect.cleandoc(text)
                 case _:
                     pass
+    return found
 
 
 class _Help:
@@ -66,25 +63,19 @@ class _Help:
 def _with_fields(cls: type, summary: str | None) -> str:
     docstrings = field_docstrings(cls)
     lines: list[str] = []
-    for name, default in _fields(cls):
+    fields: dict[str, Any] = vars(cls).get("__pydantic_fields__") or getattr(cls, "__dataclass_fields__", {})
+    for name, field in fields.items():
+        default = ""  # as a signature writes it
+        if field.default_factory not in (None, dataclasses.MISSING):
+            default = f" = {field.default_factory.__name__}()"
+        elif field.default not in (PydanticUndefined, dataclasses.MISSING):
+            default = f" = {field.default!r}"
         # the type as it is written in the source
         written = next(known[name] for base in cls.__mro__ if name in (known := inspect.get_annotations(base)))
         annotation = written if isinstance(written, str) else inspect.formatannotation(written)
         lines.append(f"    {name}: {annotation}{default}")
         lines.extend(f"        {line}" for line in docstrings.get(name, "").splitlines())
     return "\n".join([inspect.cleandoc(summary or ""), *(["", "Fields:", *lines] if lines else [])])
-
-
-def _fields(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the name of each field, and its default as a signature writes it."""
-    fields: dict[str, Any] = vars(cls).get("__pydantic_fields__") or getattr(cls, "__dataclass_fields__", {})
-    for name, field in fields.items():
-        if field.default_factory not in (None, dataclasses.MISSING):
-            yield name, f" = {field.default_factory.__name__}()"
-        elif field.default in (PydanticUndefined, dataclasses.MISSING):
-            yield name, ""
-        else:
-            yield name, f" = {field.default!r}"
 
 
 def _summary(cls: type) -> str:

@@ -13,7 +13,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import FrameType
 from typing import Any, NamedTuple
 
 
@@ -41,36 +40,37 @@ def attach_stub(
         ImportError: the same, for `from package import name`, which would throw away the text of the other.
     """
 
-    @cache
-    def homes() -> dict[str, _Home]:
-        return _homes_in_stub(package)
-
     def __getattr__(name: str) -> Any:
         if name == "__all__":
-            value: Any = [name for name, home in homes().items() if home.public]
-        elif name in homes():
-            module, attribute, _ = homes()[name]
+            value: Any = [name for name, home in _homes(package).items() if home.public]
+        elif name in _homes(package):
+            module, attribute, _ = _homes(package)[name]
             value = importlib.import_module(module)
             value = getattr(value, attribute) if attribute else value
         elif removed and name in removed:
-            kind = ImportError if _stands_at_import(name, sys._getframe(1)) else AttributeError
-            raise kind(f"{package}.{name} does not exist. {removed[name]}")
+            import dis  # only for an error: it would make every import of the package slower
+
+            frame = sys._getframe(1)
+            asks = dis.opname[frame.f_code.co_code[frame.f_lasti]]  # the current instruction of who asked
+            by_import = asks == "IMPORT_FROM" and name in frame.f_code.co_names
+            raise (ImportError if by_import else AttributeError)(f"{package}.{name} does not exist. {removed[name]}")
         else:
             import difflib  # only for an error
 
-            near = difflib.get_close_matches(name, homes(), n=1)
+            near = difflib.get_close_matches(name, _homes(package), n=1)
             hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         setattr(sys.modules[package], name, value)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes()})
+        return sorted({*vars(sys.modules[package]), *_homes(package)})
 
     return __getattr__, __dir__
 
 
-def _homes_in_stub(package: str) -> dict[str, _Home]:
+@cache
+def _homes(package: str) -> dict[str, _Home]:
     import ast  # only when the first name is asked for, by when most programs have it
     import pkgutil
 
@@ -88,14 +88,6 @@ def _homes_in_stub(package: str) -> dict[str, _Home]:
                 home = _Home(module, name.name, public=True)
             homes[name.name] = home
     return homes
-
-
-def _stands_at_import(name: str, frame: FrameType) -> bool:
-    """True if the frame asked for the attribute by `from package import name`: that is its current instruction."""
-    import dis  # only for an error: it would make every import of the package slower
-
-    code = frame.f_code
-    return dis.opname[code.co_code[frame.f_lasti]] == "IMPORT_FROM" and name in code.co_names
 
 
 class AbsentModules:

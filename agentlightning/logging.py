@@ -108,7 +108,16 @@ def setup(
         logging.getLogger(name).setLevel(number)
     named = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
     for name, path in named.items():
-        _add_file(logging.getLogger(name), Path(path), lines)
+        logger, file = logging.getLogger(name), Path(path)
+        private_folder(file.parent)
+        target = str(file.resolve())
+        if any(isinstance(h, logging.FileHandler) and h.baseFilename == target for h in logger.handlers):
+            continue
+        make_private(file)
+        file_handler = logging.FileHandler(file, encoding="utf-8")
+        file_handler.setLevel(logger.getEffectiveLevel())
+        file_handler.setFormatter(lines)
+        logger.addHandler(file_handler)
     for handler in base.handlers:
         if formatter is not None and (handler.formatter is None or isinstance(handler.formatter, _Message)):
             handler.setFormatter(formatter)
@@ -204,18 +213,6 @@ def _console_class() -> type[Any]:
             return Text(shortened(message, MOST_ON_CONSOLE))
 
     return BoundedHandler
-
-
-def _add_file(logger: logging.Logger, path: Path, lines: logging.Formatter) -> None:
-    private_folder(path.parent)
-    target = str(path.resolve())
-    if any(isinstance(h, logging.FileHandler) and h.baseFilename == target for h in logger.handlers):
-        return
-    make_private(path)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setLevel(logger.getEffectiveLevel())
-    handler.setFormatter(lines)
-    logger.addHandler(handler)
 
 
 # --- the form of a line ----------------------------------------------------------------------------------------------

@@ -44,7 +44,17 @@ def secret(name: str) -> str | None:
         ValueError: both are set; the file cannot be read, is empty or too long, or others may read it.
     """
     if name in os.environ or name + _FILE in os.environ:
-        _take(name)
+        with _lock:
+            value, file = os.environ.get(name), os.environ.get(name + _FILE)
+            if value and file:
+                raise ValueError(f"{name} and {name}{_FILE} are both set; expected one of them")
+            if file:
+                value = read_secret(file, f"{name}{_FILE}={file}")
+            if value is not None:
+                _held[name] = value
+                _leave_environment(name)
+        if value:
+            protect()
     return _held.get(name)
 
 
@@ -135,21 +145,6 @@ def protect() -> bool:
 # --- out of the environment ------------------------------------------------------------------------------------------
 
 
-def _take(name: str) -> None:
-    with _lock:
-        value, file = os.environ.get(name), os.environ.get(name + _FILE)
-        if value and file:
-            raise ValueError(f"{name} and {name}{_FILE} are both set; expected one of them")
-        if file:
-            value = read_secret(file, f"{name}{_FILE}={file}")
-        if value is None:
-            return
-        _held[name] = value
-        _leave_environment(name)
-    if value:
-        protect()
-
-
 def _leave_environment(name: str) -> None:
     """Remove the variable and that of its file, and overwrite them where the kernel shows those of the start."""
     for variable in (name, name + _FILE):
@@ -192,7 +187,15 @@ def read_secret(path: str, named: str) -> str:
     except OSError as error:
         raise ValueError(f"{named}: {error.strerror}") from error
     try:
-        _check_file(os.fstat(descriptor), named, path)
+        found = os.fstat(descriptor)
+        is_file = stat.S_ISREG(found.st_mode)
+        if not (is_file or stat.S_ISFIFO(found.st_mode)):
+            raise ValueError(f"{named} is no file and no pipe")
+        ours = found.st_uid == os.geteuid()
+        forbidden = found.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
+        if is_file and forbidden:
+            mode = stat.S_IMODE(found.st_mode)
+            raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
         text = _whole(descriptor).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{named} cannot be read: {error}") from error
@@ -201,16 +204,6 @@ def read_secret(path: str, named: str) -> str:
     if not text:
         raise ValueError(f"{named} is empty; expected the secret, as text")
     return text
-
-
-def _check_file(found: os.stat_result, named: str, path: str) -> None:
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
-        raise ValueError(f"{named} is no file and no pipe")
-    ours = found.st_uid == os.geteuid()
-    forbidden = found.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
-    if stat.S_ISREG(found.st_mode) and forbidden:
-        mode = stat.S_IMODE(found.st_mode)
-        raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
 
 
 def _whole(descriptor: int) -> bytes:
