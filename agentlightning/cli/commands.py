@@ -38,7 +38,7 @@ COMMANDS: dict[str, Command] = {
     "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
     "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
     "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),
-    "stats": Command("store_data:stats", "Show how much a store holds.", _LOOK),
+    "stats": Command("store:stats", "Show how much a store holds.", _LOOK),
 }
 
 

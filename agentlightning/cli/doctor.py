@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import Distribution, PackagePath
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -235,18 +235,15 @@ def _foreign_files(package: Path, distribution: Distribution) -> Iterator[str]:
     unlisted = [str(path.relative_to(package.parent)) for path in here if path not in listed]
     if unlisted:
         yield f"{_some(unlisted)} there, of no installed distribution; {_REPAIR}"
-    changed = [
-        str(path.relative_to(package.parent)) for path in here if path in listed and _differs(path, listed[path])
-    ]
+    changed: list[str] = []
+    for path in here:
+        installed = listed[path].hash if path in listed else None
+        if installed is not None and installed.mode == "sha256":
+            digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+            if digest != installed.value:
+                changed.append(str(path.relative_to(package.parent)))
     if changed:
         yield f"{_some(changed)} there, not as {DISTRIBUTION} {distribution.version} has installed it; {_REPAIR}"
-
-
-def _differs(path: Path, file: PackagePath) -> bool:
-    if file.hash is None or file.hash.mode != "sha256":
-        return False
-    digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-    return digest != file.hash.value
 
 
 def _some(files: list[str]) -> str:

@@ -43,9 +43,19 @@ def gateway(
 
     Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
     """
-
     log_to_stderr(log_level, json_lines=log_json)
-    options = _options(upstream, model, api_key, config)
+    options = {} if config is None else _read(config)
+    if (upstream is None) != (model is None):
+        raise ValueError(f"--upstream and --model belong together. {_EXAMPLE}")
+    if upstream is not None:
+        if options.get("model_list"):
+            raise ValueError("Give the models once: --upstream, or model_list in --config")
+        parameters = {"model": model, "api_base": upstream}
+        if api_key is not None:
+            parameters["api_key"] = f"os.environ/{api_key}"
+        options["model_list"] = [{"model_name": model, "litellm_params": parameters}]
+    elif api_key is not None:
+        raise ValueError("--api-key goes with --upstream; in --config it is litellm_params.api_key")
     if record is not None:
         options["record"] = record
     if replay is not None:
@@ -59,27 +69,11 @@ def gateway(
     return 0
 
 
-def _options(upstream: str | None, model: str | None, api_key: str | None, config: Path | None) -> dict[str, Any]:
-    """Return the arguments of `LLMProxy` that the command line and the file give."""
-    options = {} if config is None else _read(config)
-    if (upstream is None) != (model is None):
-        raise ValueError(f"--upstream and --model belong together. {_EXAMPLE}")
-    if upstream is not None and model is not None:
-        if options.get("model_list"):
-            raise ValueError("Give the models once: --upstream, or model_list in --config")
-        parameters = {"model": model, "api_base": upstream}
-        if api_key is not None:
-            parameters["api_key"] = f"os.environ/{api_key}"
-        options["model_list"] = [{"model_name": model, "litellm_params": parameters}]
-    elif api_key is not None:
-        raise ValueError("--api-key goes with --upstream; in --config it is litellm_params.api_key")
-    return options
-
-
 _KEYS = ("model_list", "policies", "limits", "health", "keep", "num_retries", "record", "replay", "replay_match")
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the arguments of `LLMProxy` in a file."""
     from agentlightning.cli.support.target import read_mapping
     from agentlightning.llm_proxy import GatewayLimits, HealthChecks
 

@@ -1,28 +1,34 @@
-"""`agl rollouts`: look at what a store holds of rollouts. What changes them is in `rollout_changes.py`."""
+"""`agl rollouts`: look at what a store holds of rollouts, change them by hand, or take them elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentlightning.cli import rollouts_change as rollout_changes
 from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
 from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
+from agentlightning.private_files import open_private
+from agentlightning.terminal import json_text
 
 if TYPE_CHECKING:
     from agentlightning.adapter.messages import Message
     from agentlightning.algorithm.collect import Evidence
     from agentlightning.store.base import LightningStore
-    from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+    from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span
 
 _ID = typer.Argument(metavar="ID", help="Which rollout.")
+_IDS = typer.Argument(metavar="ID...", help="Which rollouts.")
+_ANY_IDS = typer.Argument(None, metavar="ID...", help="Which rollouts.")
+_PAGE = 100
 
 app = typer.Typer(no_args_is_help=True)
-app.command("retry")(rollout_changes.retry)
-app.command("cancel")(rollout_changes.cancel)
-app.command("export")(rollout_changes.export)
 
 
 @app.callback()
@@ -31,6 +37,125 @@ def rollouts() -> None:
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
+
+
+# --- change ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("retry")
+def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
+    """Put rollouts that have ended back into the queue of their run, for one more attempt.
+
+    Exit code 1 if one has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
+    """
+    return with_store(store, lambda opened: _set_each(opened, ids, store, "requeuing"))
+
+
+@app.command("cancel")
+def cancel(
+    ids: list[str] = _ANY_IDS,
+    run: str | None = typer.Option(None, help="All rollouts of this run that have not ended."),
+    store: str = STORE,
+) -> int:
+    """Cancel rollouts: a queued one is not claimed, the result of a running one does not count.
+
+    Exit code 1 if one has ended already. Example: agl rollouts cancel ro-1a2b3c --store http://127.0.0.1:4747
+    """
+    from agentlightning.errors import BadRequestError
+
+    if bool(ids) == (run is not None):
+        raise BadRequestError("Say which rollouts: their ids, or --run RUN_ID for all of a run that are open; not both")
+
+    async def cancel_each(opened: LightningStore) -> int:
+        from agentlightning.store.base import QUEUING, RUNNING
+
+        if run is None:
+            return await _set_each(opened, ids, store, "cancelled")
+        page = await opened.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
+        return await _set_each(opened, [rollout.rollout_id for rollout in page], store, "cancelled")
+
+    return with_store(store, cancel_each)
+
+
+async def _set_each(store: LightningStore, ids: list[str], place: str, status: RolloutStatus) -> int:
+    """Set the status of each rollout that allows it, tell what was done, and return the exit code."""
+    from agentlightning.store.base import is_finished
+
+    found = [await existing_rollout(store, rollout_id, place) for rollout_id in ids]
+    refused = 0
+    for rollout in found:
+        if is_finished(rollout) == (status == "requeuing"):
+            changed = await store.update_rollout(rollout.rollout_id, status=status)
+            say(f"{changed.rollout_id}: {rollout.status} -> {changed.status}")
+        else:
+            refused += 1
+            why = "has ended already" if is_finished(rollout) else "has not ended; cancel it first"
+            say(f"{rollout.rollout_id}: {rollout.status}, unchanged: it {why}", to_stderr=True)
+    return 1 if refused else 0
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+class Form(StrEnum):
+    """What a line of an export holds."""
+
+    RECORDS = "records"
+    """A rollout with its attempts and spans."""
+    MESSAGES = "messages"
+    """One model call as OpenAI chat messages with its tools, the reward and the ids."""
+
+
+@app.command("export")
+def export(
+    store: str = STORE,
+    out: Path | None = typer.Option(None, help="File to write; the standard output by default."),
+    form: Form = typer.Option(Form.RECORDS, "--format", help="records: everything; messages: a chat for each call."),
+    status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
+    run: str | None = typer.Option(None, help="Only those of this run."),
+) -> int:
+    """Write rollouts as JSON Lines, the oldest first. API keys are not in it.
+
+    Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
+    """
+    written = with_store(store, lambda opened: _export(opened, out, form, status, run))
+    say(f"{written} lines", to_stderr=True)
+    return 0
+
+
+async def _export(store: LightningStore, out: Path | None, form: Form, status: list[str], run: str | None) -> int:
+    from pydantic_core import to_jsonable_python
+
+    filters = _filters(status, run)
+    written = offset = 0
+    with nullcontext(sys.stdout) if out is None else open_private(out, "w") as file:
+        while True:
+            page = await store.query_rollouts(**filters, sort_by="start_time", limit=_PAGE, offset=offset)
+            for rollout in page:
+                for record in await _records(store, rollout, form):
+                    file.write(json_text(json.dumps(to_jsonable_python(record), ensure_ascii=False)) + "\n")
+                    written += 1
+            offset += len(page)
+            if len(page) < _PAGE:
+                return written
+
+
+async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:
+    from agentlightning.adapter.messages import TraceToMessages
+    from agentlightning.algorithm.collect import evidence
+    from agentlightning.store.http.redaction import hide_secrets
+    from agentlightning.types import PaginatedResult
+
+    found = await evidence(store, rollout)
+    if form is Form.RECORDS:
+        page = PaginatedResult(items=found.spans, limit=-1, offset=0, total=len(found.spans))
+        spans = list(hide_secrets("query_spans", page))
+        return [{"rollout": found.rollout, "attempts": found.attempts, "spans": spans}]
+    about = {"rollout_id": rollout.rollout_id, "reward": found.reward}
+    return [{**about, **call} for call in TraceToMessages().adapt(found.counted)]
+
+
+# --- look ------------------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -46,7 +171,7 @@ def list_rollouts(
 
     Example: agl rollouts list --store run.db --status failed
     """
-    filters: dict[str, Any] = {"status_in": status or None} | ({} if run is None else {"run_id": run})
+    filters = _filters(status, run)
     found = list(
         with_store(
             store,
@@ -90,10 +215,23 @@ def show(
         if each.error is not None and each.error.traceback:
             say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
     say(f"task: {found.rollout.input}")
-    for line in _conversation_lines(conversation):
-        say(line, lines=True)
+    for index, messages in enumerate(conversation, start=1):
+        say(f"--- model call {index}", lines=True)
+        for message in messages:
+            content = message.get("content")
+            if content:
+                say(f"{message['role']}: {_text(content)}", lines=True)
+            for call in message.get("tool_calls") or ():
+                calls = f"{call['function']['name']}({call['function']['arguments']})"
+                say(f"{message['role']} calls {calls}", lines=True)
     if spans:
-        show_table(("span", "name", "status", "seconds"), [_span_line(span) for span in own])
+        table: list[tuple[str, ...]] = []
+        for span in own:
+            begin, end = span.start_time, span.end_time
+            seconds = "-" if begin is None or end is None else f"{end - begin:.3f}"
+            status = f"{span.status.status_code} {span.status.description or ''}".strip()
+            table.append((str(span.sequence_id), span.name, status, seconds))
+        show_table(("span", "name", "status", "seconds"), table)
     return 0
 
 
@@ -123,6 +261,10 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
         show_table(HEADER, cells)
     say(explanation.words())
     return 0
+
+
+def _filters(status: list[str], run: str | None) -> dict[str, Any]:
+    return {"status_in": status or None} | ({} if run is None else {"run_id": run})
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------------
@@ -164,18 +306,6 @@ def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def _conversation_lines(parts: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Yield a conversation as lines: a number for each model call, then who said what."""
-    for index, messages in enumerate(parts, start=1):
-        yield f"--- model call {index}"
-        for message in messages:
-            content = message.get("content")
-            if content:
-                yield f"{message['role']}: {_text(content)}"
-            for call in message.get("tool_calls") or ():
-                yield f"{message['role']} calls {call['function']['name']}({call['function']['arguments']})"
-
-
 def _text(content: str | Sequence[Mapping[str, object]]) -> str:
     if isinstance(content, str):
         return content
@@ -213,9 +343,3 @@ def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
         moment(rollout.start_time),
         shortened(rollout.input),
     )
-
-
-def _span_line(span: Span) -> tuple[str, ...]:
-    seconds = None if span.start_time is None or span.end_time is None else span.end_time - span.start_time
-    status = f"{span.status.status_code} {span.status.description or ''}".strip()
-    return str(span.sequence_id), span.name, status, "-" if seconds is None else f"{seconds:.3f}"

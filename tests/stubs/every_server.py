@@ -64,7 +64,7 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.cli.support.agentops_server import Traces, agentops_routes
+    from agentlightning.cli.agentops import Traces, agentops_routes
     from agentlightning.cli.support.serving import app_with_checks, serving
 
     store = InMemoryLightningStore()

@@ -61,24 +61,20 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
         key, equals, text = setting.partition("=")
         if not equals:
             raise BadRequestError(f"--set {setting!r}: expected key=value, such as trainer.n_runners=4")
-        _put(found, key.split("."), yaml.safe_load(text))
+        value, place = yaml.safe_load(text), found
+        *above, last = key.split(".")
+        for part in above:
+            below = place.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise BadRequestError(f"--set {key}=...: {part!r} is {below!r} in the file, and has nothing below")
+            place = cast("dict[str, Any]", below)
+        place[last] = value
     known = [each.name for each in fields(Plan)]
     for key in found:
         if key not in known:
             hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
             raise BadRequestError(f"{path} has an unknown key {key!r}{hint}")
     return Plan(**found)
-
-
-def _put(found: dict[str, object], keys: Sequence[str], value: object) -> None:
-    for key in keys[:-1]:
-        below = found.setdefault(key, {})
-        if not isinstance(below, dict):
-            raise BadRequestError(
-                f"--set {'.'.join(keys)}=...: {key!r} is {below!r} in the file, and has nothing below"
-            )
-        found = cast("dict[str, object]", below)
-    found[keys[-1]] = value
 
 
 def made_trainer(settings: object) -> Trainer:
