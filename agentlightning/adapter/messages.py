@@ -135,27 +135,22 @@ def _prompt_message(fields: Mapping[str, object]) -> Message | None:
 
 def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, object]]) -> Message:
     own = dicts_in(fields.get("tool_calls")) or dicts_in([fields.get("function_call")])
-    calls = [call for given in (own or elsewhere) if (call := _tool_call(given)) is not None]
+    calls: list[Fields] = []
+    for given in own or elsewhere:  # `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span
+        function, call = as_dict(given.get("function")), as_dict(given.get("call"))
+        name = given.get("name") or function.get("name")
+        if not isinstance(name, str):
+            logger.warning("a tool call without a name was left out: %s", sorted(given))
+            continue
+        spelt = (given.get("arguments"), function.get("arguments"), given.get("parameters"), "{}")
+        arguments = next(value for value in spelt if value is not None)
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        id = str(given.get("id") or call.get("id") or "")
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": text}})
     content = fields.get("content")
     if not calls:
         return {"role": "assistant", "content": _content("" if content is None else content)}
     return {"role": "assistant", "content": _content(content) if content else None, "tool_calls": calls}
-
-
-def _tool_call(fields: Mapping[str, object]) -> Fields | None:
-    """Return a tool call from the spellings `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span."""
-    function, call = as_dict(fields.get("function")), as_dict(fields.get("call"))
-    name = fields.get("name") or function.get("name")
-    if not isinstance(name, str):
-        logger.warning("a tool call without a name was left out: %s", sorted(fields))
-        return None
-    given = (fields.get("arguments"), function.get("arguments"), fields.get("parameters"), "{}")
-    arguments = next(value for value in given if value is not None)
-    return {
-        "id": str(fields.get("id") or call.get("id") or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)},
-    }
 
 
 def _tool(fields: Mapping[str, object]) -> Fields | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ from agentlightning.adapter.spans.tokens import (
     FAILED_STATES,
     RAW_SPAN,
     REQUEST_SPAN,
+    CallReading,
     call_name,
     has_failed,
     is_stale,
@@ -105,7 +106,10 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         Raises:
             LedgerError: a triplet has tokens and names no call, or its tokens are not those of the call.
         """
-        reading, by_name = self.read(source), calls_by_name(calls)
+        return self._selection(self.read(source), calls)
+
+    def _selection(self, reading: TripletReading, calls: Sequence[ModelCall]) -> CallSelection:
+        by_name = calls_by_name(calls)
         found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
         return CallSelection([call for call in found if call is not None], reading.problems)
 
@@ -263,22 +267,47 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        reading = TripletReading([])
+        return self._read(source, {})
+
+    def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
+        """Return those of the calls that the adapter selects, without reading their spans again."""
+        if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass chooses among the triplets
+            return super().select(source, calls)
+        known = {id(call.spans.record): call.spans.reading for call in calls if call.spans is not None}
+        return self._selection(self._read(source, known), calls)
+
+    def _read(self, source: Sequence[Span], known: Mapping[int, CallReading | None]) -> TripletReading:
+        """Read the triplets; `known` is what was read already, by the ids of the span objects."""
+        triplets, problems = list[Triplet](), list[Problem]()
         unrewarded: list[tuple[int, Triplet]] = []
         seen: set[str] = set()
         with garbage_collection_paused():
             for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
                 if is_stale(span):
                     continue
-                if reward_value(span) is not None:
-                    _earn(span, unrewarded, reading.problems)
-                if is_of_other_policy(span, self.policy):
+                if (value := reward_value(span)) is not None:
+                    older = (at for at in reversed(range(len(unrewarded))) if unrewarded[at][0] < span.sequence_id)
+                    if (newest := next(older, None)) is not None:
+                        put_reward(unrewarded.pop(newest)[1], span)
+                    else:
+                        problems.append(Problem("lost_reward", span.span_id, f"reward {value} found no call"))
+                if is_of_other_policy(span, self.policy) or span.name not in _GATEWAY_SPANS or has_failed(span):
                     continue
-                triplet = _gateway_triplet(span, seen, reading.problems)
-                if triplet is not None:
-                    reading.triplets.append(triplet)
-                    unrewarded.append((span.sequence_id, triplet))
-        return reading
+                call = known.get(id(span)) or read_call(span, problems)
+                identity = call.call_id or call.response_id
+                if not (call.prompt_token_ids and call.completion_token_ids) or identity in seen:
+                    continue
+                if identity is not None:
+                    seen.add(identity)
+                logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
+                triplet = Triplet(
+                    prompt={"token_ids": call.prompt_token_ids},
+                    response={"token_ids": call.completion_token_ids, **logprobs},
+                    metadata={"response_id": call.response_id, **known_metadata(call, span)},
+                )
+                triplets.append(triplet)
+                unrewarded.append((span.sequence_id, triplet))
+        return TripletReading(triplets, problems)
 
 
 def _why_left_out(call: ModelCall, policy: str | None) -> str:
@@ -289,34 +318,6 @@ def _why_left_out(call: ModelCall, policy: str | None) -> str:
     if is_call_of_other_policy(call, policy):
         return "not_selected"
     return unusable(call) or "not_selected"
-
-
-def _gateway_triplet(span: Span, seen: set[str], problems: list[Problem]) -> Triplet | None:
-    if span.name not in _GATEWAY_SPANS or has_failed(span):
-        return None
-    call = read_call(span, problems)
-    identity = call.call_id or call.response_id
-    if not (call.prompt_token_ids and call.completion_token_ids) or identity in seen:
-        return None
-    if identity is not None:
-        seen.add(identity)
-    logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
-    return Triplet(
-        prompt={"token_ids": call.prompt_token_ids},
-        response={"token_ids": call.completion_token_ids, **logprobs},
-        metadata={"response_id": call.response_id, **known_metadata(call, span)},
-    )
-
-
-def _earn(reward: Span, unrewarded: list[tuple[int, Triplet]], problems: list[Problem]) -> None:
-    """Give the reward to the newest call with a smaller sequence id and take that call off the list."""
-    for at in reversed(range(len(unrewarded))):
-        sequence_id, triplet = unrewarded[at]
-        if sequence_id < reward.sequence_id:
-            put_reward(triplet, reward)
-            del unrewarded[at]
-            return
-    problems.append(Problem("lost_reward", reward.span_id, f"reward {reward_value(reward)} found no call"))
 
 
 def _stored(span: Span | ReadableSpan) -> Span:

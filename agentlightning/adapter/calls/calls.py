@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call
 from agentlightning.adapter.spans.attributes import Problem, as_dict
-from agentlightning.adapter.spans.tokens import CallReading, CallState, call_name, is_stale, read_call
+from agentlightning.adapter.spans.tokens import CallState, call_name, is_stale, read_call
 from agentlightning.errors import LedgerError
 from agentlightning.field_help import explain_fields
 from agentlightning.types import Span, Triplet
@@ -96,7 +96,36 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
     The gateway's record of a call takes precedence over the tracer's; `matching.py` tells which spans are of one call.
     """
     found = problems if problems is not None else []
-    calls = [_model_call(each, found) for each in spans_by_call(spans)]
+    calls: list[ModelCall] = []
+    for each in spans_by_call(spans):
+        span = each.record or each.seen
+        assert span is not None
+        reading = each.reading = read_call(span, found)
+        if each.record is not None and each.seen is not None and not (reading.prompt_token_ids and reading.logprobs):
+            twin = read_call(each.seen, found)  # what only the tracer saw of the tokens
+            reading = replace(
+                reading,
+                prompt_token_ids=reading.prompt_token_ids or twin.prompt_token_ids,
+                completion_token_ids=reading.completion_token_ids or twin.completion_token_ids,
+                logprobs=reading.logprobs or twin.logprobs,
+            )
+        calls.append(
+            ModelCall(
+                ref=CallRef(span.rollout_id, span.attempt_id, call_name(span)),
+                sequence_id=span.sequence_id,
+                response_id=reading.response_id,
+                prompt_token_ids=reading.prompt_token_ids,
+                completion_token_ids=reading.completion_token_ids,
+                logprobs=reading.logprobs,
+                finish_reason=reading.finish_reason,
+                weight_version=reading.weight_version,
+                state=reading.state,
+                stale=is_stale(span),
+                agent=reading.role,
+                policy=reading.policy,
+                spans=each,
+            )
+        )
     return sorted(calls, key=lambda call: call.sequence_id)
 
 
@@ -167,37 +196,3 @@ def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt
         )
         for place, triplet in enumerate(triplets)
     ]
-
-
-def _model_call(spans: CallSpans, problems: list[Problem]) -> ModelCall:
-    span = spans.record or spans.seen
-    assert span is not None
-    reading = read_call(span, problems)
-    call = ModelCall(
-        ref=CallRef(span.rollout_id, span.attempt_id, call_name(span)),
-        sequence_id=span.sequence_id,
-        response_id=reading.response_id,
-        prompt_token_ids=reading.prompt_token_ids,
-        completion_token_ids=reading.completion_token_ids,
-        logprobs=reading.logprobs,
-        finish_reason=reading.finish_reason,
-        weight_version=reading.weight_version,
-        state=reading.state,
-        stale=is_stale(span),
-        agent=reading.role,
-        policy=reading.policy,
-        spans=spans,
-    )
-    if spans.record is None or spans.seen is None or (call.prompt_token_ids and call.logprobs):
-        return call
-    return _completed(call, read_call(spans.seen, problems))
-
-
-def _completed(call: ModelCall, twin: CallReading) -> ModelCall:
-    """Return the gateway's record of a call, with what only the tracer saw of its tokens."""
-    return replace(
-        call,
-        prompt_token_ids=call.prompt_token_ids or twin.prompt_token_ids,
-        completion_token_ids=call.completion_token_ids or twin.completion_token_ids,
-        logprobs=call.logprobs or twin.logprobs,
-    )

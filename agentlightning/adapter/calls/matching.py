@@ -17,6 +17,7 @@ from agentlightning.adapter.spans.conventions import says_model_call
 from agentlightning.adapter.spans.tokens import (
     RAW_SPAN,
     REQUEST_SPAN,
+    CallReading,
     call_name,
     has_client_tokens,
     has_failed,
@@ -46,6 +47,8 @@ class CallSpans:
     """The tracer's."""
     matched_by: MatchedBy | None = None
     """How the two were matched; None if only one saw the call."""
+    reading: CallReading | None = None
+    """What `record` says of the call, or `seen` where there is none; None before it was read."""
 
     @property
     def seen_by(self) -> SeenBy:

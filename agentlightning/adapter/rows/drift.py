@@ -41,9 +41,12 @@ def drift_cause(
     if decode is not None:
         return "tokenisation" if _same_text(row, prompt, at, answer_from, decode) else "template"
     ends_alike = at >= len(row) - 1 and not cut_short  # all of it is the same but for the token that ends a turn
-    if at < answer_from or ends_alike or _is_left_out(row, prompt, at):
+    if at < answer_from or ends_alike or not verbatim:
         return "template"
-    return "tokenisation" if verbatim else "template"
+    # a prompt that goes on with the end of the row leaves out what lies between
+    later = (place for place in range(at + 1, len(row)) if at < len(prompt) and row[place] == prompt[at])
+    left_out = any(list(row[place:]) == list(prompt[at : at + len(row) - place]) for place in later)
+    return "template" if left_out else "tokenisation"
 
 
 def _same_text(row: Sequence[int], prompt: Sequence[int], at: int, answer_from: int, decode: Decode) -> bool:
@@ -73,14 +76,6 @@ def _same_text(row: Sequence[int], prompt: Sequence[int], at: int, answer_from: 
 def _comparable(text: str) -> str:
     """Return a text in the form in which tokenizers that normalise have it."""
     return unicodedata.normalize("NFKC", text)
-
-
-def _is_left_out(row: Sequence[int], prompt: Sequence[int], at: int) -> bool:
-    """True if the prompt goes on with the end of the row: what lies between was left out."""
-    if at >= len(prompt):
-        return False
-    later = (place for place in range(at + 1, len(row)) if row[place] == prompt[at])
-    return any(list(row[place:]) == list(prompt[at : at + len(row) - place]) for place in later)
 
 
 def describe_tokens(tokens: Sequence[int], at: int, decode: Decode | None, around: int = 6) -> str:

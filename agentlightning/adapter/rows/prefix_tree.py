@@ -81,7 +81,13 @@ class PrefixTree(Generic[Row]):
             shared = _shared(child.tokens, child.start, tokens, at, most)
             at += shared
             if shared < child.stop - child.start:
-                walk.end = _split(walk.end, child, shared)
+                between: PrefixNode[Row] = PrefixNode(  # cuts the edge to the child
+                    child.tokens, child.start, child.start + shared, generated=child.generated, owner=child.owner
+                )
+                walk.end.children[child.tokens[child.start]] = between
+                child.start += shared
+                between.children[child.tokens[child.start]] = child
+                walk.end = between
                 walk.beside = child.owner
                 if at < total:
                     walk.in_completion = child.generated
@@ -115,14 +121,3 @@ def _shared(left: Sequence[int], i: int, right: Sequence[int], j: int, most: int
         else:
             high = middle - 1
     return low
-
-
-def _split(parent: PrefixNode[Row], child: PrefixNode[Row], shared: int) -> PrefixNode[Row]:
-    """Cut the edge to `child` after `shared` tokens and return the node in between."""
-    between: PrefixNode[Row] = PrefixNode(
-        child.tokens, child.start, child.start + shared, generated=child.generated, owner=child.owner
-    )
-    parent.children[child.tokens[child.start]] = between
-    child.start += shared
-    between.children[child.tokens[child.start]] = child
-    return between

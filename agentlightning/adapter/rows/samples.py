@@ -119,7 +119,14 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
             else:
                 reading.starts.append(seams.start(number, walk))
             reading.samples.append(row)
-        _append(row, call)
+        assert call.logprobs is not None
+        added = call.prompt_token_ids[len(row.token_ids) :]  # mask 0; then the policy's answer, mask 1
+        row.token_ids.extend(added)
+        row.token_ids.extend(call.completion_token_ids)
+        row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
+        row.logprobs.extend([0.0] * len(added) + call.logprobs)
+        row.call_ids.append(call.call_id)
+        row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
         tree.add_completion(walk.end, call.completion_token_ids, number).rows.append(row)
     return reading
 
@@ -143,15 +150,3 @@ def unusable(call: ModelCall) -> Unusable | None:
     if len(call.logprobs) != len(call.completion_token_ids) or not all(map(math.isfinite, call.logprobs)):
         return "bad_logprobs"
     return None
-
-
-def _append(row: Sample, call: ModelCall) -> None:
-    """Put the call at the end of its row: what its prompt adds (mask 0), then the policy's answer (mask 1)."""
-    assert call.logprobs is not None
-    added = call.prompt_token_ids[len(row.token_ids) :]
-    row.token_ids.extend(added)
-    row.token_ids.extend(call.completion_token_ids)
-    row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
-    row.logprobs.extend([0.0] * len(added) + call.logprobs)
-    row.call_ids.append(call.call_id)
-    row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)

@@ -93,10 +93,20 @@ class Seams:
         same_instructions = (conversation.system, conversation.tools) == (before.system, before.tools)
         if same_instructions and conversation.lines == before.lines:
             cause: RowCause = "repeated_prompt"
-        elif same_instructions and found.is_continued:
-            cause = self._taken(call, conversation, found) if at == len(row) else self._drift(call, found, at)
+        elif same_instructions and found.is_continued and at == len(row):
+            cause = self._taken(call, conversation, found)
         elif _are_others(call, found.call):
             cause = "other_agent"
+        elif same_instructions and found.is_continued:
+            cause = drift_cause(
+                row,
+                call.prompt_token_ids,
+                at,
+                answer_from=len(found.call.prompt_token_ids),
+                verbatim=before.verbatim,
+                cut_short=found.call.finish_reason == "length",
+                decode=self._decode,
+            )
         elif not same_instructions:
             old, new = before.system, conversation.system
             alike = 2 * _alike_ends(old, new) >= max(len(old), len(new))
@@ -116,19 +126,6 @@ class Seams:
         if old and new and old[0].role == new[0].role == "tool":
             return _other_lines(conversation, found)
         return "other_agent" if _are_others(call, found.call) else "branch"
-
-    def _drift(self, call: ModelCall, found: Predecessor, at: int) -> RowCause:
-        if _are_others(call, found.call):
-            return "other_agent"
-        return drift_cause(
-            tokens_of(found.call),
-            call.prompt_token_ids,
-            at,
-            answer_from=len(found.call.prompt_token_ids),
-            verbatim=found.conversation.verbatim,
-            cut_short=found.call.finish_reason == "length",
-            decode=self._decode,
-        )
 
     def _by_tokens(self, call: ModelCall, walk: Walk[Any]) -> RowStart:
         if walk.beside is None:
@@ -178,8 +175,17 @@ def describe(
     ]
     conversation, earlier = conversation_of_call(call), conversation_of_call(before)
     if conversation is not None and earlier is not None:
-        old, new = _first_difference(conversation, earlier)
-        lines += [f"  was said: {old}", f"  is sent:  {new}"]
+        heads = ((earlier.system, conversation.system), (earlier.tools, conversation.tools))
+        differing = [texts for texts in heads if texts[0] != texts[1]]
+        if differing:
+            old, new = differing[0]
+        else:
+            said, sent = earlier.whole, conversation.lines
+            at = next((i for i, (a, b) in enumerate(zip(said, sent, strict=False)) if a != b), None)
+            if at is None:  # all that was said is there, in other tokens
+                at = max(0, min(len(said), len(sent)) - 1)
+            old, new = (each[at].describe() if at < len(each) else "nothing" for each in (said, sent))
+        lines += [f"  was said: {_brief(old)}", f"  is sent:  {_brief(new)}"]
     return "\n".join(lines)
 
 
@@ -234,17 +240,6 @@ def _alike_ends(left: str, right: str) -> int:
     head = next((at for at in range(most) if left[at] != right[at]), most)
     tail = next((at for at in range(most - head) if left[-1 - at] != right[-1 - at]), most - head)
     return head + tail
-
-
-def _first_difference(conversation: Conversation, before: Conversation) -> tuple[str, str]:
-    for old, new in ((before.system, conversation.system), (before.tools, conversation.tools)):
-        if old != new:
-            return _brief(old), _brief(new)
-    old_lines, new_lines = before.whole, conversation.lines
-    at = next((i for i, (a, b) in enumerate(zip(old_lines, new_lines, strict=False)) if a != b), None)
-    if at is None:  # all that was said is there, in other tokens
-        at = max(0, min(len(old_lines), len(new_lines)) - 1)
-    return tuple(_brief(lines[at].describe()) if at < len(lines) else "nothing" for lines in (old_lines, new_lines))  # pyright: ignore[reportReturnType] -- two of two
 
 
 def _brief(text: str) -> str:

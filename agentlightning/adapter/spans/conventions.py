@@ -107,18 +107,18 @@ def _numbered(attributes: Mapping[str, object], prefix: str) -> list[Message]:
     if not found:
         return []
     nested = unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items() if key != prefix})
-    return [_from_inference(as_dict(entry.get("message"))) for entry in dicts_in(nested)]
-
-
-def _from_inference(fields: Fields) -> Message:
-    message = {key: fields[key] for key in ("role", "content", "name", "tool_call_id") if key in fields}
-    parts = [as_dict(part.get("message_content")) for part in dicts_in(fields.get("contents"))]
-    if parts and "content" not in message:
-        message["content"] = "".join(str(part.get("text", "")) for part in parts)
-    calls = [as_dict(call.get("tool_call")) for call in dicts_in(fields.get("tool_calls"))]
-    if calls:
-        message["tool_calls"] = [{"id": call.get("id"), **as_dict(call.get("function"))} for call in calls]
-    return message
+    messages: list[Message] = []
+    for entry in dicts_in(nested):
+        fields = as_dict(entry.get("message"))
+        message = {key: fields[key] for key in ("role", "content", "name", "tool_call_id") if key in fields}
+        parts = [as_dict(part.get("message_content")) for part in dicts_in(fields.get("contents"))]
+        if parts and "content" not in message:
+            message["content"] = "".join(str(part.get("text", "")) for part in parts)
+        calls = [as_dict(call.get("tool_call")) for call in dicts_in(fields.get("tool_calls"))]
+        if calls:
+            message["tool_calls"] = [{"id": call.get("id"), **as_dict(call.get("function"))} for call in calls]
+        messages.append(message)
+    return messages
 
 
 # --- Logfire ---------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ _STATE: Final = LightningCallAttributes.STATE.value
 _POLICY: Final = LightningCallAttributes.POLICY.value
 _ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
 _ROLE: Final = LightningCallAttributes.ROLE.value
+_CLIENT_LOGPROBS: Final = "logprobs.content"
 _PROMPT_KEYS: Final = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
     _VLLM + "prompt_token_ids",
@@ -156,32 +157,33 @@ def read_call(span: Span, problems: list[Problem]) -> CallReading:
     may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it would be slow
     told = typed and logprobs and finish_reason and not may_have_several
     choice = {} if told else _first_choice(read)
-    content = _client_logprobs(read)
+    content = read.decoded(_CLIENT_LOGPROBS)
+    if content is not None and not (is_list(content) and _logprobs({"content": content}) is not None):
+        read.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
+        content = None
+    content = None if content is None else list(content)
     completion = typed or integers(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
+    finish_reason = finish_reason or _finish_reason(choice, read)
+    weight_version = read.integer(_WEIGHT_VERSION)
+    state = read.text(_STATE)
+    if state is not None and state not in _STATES:
+        read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
+    if state not in _STATES:
+        state = "ok" if prompt and completion else "upstream_error" if has_failed(span) else "no_tokens"
     return CallReading(
         call_id=gateway_call_id(span),
         response_id=response_id(span),
         prompt_token_ids=prompt,
         completion_token_ids=completion,
-        logprobs=logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content})),
-        finish_reason=finish_reason or _finish_reason(choice, read),
-        weight_version=read.integer(_WEIGHT_VERSION),
-        state=_state(read, span, has_tokens=bool(prompt and completion)),
+        logprobs=logprobs,
+        finish_reason=finish_reason,
+        weight_version=weight_version,
+        state=cast(CallState, state),
         logprobs_content=content,
         policy=read.text(_POLICY),
         role=read.text(_ROLE),
     )
-
-
-def _state(read: AttributeReader, span: Span, *, has_tokens: bool) -> CallState:
-    state = read.text(_STATE)
-    if state in _STATES:
-        return cast(CallState, state)
-    if state is not None:
-        read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
-    if has_tokens:
-        return "ok"
-    return "upstream_error" if has_failed(span) else "no_tokens"
 
 
 def _first_choice(read: AttributeReader) -> Fields:
@@ -205,17 +207,6 @@ def _finish_reason(choice: Fields, read: AttributeReader) -> str | None:
     if is_list(reasons) and reasons and isinstance(reasons[0], str):
         return reasons[0]
     return read.text("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
-
-
-def _client_logprobs(read: AttributeReader) -> list[Any] | None:
-    key = "logprobs.content"
-    content = read.decoded(key)
-    if content is None:
-        return None
-    if not is_list(content) or _logprobs({"content": content}) is None:
-        read.report(key, "a list of objects with a finite logprob")
-        return None
-    return list(content)
 
 
 def _logprobs(value: object) -> list[float] | None:

@@ -33,7 +33,13 @@ def repair(root: SpanNode) -> None:
     while len(fork.children) == 1:
         fork = fork.children[0]
     below = [node for child in fork.children for node in child.walk()]
-    possible = [_may_be_parent(node) for node in below]
+    possible = [  # a moment, as of a reward, covers nothing
+        node.span.name not in (RAW_SPAN, REQUEST_SPAN)
+        and (own := _interval(node, 0)) is not None
+        and own.end > own.start
+        and response_id(node.span) is None
+        for node in below
+    ]
     if not any(possible):  # a trace of model calls and rewards alone
         return
     covers = _Covers(below, possible, asked=fork.children)
@@ -68,8 +74,29 @@ class _Covers(Generic[NodeT]):
         self._own = {id(node): interval for node, interval in timed}
         self._nodes = {interval.order: node for node, interval in timed}
         self._possible = [interval for _, interval in timed if possible[interval.order]]
-        asked_times = sorted(self._own[id(node)] for node in asked if id(node) in self._own)
-        self._answers = _sweep(asked_times, sorted(self._possible))
+        self._answers: dict[tuple[float, float], int] = {}
+        """For each asked pair of times, the order of the shortest possible interval around it that is longer."""
+        sorted_possible = sorted(self._possible)
+        starts = [interval.start for interval in sorted_possible]
+        ends = sorted({interval.end for interval in sorted_possible})
+        earlier = _SuffixMinimum(len(ends))
+        added = 0
+        for own in sorted(self._own[id(node)] for node in asked if id(node) in self._own):
+            if (own.start, own.end) in self._answers:
+                continue
+            same_start = bisect_left(starts, own.start)
+            for interval in sorted_possible[added:same_start]:
+                earlier.add(bisect_left(ends, interval.end), (interval.end - interval.start, interval.order))
+            added = same_start
+            best = earlier.minimum(bisect_left(ends, own.end))
+            after = bisect_right(starts, own.start)
+            later = bisect_right(sorted_possible, own.end, same_start, after, key=lambda other: other.end)
+            if later < after:
+                other = sorted_possible[later]
+                begun_alike = (other.end - other.start, other.order)
+                best = min(best, begun_alike) if best else begun_alike
+            if best is not None:
+                self._answers[own.start, own.end] = best[1]
 
     def tightest(self, child: NodeT) -> NodeT | None:
         own = self._own.get(id(child))
@@ -84,33 +111,6 @@ class _Covers(Generic[NodeT]):
             if other.start <= own.start and other.end >= own.end and other[:2] != own[:2]
         ]
         return (self._nodes[order] for _, order in sorted(covering))
-
-
-def _sweep(asked: Sequence[_Interval], possible: Sequence[_Interval]) -> dict[tuple[float, float], int]:
-    """Return, for each asked pair of times, the order of the shortest possible interval around it that is longer."""
-    ends = sorted({interval.end for interval in possible})
-    earlier = _SuffixMinimum(len(ends))
-    starts = [interval.start for interval in possible]
-    answers: dict[tuple[float, float], int] = {}
-    added = 0
-    for own in asked:
-        if (own.start, own.end) in answers:
-            continue
-        same_start = bisect_left(starts, own.start)
-        while added < same_start:
-            interval = possible[added]
-            earlier.add(bisect_left(ends, interval.end), (interval.end - interval.start, interval.order))
-            added += 1
-        best = earlier.minimum(bisect_left(ends, own.end))
-        later = bisect_right(
-            possible, own.end, same_start, bisect_right(starts, own.start), key=lambda other: other.end
-        )
-        if later < len(possible) and possible[later].start == own.start:
-            other = possible[later]
-            best = min(best, (other.end - other.start, other.order)) if best else (other.end - other.start, other.order)
-        if best is not None:
-            answers[own.start, own.end] = best[1]
-    return answers
 
 
 class _SuffixMinimum:
@@ -143,10 +143,3 @@ def _interval(node: SpanNode, order: int) -> _Interval | None:
     if node.start_time is None or node.end_time is None:
         return None
     return _Interval(node.start_time, node.end_time, order)
-
-
-def _may_be_parent(node: SpanNode) -> bool:
-    span = node.span
-    if span.name in (RAW_SPAN, REQUEST_SPAN) or span.start_time is None or span.end_time is None:
-        return False
-    return span.end_time > span.start_time and response_id(span) is None  # a moment, as of a reward, covers nothing

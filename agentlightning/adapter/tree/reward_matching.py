@@ -176,8 +176,13 @@ def _by_recency(
             for scope in scopes.around(call.node):
                 heappush(heaps.setdefault(scope, []), entry)
             added += 1
-        winner = _newest(heaps, scopes.around(reward), matches.earned)
-        winner = winner if winner is not None else recorded.newest_before(reward.span.sequence_id, matches.earned)
+        winner = None
+        for heap in (heaps.get(scope, []) for scope in scopes.around(reward)):
+            while winner is None and heap:
+                newest = heappop(heap)[2]
+                winner = None if newest in matches.earned else newest
+        if winner is None:
+            winner = recorded.newest_before(reward.span.sequence_id, matches.earned)
         if winner is None:
             matches.lost.append(reward.span)
         else:
@@ -213,18 +218,6 @@ class _Scopes:
             scopes = (ancestor, *scopes[: _MOST_SCOPES - 1]) if ancestor in self._asked else scopes
             self._known[ancestor] = scopes
         return (*scopes, _EVERYWHERE)
-
-
-def _newest(
-    heaps: dict[str | None, list[tuple[float, int, str]]], scopes: Sequence[str | None], earned: dict[str, Span]
-) -> str | None:
-    for scope in scopes:
-        heap = heaps.get(scope, [])
-        while heap:
-            node_id = heappop(heap)[2]
-            if node_id not in earned:
-                return node_id
-    return None
 
 
 class _Recorded:

@@ -112,7 +112,32 @@ def select_calls(root: NodeT, rules: SelectionRules) -> list[SelectedCall[NodeT]
     found: _Findings[NodeT] = _Findings()
     pattern = re.compile(rules.llm_call_match)
     for node, above, place in _places(root, rules, pattern):
-        _judge(node, above, place, rules, pattern, found)
+        span = node.span
+        if is_gateway_call(span):
+            if not (is_stale(span) or generated_nothing(span)):
+                request = above if above is not None and above.span.name == REQUEST_SPAN else None
+                found.records.append((node, request, place))
+            continue
+        reply = response_id(span)
+        if not pattern.search(span.name):
+            if reply is not None and span.name != REQUEST_SPAN:
+                found.other_places.setdefault(reply, place)
+            elif reply is None and not place.in_call and says_model_call(span.name, span.attributes):
+                found.unnamed.append((span, place))
+            continue
+        nested = rules.drop_unnamed_nested and reply is None and place.in_call
+        if is_stale(span) or nested or not _counts(place, rules):
+            if reply is not None:
+                found.refused.add(reply)
+            elif not nested:
+                found.unnamed.append((span, None))
+        elif reply is None or reply not in found.by_response:
+            call = SelectedCall(node, place.label or ANY_AGENT, place.branch)
+            found.taken.append(call)
+            if reply is not None:
+                found.by_response[reply] = call
+            else:
+                found.unnamed.append((span, call))
     _add_records(found, rules)
     return [call for call in found.taken if not is_of_other_policy(call.record, rules.policy)]
 
@@ -136,44 +161,6 @@ def _places(
             waiting.extend((child, node, inner) for child in reversed(node.children))
 
 
-def _judge(
-    node: NodeT,
-    above: NodeT | None,
-    place: _Place,
-    rules: SelectionRules,
-    pattern: re.Pattern[str],
-    found: _Findings[NodeT],
-) -> None:
-    span = node.span
-    if is_gateway_call(span):
-        if not (is_stale(span) or generated_nothing(span)):
-            request = above if above is not None and above.span.name == REQUEST_SPAN else None
-            found.records.append((node, request, place))
-        return
-    reply = response_id(span)
-    if not pattern.search(span.name):
-        if reply is not None and span.name != REQUEST_SPAN:
-            found.other_places.setdefault(reply, place)
-        elif reply is None and not place.in_call and says_model_call(span.name, span.attributes):
-            found.unnamed.append((span, place))
-        return
-    nested = rules.drop_unnamed_nested and reply is None and place.in_call
-    if is_stale(span) or nested or not _counts(place, rules):
-        if reply is not None:
-            found.refused.add(reply)
-        elif not nested:
-            found.unnamed.append((span, None))
-        return
-    if reply is not None and reply in found.by_response:
-        return
-    call = SelectedCall(node, place.label or ANY_AGENT, place.branch)
-    found.taken.append(call)
-    if reply is not None:
-        found.by_response[reply] = call
-    else:
-        found.unnamed.append((span, call))
-
-
 def _counts(place: _Place, rules: SelectionRules) -> bool:
     return place.label is not None and not (place.in_reward and rules.exclude_llm_call_in_reward)
 
@@ -193,24 +180,7 @@ def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
             twin.record, twin.request = node.span, None if request is None else request.span
         elif twin is not None or reply not in found.refused:
             left.append((node, request, place))
-    for node, request, place in _without_partner(left, found):
-        place = found.other_places.get(response_id(node.span) or "", place)
-        if _counts(place, rules):
-            found.taken.append(
-                SelectedCall(
-                    node=node if request is None else request,
-                    agent_name=place.label or ANY_AGENT,
-                    branch=place.branch,
-                    record=node.span,
-                    request=None if request is None else request.span,
-                )
-            )
-
-
-def _without_partner(
-    left: list[tuple[NodeT, NodeT | None, _Place]], found: _Findings[NodeT]
-) -> Iterator[tuple[NodeT, NodeT | None, _Place]]:
-    """Give records to the tracer's calls that name no reply; yield the others, where they stand."""
+    # records go to the tracer's calls that name no reply; those that find none are calls where they stand
     records = [Record(node.span, None if request is None else request.span) for node, request, _ in left]
     told = found.unnamed + [
         (call.node.span, call) for call in found.by_response.values() if call.record is None and left
@@ -220,5 +190,15 @@ def _without_partner(
         partner = partners.get(at, place)
         if isinstance(partner, SelectedCall):
             partner.record, partner.request = records[at]
-        elif partner is not None:
-            yield node, request, partner
+            continue
+        partner = partner and found.other_places.get(response_id(node.span) or "", partner)
+        if partner is not None and _counts(partner, rules):
+            found.taken.append(
+                SelectedCall(
+                    node=node if request is None else request,
+                    agent_name=partner.label or ANY_AGENT,
+                    branch=partner.branch,
+                    record=node.span,
+                    request=None if request is None else request.span,
+                )
+            )

@@ -61,7 +61,17 @@ class TraceTree(SpanNode):
                 problems.append(Problem("duplicate_span", span.span_id, f"a second span of this id, named {span.name}"))
             else:
                 nodes[span.span_id] = cls(span.span_id, span)
-        roots = cls._connect(nodes)
+        roots: list[Self] = []
+        orphans: dict[str, list[Self]] = {}
+        for node in nodes.values():
+            parent_id = node.span.parent_id
+            if not parent_id:
+                roots.append(node)
+            elif parent_id in nodes:
+                nodes[parent_id].add_child(node)
+            else:
+                orphans.setdefault(parent_id, []).append(node)
+        roots.extend(cls(id, _around(id, AGL_VIRTUAL, children), children) for id, children in orphans.items())
         if not roots:
             raise ValueError("No root spans found in the trace.")
         root = roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _around(VIRTUAL_ROOT, VIRTUAL_ROOT, roots), roots)
@@ -73,22 +83,6 @@ class TraceTree(SpanNode):
         )
         root.problems = problems
         return root
-
-    @classmethod
-    def _connect(cls, nodes: dict[str, Self]) -> list[Self]:
-        """Hang every node below its parent and return the roots."""
-        roots: list[Self] = []
-        orphans: dict[str, list[Self]] = {}
-        for node in nodes.values():
-            parent_id = node.span.parent_id
-            if not parent_id:
-                roots.append(node)
-            elif parent_id in nodes:
-                nodes[parent_id].add_child(node)
-            else:
-                orphans.setdefault(parent_id, []).append(node)
-        virtual = [cls(id, _around(id, AGL_VIRTUAL, children), children) for id, children in orphans.items()]
-        return [*roots, *virtual]
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """Return `(name, [the same of each child])`; an agent's name follows in brackets."""
