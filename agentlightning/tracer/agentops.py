@@ -29,6 +29,8 @@ __all__ = ["AgentOpsTracer", "LightningSpanProcessor"]
 logger = logging.getLogger(__name__)
 
 _PLACEHOLDER_KEY = "00000000-0000-0000-0000-000000000000"
+_own_clients: list[Any] = []
+"""The client that was started here; AgentOps has one per process."""
 
 
 class AgentOpsTracer(OtelTracer):
@@ -82,8 +84,22 @@ class AgentOpsTracer(OtelTracer):
         if self.instrument_managed and not self._instrumented:
             self.instrument(worker_id)
             self._instrumented = True
-        if self.agentops_managed:
-            _start_client()
+        if not self.agentops_managed:
+            return
+        agentops: Any = importlib.import_module("agentops")
+        client = agentops.get_client()
+        if client.initialized:
+            if client not in _own_clients:
+                logger.warning(
+                    "The program has started AgentOps itself: what it sends to its service it goes on sending"
+                )
+            return
+        service = agentops_service_enabled()
+        settings = {} if service else {"api_key": _PLACEHOLDER_KEY, "log_session_replay_url": False}
+        agentops.init(auto_start_session=False, **settings)
+        if not client.initialized:
+            raise RuntimeError("AgentOps TracerProvider is not initialized.")
+        _own_clients.append(client)
 
     @override
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
@@ -122,22 +138,3 @@ class AgentOpsTracer(OtelTracer):
         finally:
             session.suspend()
             span.end()
-
-
-_own_clients: list[Any] = []
-"""The client that was started here; AgentOps has one per process."""
-
-
-def _start_client() -> None:
-    agentops: Any = importlib.import_module("agentops")
-    client = agentops.get_client()
-    if client.initialized:
-        if client not in _own_clients:
-            logger.warning("The program has started AgentOps itself: what it sends to its service it goes on sending")
-        return
-    service = agentops_service_enabled()
-    settings = {} if service else {"api_key": _PLACEHOLDER_KEY, "log_session_replay_url": False}
-    agentops.init(auto_start_session=False, **settings)
-    if not client.initialized:
-        raise RuntimeError("AgentOps TracerProvider is not initialized.")
-    _own_clients.append(client)

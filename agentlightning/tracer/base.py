@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class Tracer(ParallelWorkerBase):
@@ -107,6 +110,20 @@ class Tracer(ParallelWorkerBase):
                 self.teardown_worker(0)
         finally:
             self.teardown()
+
+
+def typed_as_contract(method: M) -> M:
+    """Give a method that a subclass defines the parameter types of `Tracer`, where alone they are written.
+
+    Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
+    """
+    for name, value in globals().items():
+        if not name.startswith("_"):
+            vars(sys.modules[method.__module__]).setdefault(name, value)
+    types = getattr(Tracer, method.__name__).__annotations__
+    for function in (method, inspect.unwrap(method)):
+        function.__annotations__ = {**types, **function.__annotations__}
+    return method
 
 
 # --- the active tracer -------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """OtelTracer: spans of plain OpenTelemetry, collected per attempt. Which providers carry them is in `provider.py`."""
 
+# pyright: reportMissingParameterType=false
+# The types of a method's parameters stand in the contract, tracer/base.py, from where a checker takes them over.
+
 from __future__ import annotations
 
 import logging
@@ -16,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
-from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.base import Tracer, typed_as_contract
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
@@ -149,15 +152,9 @@ class OtelTracer(Tracer):
             close_mirror()
 
     @override
+    @typed_as_contract
     @asynccontextmanager
-    async def trace_context(
-        self,
-        name: str | None = None,
-        *,
-        store: LightningStore | None = None,
-        rollout_id: str | None = None,
-        attempt_id: str | None = None,
-    ) -> AsyncGenerator[Any]:
+    async def trace_context(self, name=None, *, store=None, rollout_id=None, attempt_id=None) -> AsyncGenerator[Any]:
         """See `Tracer.trace_context`. Gives the OpenTelemetry tracer; makes no span of its own."""
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
@@ -176,7 +173,12 @@ class OtelTracer(Tracer):
             scope.close()
             if otel_context.get_current() is not outside:  # a library left its span here; the next rollout is not its
                 otel_context.attach(outside)
-            await self._deliver(scope, failed, seconds)
+            try:
+                await deliver(scope, self.store_unreachable_timeout if seconds is None else seconds)
+            except TraceDeliveryError as error:
+                if not failed:
+                    raise
+                logger.error("%s", error)  # the body's own exception goes on
 
     @override
     def get_last_trace(self) -> list[Span]:
@@ -186,13 +188,8 @@ class OtelTracer(Tracer):
         return scope.spans() if scope is not None else []
 
     @override
-    def create_span(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        timestamp: float | None = None,
-        status: TraceStatus | None = None,
-    ) -> SpanCoreFields:
+    @typed_as_contract
+    def create_span(self, name, attributes=None, timestamp=None, status=None) -> SpanCoreFields:
         moment = timestamp or time.time()
         fields = SpanCoreFields(
             name=name,
@@ -211,13 +208,10 @@ class OtelTracer(Tracer):
         return fields
 
     @override
+    @typed_as_contract
     @contextmanager
     def operation_context(
-        self,
-        name: str,
-        attributes: dict[str, Any] | None = None,
-        start_time: float | None = None,
-        end_time: float | None = None,
+        self, name, attributes=None, start_time=None, end_time=None
     ) -> Generator[SpanRecordingContext]:
         span = self._tracer().start_span(name, attributes=attributes, start_time=_nanoseconds(start_time))
         recording = OtelSpanRecordingContext(span)
@@ -272,14 +266,6 @@ class OtelTracer(Tracer):
         if bound is None:
             raise ValueError("store is required to be initialized when rollout_id and attempt_id are provided")
         return TraceScope(self, bound, rollout_id, attempt_id, self._ids)
-
-    async def _deliver(self, scope: TraceScope, failed: bool, seconds: float | None) -> None:
-        try:
-            await deliver(scope, self.store_unreachable_timeout if seconds is None else seconds)
-        except TraceDeliveryError as error:
-            if not failed:
-                raise
-            logger.error("%s", error)  # the body's own exception goes on
 
 
 def _nanoseconds(seconds: float | None) -> int | None:

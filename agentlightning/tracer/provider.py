@@ -82,33 +82,24 @@ def watch_global_provider() -> trace_api.TracerProvider:
     with _lock:
         provider = trace_api.get_tracer_provider()
         if isinstance(provider, trace_api.ProxyTracerProvider):
-            provider = _install_stand_in()
+            # a stand-in becomes global without using up the one call of `set_tracer_provider` that a program has
+            provider = StandInProvider(span_limits=_limits())
+            if getattr(trace_api, "_TRACER_PROVIDER", trace_api) is None:
+                trace_api._TRACER_PROVIDER = provider  # pyright: ignore[reportAttributeAccessIssue] -- the public setter is final
+            else:  # an OpenTelemetry that keeps its provider elsewhere
+                trace_api.set_tracer_provider(provider)
         if all(known is not provider for known in _watched):
-            _attach(provider)
+            if (add := getattr(provider, "add_span_processor", None)) is not None:
+                add(_PROCESSOR)
+            else:
+                logger.warning(
+                    "The global tracer provider %s takes no span processors: spans of instrumented libraries are "
+                    "not seen",
+                    type(provider).__name__,
+                )
             _watched.append(provider)
         elif _watched[-1] is not provider:
             _watched.sort(key=lambda known: known is provider)
-    return provider
-
-
-def _attach(provider: trace_api.TracerProvider) -> None:
-    add = getattr(provider, "add_span_processor", None)
-    if add is None:
-        logger.warning(
-            "The global tracer provider %s takes no span processors: spans of instrumented libraries are not seen",
-            type(provider).__name__,
-        )
-    else:
-        add(_PROCESSOR)
-
-
-def _install_stand_in() -> TracerProvider:
-    """Make a stand-in global without using up the one call of `set_tracer_provider` that a program has."""
-    provider = StandInProvider(span_limits=_limits())
-    if getattr(trace_api, "_TRACER_PROVIDER", trace_api) is None:
-        trace_api._TRACER_PROVIDER = provider  # pyright: ignore[reportAttributeAccessIssue] -- the public setter is final
-    else:  # an OpenTelemetry that keeps its provider elsewhere
-        trace_api.set_tracer_provider(provider)
     return provider
 
 

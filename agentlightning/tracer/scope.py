@@ -124,7 +124,14 @@ class TraceScope:
     def close(self) -> None:
         """Take no more spans; those that have not ended are forgotten. May be called twice."""
         if self.dropped and not self._closed:
-            self._mark_cut()
+            now = time.time()
+            counts: Attributes = {
+                LightningCutAttributes.KEPT.value: len(self.pieces),
+                LightningCutAttributes.LEFT_OUT.value: self.dropped,
+            }
+            status = TraceStatus(status_code="OK")
+            fields = SpanCoreFields(name=AGL_SPANS_CUT, status=status, attributes=counts, start_time=now, end_time=now)
+            self.append(self.span_from(fields))
         self._closed = True
         _open.discard(self)
         if _current.get() is self:
@@ -191,14 +198,12 @@ class TraceScope:
         if len(self.pieces) >= 2 * MOST_SPANS and emitted:  # rewards only: the last one is the final one
             self._drop()
             self.pieces.pop()
-        self.pieces.append(Piece(span, order, self._request_id() if reward and emitted else None))
-
-    def _request_id(self) -> PendingId | None:
-        if self.store is None or self.rollout_id is None or self.attempt_id is None:
-            return None
-        if self._loop is None or self._loop.is_closed():
-            return None
-        return self._ids.request(self.store, self.rollout_id, self.attempt_id, self._loop)
+        piece = Piece(span, order)
+        store, rollout_id, attempt_id, loop = self.store, self.rollout_id, self.attempt_id, self._loop
+        named = None if store is None or rollout_id is None or attempt_id is None else (store, rollout_id, attempt_id)
+        if reward and emitted and named is not None and loop is not None and not loop.is_closed():
+            piece.pending_id = self._ids.request(*named, loop)
+        self.pieces.append(piece)
 
     def _drop(self) -> None:
         self.dropped += 1
@@ -208,17 +213,6 @@ class TraceScope:
                 self.rollout_id,
                 MOST_SPANS,
             )
-
-    def _mark_cut(self) -> None:
-        """Keep a span that says what is missing."""
-        now = time.time()
-        counts: Attributes = {
-            LightningCutAttributes.KEPT.value: len(self.pieces),
-            LightningCutAttributes.LEFT_OUT.value: self.dropped,
-        }
-        status = TraceStatus(status_code="OK")
-        fields = SpanCoreFields(name=AGL_SPANS_CUT, status=status, attributes=counts, start_time=now, end_time=now)
-        self.append(self.span_from(fields))
 
     def refuse(self) -> None:
         """Count a span that came from what was left behind; the first one is warned of."""

@@ -97,12 +97,12 @@ def _begin_now(asked: Asked) -> asyncio.Future[int]:
     except Exception as error:  # handed to whoever asks for the answer
         answer.set_exception(error)
     else:
-        return loop.create_task(_rest_of(asked, waits_for))
+
+        async def rest() -> int:
+            return await _Rest(asked, waits_for)
+
+        return loop.create_task(rest())
     return answer
-
-
-async def _rest_of(begun: Asked, waits_for: object) -> int:
-    return await _Rest(begun, waits_for)
 
 
 class _Rest:

@@ -92,7 +92,14 @@ class Mirror:
                     self._queue.append((span, size))
                     self._bytes += size
             refused = len(sized) - (len(self._queue) - before)
-            self._start()
+            if self._thread is None and self._queue:
+                thread = threading.Thread(target=self._run, name="agentlightning-mirror", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the interpreter is ending; `close` counts what is on the queue
+                    logger.debug("Nothing is mirrored any more: %s", error)
+                else:
+                    self._thread = thread
             self._changed.notify_all()
         if refused:
             self._lose(refused, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
@@ -114,17 +121,6 @@ class Mirror:
             self._lose(left, f"the collector did not take them within {seconds:g} s at the end")
         counts = self.counts
         logger.info("Mirrored %d of %d spans to %s", counts.sent, counts.offered, self._name)
-
-    def _start(self) -> None:
-        if self._thread is not None or not self._queue:
-            return
-        thread = threading.Thread(target=self._run, name="agentlightning-mirror", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # the interpreter is ending; `close` counts what is on the queue
-            logger.debug("Nothing is mirrored any more: %s", error)
-        else:
-            self._thread = thread
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -155,7 +151,14 @@ class Mirror:
 
     def _hand_over(self, batch: list[Span]) -> None:
         """Send a batch until it is taken, refused, or the mirror is closed and the time is up."""
-        body, count = self._encoded(batch)
+        try:
+            body = self._encode(batch)
+        except BadRequestError:  # those that OTLP cannot hold are lost
+            batch = [span for span in batch if self._can_be_encoded(span)]
+            with self._changed:
+                self._in_flight = len(batch)
+            body = self._encode(batch)
+        count = len(batch)
         if not count:
             return
         delays = backoff_delays(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -168,17 +171,14 @@ class Mirror:
             logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
             if not self._may_try_again(answer, next(delays), last):
                 break
-        self._settle(count, answer)
-
-    def _encoded(self, batch: list[Span]) -> tuple[bytes, int]:
-        """Return the request for a batch and how many spans are in it; those that OTLP cannot hold are lost."""
-        try:
-            return self._encode(batch), len(batch)
-        except BadRequestError:
-            good = [span for span in batch if self._can_be_encoded(span)]
-            with self._changed:
-                self._in_flight = len(good)
-            return self._encode(good), len(good)
+        kept = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
+        with self._changed:
+            if not self._in_flight:  # `close` has given them up
+                return
+            self._in_flight = 0
+            self._sent += kept
+        if kept < count:
+            self._lose(count - kept, answer.why or "the collector kept only a part of them")
 
     def _can_be_encoded(self, span: Span) -> bool:
         try:
@@ -202,17 +202,6 @@ class Mirror:
                 return False
             self._changed.wait_for(lambda: False, until - time.monotonic())
             return True
-
-    def _settle(self, count: int, answer: Answer) -> None:
-        with self._changed:
-            if not self._in_flight:  # `close` has given them up
-                return
-            self._in_flight = 0
-        kept = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
-        with self._changed:
-            self._sent += kept
-        if kept < count:
-            self._lose(count - kept, answer.why or "the collector kept only a part of them")
 
     def _is_open(self) -> bool:
         return self._closed_at is None
@@ -305,7 +294,16 @@ def mirror_spans(spans: Sequence[Span]) -> None:
     process = _process
     if not spans or not process.wanted:
         return
-    mirror = process.mirror or _make_mirror_late(process)
+    mirror = process.mirror
+    if mirror is None:  # in a forked child, or of a tracer that is used after its end
+        with process.lock:
+            try:
+                if process.mirror is None:
+                    _make_mirror(process)
+            except (ValueError, ImportError) as error:  # the variables were changed meanwhile
+                process.wanted = False
+                logger.error("Spans are not mirrored: %s", error)
+            mirror = process.mirror
     if mirror is not None:
         mirror.offer(spans)
 
@@ -325,18 +323,6 @@ def _make_mirror(process: _Process) -> bool:
     process.mirror = Mirror(sender_to(collector), collector.shown)
     logger.info("Spans are mirrored to %s (%s)", collector.shown, collector.protocol)
     return True
-
-
-def _make_mirror_late(process: _Process) -> Mirror | None:
-    """Make the mirror of a forked child, or of a tracer that is used after its end."""
-    with process.lock:
-        try:
-            if process.mirror is None:
-                _make_mirror(process)
-        except (ValueError, ImportError) as error:  # the variables were changed meanwhile
-            process.wanted = False
-            logger.error("Spans are not mirrored: %s", error)
-        return process.mirror
 
 
 def _close_at_exit() -> None:

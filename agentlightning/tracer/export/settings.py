@@ -55,7 +55,11 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
     if not given:
         return None
     address = _address(given)
-    protocol = _protocol(environment, address)
+    name, asked = _setting(environment, "PROTOCOL")
+    if asked not in ("", "grpc", "http/protobuf"):
+        raise ValueError(f"{name} must be grpc or http/protobuf for {ENDPOINT}; got {asked!r}")
+    over_http = address.port != GRPC_PORT or address.path.rstrip("/").endswith(TRACES_PATH)
+    protocol: Protocol = asked or ("http/protobuf" if over_http else "grpc")
     headers = _headers(environment)
     if protocol == "http/protobuf":
         path = address.path.rstrip("/")
@@ -93,16 +97,6 @@ def _address(given: str) -> SplitResult:
             f"got {given!r}"
         )
     return address
-
-
-def _protocol(environment: Mapping[str, str], address: SplitResult) -> Protocol:
-    name, given = _setting(environment, "PROTOCOL")
-    if given in ("grpc", "http/protobuf"):
-        return given
-    if given:
-        raise ValueError(f"{name} must be grpc or http/protobuf for {ENDPOINT}; got {given!r}")
-    over_http = address.path.rstrip("/").endswith(TRACES_PATH)
-    return "grpc" if address.port == GRPC_PORT and not over_http else "http/protobuf"
 
 
 def _headers(environment: Mapping[str, str]) -> dict[str, str]:

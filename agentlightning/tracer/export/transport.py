@@ -123,20 +123,17 @@ def _refused(error: urllib.error.HTTPError, body: bytes) -> Answer:
         return Answer(
             "refused", f"{why}: the address must be the final one; it leads to {error.headers.get('location')}"
         )
-    message = _status_message(body, error.headers.get("content-type") or "")
+    if "protobuf" in (error.headers.get("content-type") or ""):
+        try:
+            message = _short(Status.FromString(body).message)
+        except DecodeError:
+            message = ""
+    else:
+        message = _short(body.decode("utf-8", "replace"))
     why = f"{why}: {message}" if message else why
     if error.code in _RETRIED_STATUSES:
         return Answer("again", why, retry_after=retry_after_seconds(error.headers.get("retry-after")))
     return Answer("refused", why)
-
-
-def _status_message(body: bytes, content_type: str) -> str:
-    if "protobuf" not in content_type:
-        return _short(body.decode("utf-8", "replace"))
-    try:
-        return _short(Status.FromString(body).message)
-    except DecodeError:
-        return ""
 
 
 def _short(text: str) -> str:
