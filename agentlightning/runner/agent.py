@@ -261,7 +261,13 @@ class LitAgentRunner(Runner[T]):
             )
             self._held.add(rollout)
             try:
-                cause = await self._unless_set(event, rollout)
+                running, stopping = asyncio.create_task(self._execute_rollout(rollout)), Stopping(event)
+                try:
+                    await asyncio.wait({running, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
+                    cause = running.result().cause if running.done() else None
+                finally:  # cancelled when the event is set
+                    await cancel_all([running])
+                    await stopping.close()
             finally:
                 self._held.discard(rollout)
         finally:
@@ -289,17 +295,6 @@ class LitAgentRunner(Runner[T]):
         if self._attempt_runner is None:
             raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
         return await self._attempt_runner.run(rollout)
-
-    async def _unless_set(self, event: StopEvent | None, rollout: AttemptedRollout) -> BaseException | None:
-        """Run a rollout, cancelled when the event is set; return what its agent raised."""
-        running = asyncio.create_task(self._execute_rollout(rollout))
-        stopping = Stopping(event)
-        try:
-            await asyncio.wait({running, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
-            return running.result().cause if running.done() else None
-        finally:
-            await cancel_all([running])
-            await stopping.close()
 
     async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
         """Claim and run, one rollout at a time."""

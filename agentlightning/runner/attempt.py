@@ -79,31 +79,28 @@ class AttemptRunner:
         Raises:
             asyncio.CancelledError, KeyboardInterrupt: after the attempt was reported as cancelled.
         """
-        about = {"run_id": rollout.run_id, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        with log_context(**about):
-            return await self._run(rollout)
-
-    async def _run(self, rollout: AttemptedRollout) -> Ending:
-        began = time.monotonic()
-        about = {"agent": self.agent, "runner": self.runner, "rollout": rollout}
-        spans: list[Span] = []
-        outage = _Outage(self.store_unreachable_timeout)
-        try:
-            resources = await self.resource_cache.resources_of(rollout, required=self.agent.needs_resources)
-            await self.hooks.call("on_rollout_start", **about)
-            ending = await self._traced(rollout, resources, spans, outage)
-        except BaseException as error:  # the boundary: whatever ends an attempt becomes its outcome
-            ending = ending_of(error, self.policy_faults)
-        ending = await with_budget_reason(ending, self.store, rollout)
-        if ending.cause is not None:
-            await self.hooks.call("on_rollout_error", **about, error=ending.cause)
-        await self.hooks.call("on_rollout_end", **about, spans=spans)
-        await report(self.store, rollout, ending, self.log_prefix(rollout.rollout_id), seconds=outage.left())
-        self._log(rollout, ending, spans, time.monotonic() - began)
-        if ending.stops_runner:
-            assert ending.cause is not None
-            raise ending.cause
-        return ending
+        ids = {"run_id": rollout.run_id, "rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        with log_context(**ids):
+            began = time.monotonic()
+            about = {"agent": self.agent, "runner": self.runner, "rollout": rollout}
+            spans: list[Span] = []
+            outage = _Outage(self.store_unreachable_timeout)
+            try:
+                resources = await self.resource_cache.resources_of(rollout, required=self.agent.needs_resources)
+                await self.hooks.call("on_rollout_start", **about)
+                ending = await self._traced(rollout, resources, spans, outage)
+            except BaseException as error:  # the boundary: whatever ends an attempt becomes its outcome
+                ending = ending_of(error, self.policy_faults)
+            ending = await with_budget_reason(ending, self.store, rollout)
+            if ending.cause is not None:
+                await self.hooks.call("on_rollout_error", **about, error=ending.cause)
+            await self.hooks.call("on_rollout_end", **about, spans=spans)
+            await report(self.store, rollout, ending, self.log_prefix(rollout.rollout_id), seconds=outage.left())
+            self._log(rollout, ending, spans, time.monotonic() - began)
+            if ending.stops_runner:
+                assert ending.cause is not None
+                raise ending.cause
+            return ending
 
     def _log(self, rollout: AttemptedRollout, ending: Ending, spans: list[Span], seconds: float) -> None:
         prefix = self.log_prefix(rollout.rollout_id)
@@ -163,10 +160,7 @@ class AttemptRunner:
         results = spans_of(output, rollout)
         if find_final_reward(results) is not None or find_final_reward(self._trace()) is not None:
             return SCORED, results
-        return (SCORED if await self._was_scored_elsewhere(rollout, outage) else UNSCORED), results
-
-    async def _was_scored_elsewhere(self, rollout: AttemptedRollout, outage: _Outage) -> bool:
-        """True if the store has a reward of the attempt that did not pass through this process."""
+        # the store may have a reward of the attempt that did not pass through this process
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         try:
             spans = await retry_for(
@@ -176,7 +170,7 @@ class AttemptRunner:
             raise StoreAway(f"The store did not say whether there is a reward: {error}") from error
         except Exception as error:  # the store's failure, which no mapping of the user's may take for the agent's
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
-        return find_final_reward(spans.items) is not None
+        return (UNSCORED if find_final_reward(spans.items) is None else SCORED), results
 
     def _keep(self, results: list[Span]) -> list[Span]:
         """Add spans to the trace that is open; return them where the tracer keeps no scope that delivers."""

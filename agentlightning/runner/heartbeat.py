@@ -104,22 +104,20 @@ class Heartbeat:
 
     async def _beat(self, store: LightningStore) -> None:
         while True:
+            stats: dict[str, object] = {}
             try:
-                stats = await self._snapshot()
+                if self._mode == "thread":
+                    stats = system_snapshot(self._include_gpu)
+                else:
+                    stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
+            except Exception as error:  # figures are a courtesy; the sign of life is what counts
+                logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
+            try:
                 beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
                 await within(self._interval, beat)
             except Exception as error:  # the next beat may get through; the lease tells if none does
                 logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
             await asyncio.sleep(max(SHORTEST_WAIT, self._interval + random.uniform(-self._jitter, self._jitter)))
-
-    async def _snapshot(self) -> dict[str, object]:
-        try:
-            if self._mode == "thread":
-                return system_snapshot(self._include_gpu)
-            return await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
-        except Exception as error:  # figures are a courtesy; the sign of life is what counts
-            logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
-            return {}
 
 
 class HeldAttempts:

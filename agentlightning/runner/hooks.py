@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.types import Hook
@@ -45,22 +45,19 @@ class Hooks:
             if method is None:
                 continue
             try:
-                answer = method(**self._accepted(method, keywords))
+                function = getattr(method, "__func__", method)
+                if function not in self._takes:
+                    parameters = inspect.signature(method).parameters.values()
+                    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+                    self._takes[function] = None if takes_all else frozenset(p.name for p in parameters)
+                names = self._takes[function]
+                answer = method(**{key: value for key, value in keywords.items() if names is None or key in names})
                 if inspect.isawaitable(answer):
                     await answer
             except Exception as error:  # a hook looks on; what goes wrong in it must not change the rollout
                 shown = readable(error)
                 raised = (type(shown), shown, shown.__traceback__)
                 logger.error("Exception during %s hook of %s", callback, type(hook).__name__, exc_info=raised)
-
-    def _accepted(self, method: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-        function = getattr(method, "__func__", method)
-        if function not in self._takes:
-            parameters = inspect.signature(method).parameters.values()
-            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-            self._takes[function] = None if takes_all else frozenset(p.name for p in parameters)
-        names = self._takes[function]
-        return keywords if names is None else {key: value for key, value in keywords.items() if key in names}
 
 
 def check_hook(hook: Any) -> None:

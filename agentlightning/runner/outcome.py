@@ -136,22 +136,16 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
         return Ending("failed", "infrastructure_fault", reason, described, cause=error)
     if isinstance(error, ProgramResultError):
         return Ending("failed", "infrastructure_fault", "invalid_result", described, cause=error)
-    reward = _policy_reward(error, policy_faults)
+    if isinstance(error, PolicyFault):
+        reward = float(error.reward)
+    else:  # what a fault of the policy earns, by the nearest class in the mapping
+        nearest = next((cls for cls in type(error).__mro__ if cls in policy_faults), None)
+        reward = None if nearest is None else float(policy_faults[nearest])
     if reward is None:
         return Ending("failed", "infrastructure_fault", "exception", described, cause=error)
     if as_reward(reward) is None:
         return Ending("failed", "infrastructure_fault", "invalid_reward", described, cause=error)
     return Ending("failed", "policy_fault", "policy_fault", described, reward, error)
-
-
-def _policy_reward(error: BaseException, policy_faults: PolicyFaults) -> float | None:
-    """Return what a fault of the policy earns, by the nearest class in the mapping; None if it is none."""
-    if isinstance(error, PolicyFault):
-        return float(error.reward)
-    for cls in type(error).__mro__:
-        if cls in policy_faults:
-            return float(policy_faults[cls])
-    return None
 
 
 def describe(error: BaseException) -> AttemptError:

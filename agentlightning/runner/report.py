@@ -5,8 +5,8 @@ pass on in their error. Where a library hides it, the gateway's record of the at
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,20 @@ async def report(
     """
     seconds = CANCELLED_REPORT_SECONDS if ending.stops_runner else seconds
     token = generate_id(32)  # of all tries: whichever of them arrives first is the one that counts
+
+    async def update() -> None:
+        request_token.set(token)  # within a task of its own
+        await store.update_attempt(
+            rollout.rollout_id,
+            rollout.attempt.attempt_id,
+            status=ending.status,
+            outcome=ending.outcome,
+            outcome_reason=ending.reason,
+            error=ending.error,
+        )
+
     try:
-        await retry_for(seconds, lambda: _update(store, rollout, ending, token), f"{prefix} the end of an attempt")
+        await retry_for(seconds, update, f"{prefix} the end of an attempt")
     except ConflictError as error:
         logger.warning("%s ended meanwhile: %s", prefix, error)
     except Exception as error:  # not answered in time; or refused, which no repetition could mend
@@ -67,18 +79,6 @@ def log_failure(ending: Ending, prefix: str) -> None:
     )
 
 
-async def _update(store: LightningStore, rollout: AttemptedRollout, ending: Ending, token: str) -> None:
-    request_token.set(token)  # within a task of its own
-    await store.update_attempt(
-        rollout.rollout_id,
-        rollout.attempt.attempt_id,
-        status=ending.status,
-        outcome=ending.outcome,
-        outcome_reason=ending.reason,
-        error=ending.error,
-    )
-
-
 _ERROR_CODE = LightningCallAttributes.ERROR_CODE.value
 
 
@@ -86,31 +86,18 @@ async def with_budget_reason(ending: Ending, store: LightningStore, rollout: Att
     """Return the ending of an attempt that was left by an exception, with the reason `budget` if that is why."""
     if ending.reason != "exception" or ending.cause is None:
         return ending
-    exhausted = any(_is_budget_error(error) for error in _chain(ending.cause))
-    return replace(ending, reason="budget") if exhausted or await _last_call_was_refused(store, rollout) else ending
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception with those that led to it or are grouped in it, each once."""
-    waiting, seen = [error], set[int]()
-    while waiting:
+    waiting, seen = [ending.cause], set[int]()
+    while waiting:  # the exception, those that led to it and those that are grouped in it, each once
         each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            grouped: Any = getattr(each, "exceptions", ())  # of an ExceptionGroup
-            found: list[object] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
-            waiting.extend(other for other in found if isinstance(other, BaseException))
-
-
-def _is_budget_error(error: BaseException) -> bool:
-    try:
-        return getattr(error, "code", None) == BUDGET_EXHAUSTED or BUDGET_EXHAUSTED in str(error)
-    except Exception:  # a broken __str__ of the user's
-        return False
-
-
-async def _last_call_was_refused(store: LightningStore, rollout: AttemptedRollout) -> bool:
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        with contextlib.suppress(Exception):  # a broken __str__ of the user's
+            if getattr(each, "code", None) == BUDGET_EXHAUSTED or BUDGET_EXHAUSTED in str(each):
+                return replace(ending, reason="budget")
+        grouped: Any = getattr(each, "exceptions", ())  # of an ExceptionGroup
+        found: list[object] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+        waiting.extend(other for other in found if isinstance(other, BaseException))
     try:
         records = await store.query_spans(
             rollout.rollout_id,
@@ -122,5 +109,6 @@ async def _last_call_was_refused(store: LightningStore, rollout: AttemptedRollou
         )
     except Exception as error:  # the attempt has failed in any case; only its reason stays the general one
         logger.debug("[Rollout %s] the store did not say how its last call ended: %s", rollout.rollout_id, error)
-        return False
-    return any(record.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED for record in records)
+        return ending
+    refused = any(record.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED for record in records)
+    return replace(ending, reason="budget") if refused else ending

@@ -75,26 +75,22 @@ def spans_of(result: object, rollout: AttemptedRollout) -> list[Span]:
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
     if are_dimensions(result):
-        return [_named_rewards(result, rollout)]
+        primary = primary_dimension(result)
+        if primary is None:
+            raise InvalidResult(
+                f"The agent returned {len(result)} rewards ({', '.join(result)}) and none is called 'reward': call the "
+                "one to learn from so, or use emit_reward({...}, primary_key=...)"
+            )
+        try:
+            return [_span(AGL_ANNOTATION, rewards_attributes(result, primary), rollout)]
+        except ValueError as error:
+            raise InvalidReward(f"The agent returned rewards that cannot be used: {error}") from error
     kind = type(result).__name__
     raise InvalidResult(
         f"Invalid raw result type: the agent returned a {kind} ({_short(result)}). Return the reward "
         "(a finite number, or a dict of them), None after emit_reward(...), or a list of spans or triplets; to score "
         "anything else give the Trainer a reward_fn."
     )
-
-
-def _named_rewards(values: Mapping[str, object], rollout: AttemptedRollout) -> Span:
-    primary = primary_dimension(values)
-    if primary is None:
-        raise InvalidResult(
-            f"The agent returned {len(values)} rewards ({', '.join(values)}) and none is called 'reward': call the one "
-            "to learn from so, or use emit_reward({...}, primary_key=...)"
-        )
-    try:
-        return _span(AGL_ANNOTATION, rewards_attributes(values, primary), rollout)
-    except ValueError as error:
-        raise InvalidReward(f"The agent returned rewards that cannot be used: {error}") from error
 
 
 def _listed(items: list[Any], rollout: AttemptedRollout) -> list[Span]:
@@ -186,7 +182,19 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
     spans: list[Span] = []
     for index, triplet in enumerate(triplets):
         response_id = str(triplet.metadata.get("response_id") or f"triplet-{generate_id(12)}")
-        spans.append(_span(CALL_SPAN, _call_attributes(triplet, response_id), rollout))
+        prompt, response = _fields(triplet.prompt), _fields(triplet.response)
+        values = {
+            "gen_ai.response.id": response_id,
+            "prompt_token_ids": prompt.get("token_ids"),
+            "response_token_ids": response.get("token_ids"),
+            _LOGPROBS: response.get("token_logprobs"),
+            _FINISH_REASON: triplet.metadata.get("finish_reason"),
+            _WEIGHT_VERSION: triplet.metadata.get("weight_version"),
+            "gen_ai.prompt": _messages(prompt, "user"),
+            "gen_ai.completion": _messages(response, "assistant"),
+        }
+        told = flatten_attributes({key: value for key, value in values.items() if value not in (None, [])})
+        spans.append(_span(CALL_SPAN, sanitize_attributes(told), rollout))
         if triplet.reward is None:
             continue
         if as_reward(triplet.reward) is None:
@@ -194,21 +202,6 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
         named = flatten_attributes(target_attributes("call", response_id, None))
         spans.append(_span(AGL_ANNOTATION, {**reward_attributes(triplet.reward), **named}, rollout))
     return spans
-
-
-def _call_attributes(triplet: Triplet, response_id: str) -> dict[str, Any]:
-    prompt, response = _fields(triplet.prompt), _fields(triplet.response)
-    values = {
-        "gen_ai.response.id": response_id,
-        "prompt_token_ids": prompt.get("token_ids"),
-        "response_token_ids": response.get("token_ids"),
-        _LOGPROBS: response.get("token_logprobs"),
-        _FINISH_REASON: triplet.metadata.get("finish_reason"),
-        _WEIGHT_VERSION: triplet.metadata.get("weight_version"),
-        "gen_ai.prompt": _messages(prompt, "user"),
-        "gen_ai.completion": _messages(response, "assistant"),
-    }
-    return sanitize_attributes(flatten_attributes({key: v for key, v in values.items() if v not in (None, [])}))
 
 
 def _fields(side: object) -> Mapping[str, Any]:

@@ -22,7 +22,6 @@ from agentlightning.runner.isolation.pipe import READY, AgentRaised, Answer, Ask
 from agentlightning.runner.outcome import AttemptFault, InvalidResult
 from agentlightning.runner.results import is_result, spans_of
 from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
-from agentlightning.types import AttemptedRollout
 from agentlightning.utils.concurrency.call_threads import Threads
 from agentlightning.utils.exceptions import message_of, readable
 
@@ -49,7 +48,7 @@ class _AttemptServer:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._threads = Threads()
-        self._attempt: asyncio.Task[Any] | None = None
+        self._attempt: asyncio.Task[Outcome] | None = None
 
     async def serve(self, worker_id: int) -> None:
         loop = asyncio.get_running_loop()
@@ -60,9 +59,15 @@ class _AttemptServer:
             while (order := await self._orders.get()) is not None:
                 self._attempt = asyncio.create_task(self._run(order))
                 await asyncio.wait({self._attempt})
-                self._send_outcome(self._attempt)
+                if self._attempt.cancelled():
+                    outcome = Outcome(error=AgentRaised("The attempt was interrupted"))
+                elif (error := self._attempt.exception()) is not None:
+                    outcome = Outcome(error=_portable(error), traceback=_text(error))
+                else:
+                    outcome = self._attempt.result()
+                self._pipe.send(outcome)
 
-    async def _run(self, order: Order) -> Any:
+    async def _run(self, order: Order) -> Outcome:
         rollout, tracer = order.rollout, self._agent.get_tracer()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         method = self._agent.method_for(rollout.mode)
@@ -78,16 +83,18 @@ class _AttemptServer:
                 raise
             except BaseException as error:  # goes to the runner, who judges it; also one that would end this loop
                 return Outcome(error=_portable(error), traceback=_text(error))
-        return _portable_value(value, rollout)
-
-    def _send_outcome(self, attempt: asyncio.Task[object]) -> None:
-        if attempt.cancelled():
-            outcome = Outcome(error=AgentRaised("The attempt was interrupted"))
-        elif (error := attempt.exception()) is not None:
-            outcome = Outcome(error=_portable(error), traceback=_text(error))
-        else:
-            outcome = attempt.result()
-        self._pipe.send(outcome)
+        try:  # a result that can travel: spans as spans of ours
+            if isinstance(value, list) and value and is_result(cast(Any, value)):
+                value = spans_of(cast(Any, value), rollout)
+        except AttemptFault as error:
+            return Outcome(error=error, traceback=_text(error))
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # any class may refuse to be pickled, with any exception
+            kind = type(cast(Any, value)).__name__
+            refused = InvalidResult(f"Invalid raw result type: a {kind} that cannot leave the agent's process: {error}")
+            return Outcome(error=refused, traceback=_text(refused))
+        return Outcome(value=value)
 
     async def _ask(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         number = next(self._numbers)
@@ -123,22 +130,6 @@ class _AttemptServer:
             future.set_exception(message.error)
         else:
             future.set_result(message.value)
-
-
-def _portable_value(value: Any, rollout: AttemptedRollout) -> Outcome:
-    """Return the agent's result in a form that can travel: spans as spans of ours."""
-    try:
-        if isinstance(value, list) and value and is_result(cast(Any, value)):
-            value = spans_of(cast(Any, value), rollout)
-    except AttemptFault as error:
-        return Outcome(error=error, traceback=_text(error))
-    try:
-        pickle.dumps(value)
-    except Exception as error:  # any class may refuse to be pickled, with any exception
-        kind = type(cast(Any, value)).__name__
-        refused = InvalidResult(f"Invalid raw result type: a {kind} that cannot leave the agent's process: {error}")
-        return Outcome(error=refused, traceback=_text(refused))
-    return Outcome(value=value)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -133,7 +133,7 @@ class ProcessExecutor:
         scope, loop = current_scope(), asyncio.get_running_loop()
 
         def ask(question: Ask) -> Answer:
-            return asyncio.run_coroutine_threadsafe(self._answer(question, scope, rollout), loop).result()
+            return asyncio.run_coroutine_threadsafe(self._answer(question, scope), loop).result()
 
         # models behind the gateway get the key of the attempt: the process of the agent does not have the token
         keyed = {name: r.keyed_for(rollout) if isinstance(r, ProxyLLM) else r for name, r in resources.items()}
@@ -186,7 +186,7 @@ class ProcessExecutor:
         await asyncio.wait({running}, timeout=UNWIND_SECONDS)  # it reads the end of the pipe
         self._drop(process)
 
-    async def _answer(self, question: Ask, scope: TraceScope | None, rollout: AttemptedRollout) -> Answer:
+    async def _answer(self, question: Ask, scope: TraceScope | None) -> Answer:
         try:
             if question.operation == "add_many_spans" and scope is not None and scope.delivers and scope.is_open:
                 for span in question.args[0]:  # the trace of the attempt delivers them
