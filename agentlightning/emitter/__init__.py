@@ -1,8 +1,7 @@
 """Emitters: what an agent says about its own rollout, and how it is read back."""
 
 from agentlightning.emitter.annotation import OperationContext, emit_annotation, operation
-from agentlightning.emitter.exception import emit_exception
-from agentlightning.emitter.message import emit_message, get_message_value
+from agentlightning.emitter.message import emit_exception, emit_message, get_message_value
 from agentlightning.emitter.object import emit_object, get_object_value
 from agentlightning.emitter.reward import (
     emit_reward,

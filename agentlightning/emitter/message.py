@@ -1,14 +1,14 @@
-"""Messages: text that an agent leaves on its trace."""
+"""Messages, and exceptions that were caught: what an agent leaves on its trace for people to read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentlightning.emitter.annotation import send
-from agentlightning.semconv import AGL_MESSAGE, LightningSpanAttributes
+from agentlightning.emitter.annotation import OK, send
+from agentlightning.semconv import AGL_EXCEPTION, AGL_MESSAGE, LightningSpanAttributes
 from agentlightning.tracer.base import get_active_tracer
 from agentlightning.types import SpanLike
-from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
+from agentlightning.utils.otel import flatten_attributes, format_exception_attributes, sanitize_attributes
 
 BODY = LightningSpanAttributes.MESSAGE_BODY.value
 
@@ -36,3 +36,19 @@ def get_message_value(span: SpanLike) -> str | None:
     if body is not None and not isinstance(body, str):
         raise TypeError(f"Message body must be a string, got: {type(body).__name__}")
     return body
+
+
+def emit_exception(
+    exception: BaseException, attributes: Mapping[str, object] | None = None, propagate: bool = True
+) -> None:
+    """Leave type, message and stack trace of an exception on the trace. The span itself has status OK.
+
+    Raises:
+        TypeError: it is no exception.
+        RuntimeError: no tracer is active and `propagate` is true.
+    """
+    if not isinstance(exception, BaseException):
+        raise TypeError(f"Expected an exception, got: {type(exception).__name__}")
+    given = sanitize_attributes(flatten_attributes(attributes or {}))
+    payload = {**format_exception_attributes(exception), **given}
+    send(get_active_tracer() if propagate else None, AGL_EXCEPTION, payload, OK, propagate)

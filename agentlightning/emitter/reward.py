@@ -10,6 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -120,26 +121,17 @@ def get_reward_value(span: SpanLike) -> float | None:
     if rewards:
         return rewards[0].value
     attributes = span.attributes or {}
-    for key in _LEGACY_OUTPUTS:
-        if key in attributes:
-            value = _legacy_output(attributes[key])
-            if value is not None:
-                return value
+    for key in _LEGACY_OUTPUTS:  # `{"type": "reward", "value": ...}`, given as text or as a dictionary
+        output: object = attributes.get(key)
+        if isinstance(output, str):
+            with suppress(ValueError):
+                output = json.loads(output)
+        fields = cast(dict[str, Any], output) if isinstance(output, dict) else {}
+        if fields.get("type") == "reward" and (value := as_number(fields.get("value"))) is not None:
+            return value
     if span.name == AGL_ANNOTATION and "reward" in attributes:
         return as_number(attributes["reward"])
     return None
-
-
-def _legacy_output(output: object) -> float | None:
-    """Read `{"type": "reward", "value": ...}`, given as text or as a dictionary."""
-    if isinstance(output, str):
-        try:
-            output = json.loads(output)
-        except ValueError:
-            return None
-    if not isinstance(output, dict) or cast(dict[str, Any], output).get("type") != "reward":
-        return None
-    return as_number(cast(dict[str, Any], output).get("value"))
 
 
 def is_reward_span(span: SpanLike) -> bool:

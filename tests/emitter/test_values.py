@@ -91,7 +91,7 @@ def test_without_propagation_no_tracer_is_looked_up(name: str, emit: Any, monkey
     def never() -> Any:
         raise AssertionError("looked up")
 
-    module = "annotation" if name == "reward" else name
+    module = {"reward": "annotation", "exception": "message"}.get(name, name)
     monkeypatch.setattr(f"agentlightning.emitter.{module}.get_active_tracer", never)
     emit(propagate=False)
 
