@@ -125,17 +125,12 @@ def _with_tokens(original: Original) -> Original:
     def handle_chat_attributes(
         args: object = None, kwargs: object = None, return_value: object = None, span: object = None
     ) -> Attributes:
-        reply = _parsed(return_value)
+        parse = getattr(return_value, "parse", None)  # of a raw HTTP response of the client library
+        reply = parse() if callable(parse) and hasattr(return_value, "http_response") else return_value
         attributes = cast(Attributes, original(args=args, kwargs=kwargs, return_value=reply, span=span))
         return {**attributes, **token_attributes(reply)} if reply is not None else attributes
 
     return handle_chat_attributes
-
-
-def _parsed(reply: object) -> object:
-    """Return the reply inside of a raw HTTP response of the client library."""
-    parse = getattr(reply, "parse", None)
-    return parse() if callable(parse) and hasattr(reply, "http_response") else reply
 
 
 def _collecting_tokens(original: Original) -> Original:

@@ -55,7 +55,20 @@ def instrument_weave(project: str, listener: CallListener) -> Any:
     """
     with _installed.lock:
         if _installed.client is None:
-            _installed.client = _install(project, listener)
+            context: Any = importlib.import_module("weave.trace.context.weave_client_context")
+            integrations: Any = importlib.import_module("weave.integrations.patch")
+            sentry: Any = importlib.import_module("weave.telemetry.trace_sentry")
+            client = _local_client_class()(project, listener, context.get_weave_client())
+            if client.before is not None:
+                logger.warning(
+                    "Weave is connected to %s already; its calls go to the tracer instead", client.before.project
+                )
+            _PATCH.apply()
+            sentry.global_trace_sentry._disabled = True
+            _set_client(client)
+            integrations.implicit_patch()
+            integrations.register_import_hook()
+            _installed.client = client
         _installed.users += 1
         return _installed.client
 
@@ -76,21 +89,6 @@ def uninstrument_weave() -> None:
             importlib.import_module("weave.integrations.patch").unregister_import_hook()
             _set_client(client.before)
             _PATCH.restore()
-
-
-def _install(project: str, listener: CallListener) -> Any:
-    context: Any = importlib.import_module("weave.trace.context.weave_client_context")
-    integrations: Any = importlib.import_module("weave.integrations.patch")
-    sentry: Any = importlib.import_module("weave.telemetry.trace_sentry")
-    client = _local_client_class()(project, listener, context.get_weave_client())
-    if client.before is not None:
-        logger.warning("Weave is connected to %s already; its calls go to the tracer instead", client.before.project)
-    _PATCH.apply()
-    sentry.global_trace_sentry._disabled = True
-    _set_client(client)
-    integrations.implicit_patch()
-    integrations.register_import_hook()
-    return client
 
 
 def _set_client(client: object) -> None:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard, Union, cast
 
@@ -82,16 +82,7 @@ def asks_of(func: Callable[..., object]) -> list[Ask]:
         ValueError: its first parameter is not a positional `task`; a parameter asks for something unknown; or it
             cannot be called with keywords.
     """
-    signature = inspect.signature(func)
-    parameters = list(signature.parameters.values())
-    _check_task(func, parameters)
-    hints = _hints(func)
-    rest = [p for p in parameters[1:] if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    asks = [_ask(func, parameter, hints.get(parameter.name, parameter.annotation)) for parameter in rest]
-    return [ask for ask in asks if ask is not None]
-
-
-def _check_task(func: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> None:
+    parameters = list(inspect.signature(func).parameters.values())
     first = parameters[0] if parameters else None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if first is None or first.name != "task" or first.kind not in positional:
@@ -99,6 +90,10 @@ def _check_task(func: Callable[..., object], parameters: Sequence[inspect.Parame
             f"The first parameter of {_name(func)} must be a positional parameter called 'task'; "
             f"its parameters are ({', '.join(p.name for p in parameters)})"
         )
+    hints = _hints(func)
+    rest = [p for p in parameters[1:] if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    asks = [_ask(func, parameter, hints.get(parameter.name, parameter.annotation)) for parameter in rest]
+    return [ask for ask in asks if ask is not None]
 
 
 def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: object) -> Ask | None:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from agentlightning.emitter import operation
 from agentlightning.litagent.command.attempt_folder import AttemptFolder
 from agentlightning.litagent.command.environment import attempt_resources, environment, keys_of, model_of, write_files
-from agentlightning.litagent.command.process import Program, ProgramOutput
+from agentlightning.litagent.command.process import Program
 from agentlightning.litagent.command.reward import RewardSource, result_of
 from agentlightning.litagent.command.settings import (
     TaskPlace,
@@ -122,17 +122,13 @@ class CommandAgent(LitAgent[Any]):
             own_env = self.env if user is None else {"HOME": user.home, **self.env}
             env = environment(folder.path, rollout, model_of(own, self.llm), self.pass_env, own_env)
             program = Program(self.command, env, self.cwd, self.limits, secrets=keys_of(own), user=ids)
-            output = await self._run(program, data if self.task == "stdin" else None)
+            with operation(name=Path(self.command[0]).name) as span:
+                span.set_input(command=list(self.command))
+                try:
+                    output = await program.run(data if self.task == "stdin" else None)
+                finally:
+                    if (left := program.output()) is not None:
+                        span.set_output(asdict(left))
             return cast("RolloutRawResult", await asyncio.to_thread(result_of, output, self.reward, folder))
         finally:
             await asyncio.to_thread(folder.remove)
-
-    async def _run(self, program: Program, data: bytes | None) -> ProgramOutput:
-        with operation(name=Path(self.command[0]).name) as span:
-            span.set_input(command=list(self.command))
-            try:
-                return await program.run(data)
-            finally:
-                output = program.output()
-                if output is not None:
-                    span.set_output(asdict(output))

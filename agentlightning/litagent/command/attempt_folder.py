@@ -57,7 +57,16 @@ class AttemptFolder:
             what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
             raise UnusableFile(f"{what}; expected a regular file") from None
         try:
-            self._check(os.fstat(descriptor), most_bytes)
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+                raise UnusableFile(f"is {kind}; expected a regular file")
+            if found.st_nlink > 1:
+                raise UnusableFile(f"has {found.st_nlink} names (hard links); expected a file of the attempt's own")
+            if found.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
+                raise UnusableFile(f"belongs to the user {found.st_uid}; expected a file of the program's own")
+            if found.st_size > most_bytes:
+                raise UnusableFile(f"holds {found.st_size} bytes, which is more than {most_bytes}")
             data = os.read(descriptor, most_bytes + 1)
             while len(data) <= most_bytes and (more := os.read(descriptor, most_bytes + 1 - len(data))):
                 data += more
@@ -68,17 +77,6 @@ class AttemptFolder:
         if len(data) > most_bytes:
             raise UnusableFile(f"holds more than {most_bytes} bytes")
         return data
-
-    def _check(self, found: os.stat_result, most_bytes: int) -> None:
-        if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
-            raise UnusableFile(f"is {kind}; expected a regular file")
-        if found.st_nlink > 1:
-            raise UnusableFile(f"has {found.st_nlink} names (hard links); expected a file of the attempt's own")
-        if found.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
-            raise UnusableFile(f"belongs to the user {found.st_uid}; expected a file of the program's own")
-        if found.st_size > most_bytes:
-            raise UnusableFile(f"holds {found.st_size} bytes, which is more than {most_bytes}")
 
     def remove(self) -> None:
         """Remove it with everything in it, wherever the program has moved it; a warning if something resists."""
@@ -124,22 +122,18 @@ def _empty(folder: int) -> None:
             if not is_folder:
                 os.unlink(name, dir_fd=folder)
                 continue
-            _raise_up(name, folder, names)
+            inner = _opened(name, folder)
+            try:
+                while below := list(itertools.islice(_entries(inner), 10_000)):
+                    for entry, is_folder_too in below:
+                        if is_folder_too:
+                            _free(entry, inner)
+                            os.rename(entry, _unused(folder, names), src_dir_fd=inner, dst_dir_fd=folder)
+                        else:
+                            os.unlink(entry, dir_fd=inner)
+            finally:
+                os.close(inner)
             os.rmdir(name, dir_fd=folder)
-
-
-def _raise_up(name: str, folder: int, names: Iterator[str]) -> None:
-    inner = _opened(name, folder)
-    try:
-        while entries := list(itertools.islice(_entries(inner), 10_000)):
-            for entry, is_folder in entries:
-                if is_folder:
-                    _free(entry, inner)
-                    os.rename(entry, _unused(folder, names), src_dir_fd=inner, dst_dir_fd=folder)
-                else:
-                    os.unlink(entry, dir_fd=inner)
-    finally:
-        os.close(inner)
 
 
 def _entries(folder: int) -> Iterator[tuple[str, bool]]:

@@ -91,12 +91,13 @@ def environment(
         "AGL_REWARD_FILE": str(folder / REWARD_FILE),
         "TMPDIR": str(folder),
     }
-    return {**kept, **own, **attempt, **({} if model is None else _model_variables(model))}
-
-
-def _model_variables(model: LLM) -> dict[str, str]:
+    if model is None:
+        return {**kept, **own, **attempt}
     base, key = model.get_base_url(), model.api_key or NO_KEY
     return {
+        **kept,
+        **own,
+        **attempt,
         "OPENAI_BASE_URL": base,
         "OPENAI_API_BASE": base,
         "OPENAI_API_KEY": key,

@@ -135,10 +135,11 @@ def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) 
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
-            for pid, status in _reaped():
-                if pid == leader:
-                    alive = False
-                    _report(control, f"exit {os.waitstatus_to_exitcode(status)}\n")
+            with contextlib.suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                    if ended[0] == leader:
+                        alive = False
+                        _report(control, f"exit {os.waitstatus_to_exitcode(ended[1])}\n")
         if control.fileno() in ready:
             asked = control.recv(16)
             if not asked or b"K" in asked:
@@ -151,14 +152,6 @@ def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) 
 def _report(control: socket.socket, text: str) -> None:
     with contextlib.suppress(OSError):  # the runner is gone, which the watch notices
         control.sendall(text.encode())
-
-
-def _reaped() -> list[tuple[int, int]]:
-    ended: list[tuple[int, int]] = []
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
-            ended.append(found)
-    return ended
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

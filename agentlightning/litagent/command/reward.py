@@ -29,21 +29,28 @@ def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float],
     if source == "reward_fn":
         return output
     if source == "exit_code" or isinstance(source, Mapping):
-        return _by_exit_code(output, PASS_OR_FAIL if source == "exit_code" else source)
+        rewards = PASS_OR_FAIL if source == "exit_code" else source
+        if output.exit_code in rewards:
+            return rewards[output.exit_code]
+        known = ", ".join(str(code) for code in rewards)
+        raise ProgramFailed(
+            f"The program {_ended(output)}, which stands for no reward (those that do: {known}). {_last_words(output)}"
+        )
     if output.exit_code != 0:
         raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")
     if source == "none":
         return None
-    return _from_last_line(output) if source == "last_line" else _from_file(folder)
-
-
-def _by_exit_code(output: ProgramOutput, rewards: Mapping[int, float]) -> float:
-    if output.exit_code in rewards:
-        return rewards[output.exit_code]
-    known = ", ".join(str(code) for code in rewards)
-    raise ProgramFailed(
-        f"The program {_ended(output)}, which stands for no reward (those that do: {known}). {_last_words(output)}"
-    )
+    if source == "last_line":
+        return _from_last_line(output)
+    try:
+        value = _json(folder.read(REWARD_FILE, MOST_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        raise ProgramResultError("The program wrote no file where AGL_REWARD_FILE said") from None
+    except UnusableFile as error:
+        raise ProgramResultError(f"What lies where AGL_REWARD_FILE said {error}") from None
+    except ValueError as error:
+        raise ProgramResultError(f"The file that AGL_REWARD_FILE names holds no JSON: {error}") from error
+    return _reward_in(value, "the file that AGL_REWARD_FILE names")
 
 
 def _from_last_line(output: ProgramOutput) -> Any:
@@ -55,25 +62,12 @@ def _from_last_line(output: ProgramOutput) -> Any:
         except ValueError:
             continue
         if value is None or isinstance(value, (int, float, dict)):
-            return _reward_in(cast(object, value), f"the last JSON line of the program's output ({_short(line)})")
+            shown = line if len(line) <= 80 else line[:77] + "..."
+            return _reward_in(cast(object, value), f"the last JSON line of the program's output ({shown})")
     raise ProgramResultError(
         'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
         f"CommandAgent another reward=. {_last_words(output)}"
     )
-
-
-def _from_file(folder: AttemptFolder) -> Any:
-    try:
-        text = folder.read(REWARD_FILE, MOST_BYTES).decode("utf-8")
-        return _reward_in(_json(text), "the file that AGL_REWARD_FILE names")
-    except FileNotFoundError:
-        raise ProgramResultError("The program wrote no file where AGL_REWARD_FILE said") from None
-    except UnusableFile as error:
-        raise ProgramResultError(f"What lies where AGL_REWARD_FILE said {error}") from None
-    except ValueError as error:
-        if isinstance(error, ProgramResultError):
-            raise
-        raise ProgramResultError(f"The file that AGL_REWARD_FILE names holds no JSON: {error}") from error
 
 
 def _json(text: str) -> Any:
@@ -101,7 +95,3 @@ def _ended(output: ProgramOutput) -> str:
 def _last_words(output: ProgramOutput) -> str:
     said = output.stderr.strip() or output.stdout.strip()
     return f"It said last: {said[-_SHOWN:]}" if said else "It said nothing."
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

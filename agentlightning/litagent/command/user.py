@@ -58,19 +58,14 @@ def user_of(user: str | int) -> ProgramUser:
             f"the user {os.geteuid()}. Start the runner as root, or leave user= away: the program is then this user, "
             "and can do whatever it may."
         )
-    if missing := _missing():
+    try:
+        with open("/proc/self/status") as file:
+            [effective] = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
+    except (OSError, ValueError):  # the system has no capabilities
+        return found
+    if missing := [name for name, number in _NEEDED.items() if not effective >> number & 1]:
         raise RuntimeError(
             f"CommandAgent(user={user!r}): the runner is root without {', '.join(missing)}; a container needs them "
             "added (--cap-add), or leave user= away"
         )
     return found
-
-
-def _missing() -> list[str]:
-    """Return the capabilities that this process lacks; none where the system has no such thing."""
-    try:
-        with open("/proc/self/status") as file:
-            [effective] = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
-    except (OSError, ValueError):
-        return []
-    return [name for name, number in _NEEDED.items() if not effective >> number & 1]
