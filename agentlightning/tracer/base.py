@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-M = TypeVar("M", bound=Callable[..., Any])
+C = TypeVar("C", bound="Tracer")
 
 
 class Tracer(ParallelWorkerBase):
@@ -112,18 +112,20 @@ class Tracer(ParallelWorkerBase):
             self.teardown()
 
 
-def typed_as_contract(method: M) -> M:
-    """Give a method that a subclass defines the parameter types of `Tracer`, where alone they are written.
+def typed_as_contract(cls: type[C]) -> type[C]:
+    """Give the methods that a tracer overrides the parameter types of `Tracer`, where alone they are written.
 
-    Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
+    The tracer's module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     for name, value in globals().items():
         if not name.startswith("_"):
-            vars(sys.modules[method.__module__]).setdefault(name, value)
-    types = getattr(Tracer, method.__name__).__annotations__
-    for function in (method, inspect.unwrap(method)):
-        function.__annotations__ = {**types, **function.__annotations__}
-    return method
+            vars(sys.modules[cls.__module__]).setdefault(name, value)
+    for name, method in vars(cls).items():
+        contract = vars(Tracer).get(name)
+        if inspect.isfunction(method) and inspect.isfunction(contract):
+            for function in (method, inspect.unwrap(method)):
+                function.__annotations__ = {**contract.__annotations__, **function.__annotations__}
+    return cls
 
 
 # --- the active tracer -------------------------------------------------------------------------------------------

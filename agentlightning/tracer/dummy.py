@@ -61,11 +61,11 @@ class DummySpanRecordingContext:
         )
 
 
+@typed_as_contract
 class DummyTracer(Tracer):
     """Has no backend and no `trace_context`; a runner needs a tracer that has."""
 
     @override
-    @typed_as_contract
     def create_span(self, name, attributes=None, timestamp=None, status=None) -> SpanCoreFields:
         moment = timestamp if timestamp is not None else time.time()
         return SpanCoreFields(
@@ -77,7 +77,6 @@ class DummyTracer(Tracer):
         )
 
     @override
-    @typed_as_contract
     @contextmanager
     def operation_context(
         self, name, attributes=None, start_time=None, end_time=None

@@ -103,6 +103,7 @@ class OtelSpanRecordingContext:
         )
 
 
+@typed_as_contract
 class OtelTracer(Tracer):
     """The default tracer. `store` is the store to use where `lifespan` and `init_worker` are given none."""
 
@@ -152,7 +153,6 @@ class OtelTracer(Tracer):
             close_mirror()
 
     @override
-    @typed_as_contract
     @asynccontextmanager
     async def trace_context(self, name=None, *, store=None, rollout_id=None, attempt_id=None) -> AsyncGenerator[Any]:
         """See `Tracer.trace_context`. Gives the OpenTelemetry tracer; makes no span of its own."""
@@ -188,7 +188,6 @@ class OtelTracer(Tracer):
         return scope.spans() if scope is not None else []
 
     @override
-    @typed_as_contract
     def create_span(self, name, attributes=None, timestamp=None, status=None) -> SpanCoreFields:
         moment = timestamp or time.time()
         fields = SpanCoreFields(
@@ -208,7 +207,6 @@ class OtelTracer(Tracer):
         return fields
 
     @override
-    @typed_as_contract
     @contextmanager
     def operation_context(
         self, name, attributes=None, start_time=None, end_time=None
