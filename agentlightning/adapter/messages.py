@@ -4,7 +4,7 @@ Departures from the described system, which raised on most of these: a message w
 without a name, is left out and logged; an assistant's text is kept beside its tool calls; a function without parameters
 has none; tool calls are read from the completion itself before child spans are asked; content that spells a list of
 parts is that list; the gateway's spans of a call that the tracer saw too are not told twice; other instrumentations are
-understood (`spans/conventions.py`).
+understood (`spans/content.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.adapter.calls.policies import checked_policy, without_other_policies
+from agentlightning.adapter.calls.calls import checked_policy, without_other_policies
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
-from agentlightning.adapter.spans.conventions import chat_messages
+from agentlightning.adapter.spans.content import chat_messages
 from agentlightning.adapter.spans.tokens import RAW_SPAN, REQUEST_SPAN, response_id
 from agentlightning.types import Span
 from agentlightning.utils.attributes import unflatten_attributes

@@ -18,9 +18,11 @@ from agentlightning.adapter.calls.calls import (
     ModelCall,
     call_of_triplet,
     calls_by_name,
+    checked_policy,
+    is_call_of_other_policy,
+    is_of_other_policy,
     model_calls,
 )
-from agentlightning.adapter.calls.policies import checked_policy, is_call_of_other_policy, is_of_other_policy
 from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import SampleReading, samples_from_calls, unusable

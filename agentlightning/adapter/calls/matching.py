@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from agentlightning.adapter.calls.conversation import conversation_of
-from agentlightning.adapter.spans.conventions import says_model_call
+from agentlightning.adapter.spans.content import says_model_call
 from agentlightning.adapter.spans.tokens import (
     RAW_SPAN,
     REQUEST_SPAN,

@@ -24,7 +24,7 @@ from agentlightning.adapter.spans.attributes import (
     integers,
     is_list,
 )
-from agentlightning.adapter.spans.conventions import response_id_in_output
+from agentlightning.adapter.spans.content import response_id_in_output
 from agentlightning.semconv import BUDGET_EXHAUSTED, STALE, LightningCallAttributes, LightningSpanAttributes
 from agentlightning.types import Span
 

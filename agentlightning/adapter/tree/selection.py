@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from agentlightning.adapter.calls.calls import ANY_AGENT
+from agentlightning.adapter.calls.calls import ANY_AGENT, is_of_other_policy
 from agentlightning.adapter.calls.matching import Record, match_the_rest
-from agentlightning.adapter.calls.policies import is_of_other_policy
-from agentlightning.adapter.spans.conventions import says_model_call
+from agentlightning.adapter.spans.content import says_model_call
 from agentlightning.adapter.spans.tokens import (
     REQUEST_SPAN,
     call_name,

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
-from agentlightning.adapter.calls.policies import is_call_of_other_policy, policies_of
+from agentlightning.adapter.calls.calls import CallRef, ModelCall, is_call_of_other_policy, model_calls, policies_of
 from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, unusable
