@@ -15,7 +15,7 @@ from typing_extensions import override
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.process_secrets import server_token
-from agentlightning.runner.attempt import AttemptRunner
+from agentlightning.runner.attempt import AttemptRunner, ResourceCache
 from agentlightning.runner.base import Runner, StopEvent, worker_label
 from agentlightning.runner.claims import Claims
 from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, HeartbeatMode, HeldAttempts, check_mode
@@ -29,7 +29,6 @@ from agentlightning.runner.isolation.modes import (
 )
 from agentlightning.runner.isolation.process import pickled_parts
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
-from agentlightning.runner.resources import ResourceCache
 from agentlightning.runner.results import RewardFn
 from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,16 +23,26 @@ from agentlightning.runner.heartbeat import AttemptHeartbeats
 from agentlightning.runner.hooks import Hooks
 from agentlightning.runner.invoke import invoke
 from agentlightning.runner.isolation.modes import AgentExecutor
-from agentlightning.runner.outcome import SCORED, UNSCORED, AttemptFault, Ending, PolicyFaults, StoreAway, ending_of
-from agentlightning.runner.report import log_failure, report, with_budget_reason
-from agentlightning.runner.resources import ResourceCache
+from agentlightning.runner.outcome import (
+    SCORED,
+    UNSCORED,
+    AttemptFault,
+    Ending,
+    MissingResources,
+    PolicyFaults,
+    StoreAway,
+    ending_of,
+    log_failure,
+    report,
+    with_budget_reason,
+)
 from agentlightning.runner.results import RewardFn, bind_reward_fn, is_result, reward_of, reward_span, spans_of
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver_spans
 from agentlightning.tracer.scope import current_scope, spans_left_out
-from agentlightning.types import AttemptedRollout, NamedResources, Span
+from agentlightning.types import AttemptedRollout, NamedResources, ResourcesUpdate, Span
 from agentlightning.utils.backoff import retry_for
 
 logger = logging.getLogger(__name__)
@@ -39,6 +50,58 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10.0
 """However long the store was away: the end of the attempt is reported for so long at least."""
+KEPT_VERSIONS = 8
+"""Versions of resources that a worker remembers."""
+
+
+class ResourceCache:
+    """Looks up resources in a store; used by one event loop. A version never changes: each is fetched once."""
+
+    def __init__(self, store: LightningStore, store_unreachable_timeout: float) -> None:
+        self._store = store
+        self._store_unreachable_timeout = store_unreachable_timeout
+        self._kept: OrderedDict[tuple[str, int], NamedResources] = OrderedDict()
+
+    async def resources_of(self, rollout: AttemptedRollout, *, required: bool) -> NamedResources:
+        """Return the resources that the rollout was created with; those published last if it names none.
+
+        Raises:
+            MissingResources: it names unknown ones; or none were published and they are `required`.
+            StoreAway: the store did not answer for `store_unreachable_timeout` seconds.
+        """
+        id, version = rollout.resources_id, rollout.resources_version
+        key = None if id is None or version is None else (id, version)
+        if key in self._kept:
+            return self._kept[key]
+        try:
+            if id is None:
+                update = await self._answer(lambda: self._store.get_latest_resources(run_id=rollout.run_id))
+            else:
+                update = await self._answer(lambda: self._store.get_resources_by_id(id, version))
+        except (OSError, BusyError) as error:
+            raise StoreAway(f"The store did not give the resources of rollout {rollout.rollout_id}: {error}") from error
+        if update is not None:
+            if key is not None:
+                self._kept[key] = update.resources
+                while len(self._kept) > KEPT_VERSIONS:
+                    self._kept.popitem(last=False)
+            return update.resources
+        if id is not None:
+            which = id if version is None else f"{id}, version {version},"
+            raise MissingResources(
+                f"Failed to fetch resources: {which} that rollout {rollout.rollout_id} names do not exist"
+            )
+        if required:
+            raise MissingResources(
+                f"Failed to fetch resources: rollout {rollout.rollout_id} names none and none were published. Give the "
+                "Trainer initial_resources, call store.add_resources, or set needs_resources = False on the agent."
+            )
+        return {}
+
+    async def _answer(
+        self, ask: Callable[[], Coroutine[object, object, ResourcesUpdate | None]]
+    ) -> ResourcesUpdate | None:
+        return await retry_for(self._store_unreachable_timeout, ask, "resources")
 
 
 class _Outage:
