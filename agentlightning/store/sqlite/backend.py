@@ -77,24 +77,17 @@ class SQLiteBackend:
         here = self._process()
         if here.open.acquire(timeout=timeout):
             here.open.release()
-        if not self._log_written():
-            return False
+        # The file system knows, at a fraction of what the database takes to say, whether this process or another may
+        # have written to the log since the last look. Some keep times in steps of 2 seconds.
+        with contextlib.suppress(FileNotFoundError):
+            written = os.stat(self._here.presence.log).st_mtime
+            before, self._seen_written = self._seen_written, written
+            if written == before and time.time() - written >= _COARSE_SECONDS:
+                return False
         with here.writing:  # the connection that writes does not count its own commits as changes
             version = self._writer(here).execute("PRAGMA data_version").fetchone()[0]
-        before, self._seen_version = self._seen_version, version
-        return version != before
-
-    def _log_written(self) -> bool:
-        """True if the write-ahead log may have been written to since the last look, by this process or another.
-
-        The file system knows, at a fraction of what the database takes to say. Some keep times in steps of 2 seconds.
-        """
-        try:
-            written = os.stat(self._here.presence.log).st_mtime
-        except FileNotFoundError:
-            return True
-        before, self._seen_written = self._seen_written, written
-        return written != before or time.time() - written < _COARSE_SECONDS
+        known, self._seen_version = self._seen_version, version
+        return version != known
 
     def close(self) -> None:
         here = self._process()
@@ -193,27 +186,23 @@ class SQLiteBackend:
                     here.jobs.put(None)
                     break
                 batch.append(following)
-            with here.writing:
-                self._commit(here.writer, here.presence, batch)
+            with here.writing:  # nobody is answered before the batch is on disk, in the file of this name
+                try:
+                    here.presence.begin(here.writer)
+                    run_batch(here.writer, self._path, batch)
+                    here.presence.check()
+                except (sqlite3.Error, AgentLightningError) as error:
+                    if here.writer.in_transaction:
+                        here.writer.execute("ROLLBACK")
+                    failure = error
+                    if isinstance(error, sqlite3.Error):
+                        failure = StoreWriteError(
+                            f"The SQLite store {self._path!r} could not write: {error}. "
+                            "Nothing of this call was stored; try it again when the cause is gone."
+                        )
+                    for job in batch:
+                        job.error = failure
             settle(batch)
-
-    def _commit(self, db: sqlite3.Connection, presence: Presence, batch: list[Job]) -> None:
-        """Run a batch in one transaction; nobody is answered before it is on disk, in the file of this name."""
-        try:
-            presence.begin(db)
-            run_batch(db, self._path, batch)
-            presence.check()
-        except (sqlite3.Error, AgentLightningError) as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            failure = error
-            if isinstance(error, sqlite3.Error):
-                failure = StoreWriteError(
-                    f"The SQLite store {self._path!r} could not write: {error}. "
-                    "Nothing of this call was stored; try it again when the cause is gone."
-                )
-            for job in batch:
-                job.error = failure
 
 
 class _Process:

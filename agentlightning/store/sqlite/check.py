@@ -69,14 +69,26 @@ def _count(db: sqlite3.Connection, table: str) -> int:
 
 # --- what may be wrong -----------------------------------------------------------------------------------------------
 
+_STRAY_SPANS = (
+    "SELECT rollout_id, count(*) FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"
+    " GROUP BY rollout_id"
+)
+_CHANGES = "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM rollouts"
+
 
 def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
     try:
         yield from integrity(db)
         if complete:
             yield from _problems_of_rollouts(db)
-            yield from _problems_of_stray_spans(db)
-            yield from _problems_of_changes(db)
+            for rollout_id, count in db.execute(_STRAY_SPANS):
+                yield f"{count} spans belong to rollout {rollout_id}, which is not there"
+            [counter] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone() or [None]
+            [newest, distinct, count] = db.execute(_CHANGES).fetchone()
+            if counter is None or newest > counter:
+                yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
+            if distinct != count:
+                yield f"{count - distinct} rollouts share the number of their change with another"
             yield from _problems_of_rows(db)
     except sqlite3.DatabaseError as error:
         yield f"the file cannot be read further: {error}"
@@ -140,26 +152,6 @@ def _problems_of_spans(db: sqlite3.Connection, record: Record) -> Iterator[str]:
         yield f"it has {count} spans of {size} bytes, its record says {record.span_count} of {record.span_bytes}"
     if highest > record.spans_issued:
         yield f"a span has number {highest}, and only {record.spans_issued} were given out"
-
-
-def _problems_of_stray_spans(db: sqlite3.Connection) -> Iterator[str]:
-    query = (
-        "SELECT rollout_id, count(*) FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"
-        " GROUP BY rollout_id"
-    )
-    for rollout_id, count in db.execute(query):
-        yield f"{count} spans belong to rollout {rollout_id}, which is not there"
-
-
-def _problems_of_changes(db: sqlite3.Connection) -> Iterator[str]:
-    [counter] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone() or [None]
-    [newest, distinct, count] = db.execute(
-        "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM rollouts"
-    ).fetchone()
-    if counter is None or newest > counter:
-        yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
-    if distinct != count:
-        yield f"{count - distinct} rollouts share the number of their change with another"
 
 
 def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:

@@ -33,7 +33,18 @@ def backup_file(path: str | Path, target: str | Path, *, force: bool = False) ->
     path, target = Path(path), Path(target)
     with reading(path) as db:
         schema_version(db, path)
-        _check_target(path, target, force)
+        if not target.parent.is_dir():
+            raise BadRequestError(f"There is no folder {str(target.parent)!r} for the backup {target.name!r}")
+        if target.exists() and target.samefile(path):
+            raise ConflictError(f"{str(target)!r} is the store itself; choose another file for its backup")
+        if target.exists() and not force:
+            raise ConflictError(f"{str(target)!r} is there already; choose another file, or replace it with --force")
+        log = target.with_name(target.name + "-wal")
+        if log.exists():  # SQLite would apply it to the copy
+            raise ConflictError(
+                f"{str(log)!r} is there: {str(target)!r} is a store in use, or one that was not closed. "
+                "Choose another file, or open and close that store first."
+            )
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             _copy(db, path, partial)
@@ -95,21 +106,6 @@ def integrity(db: sqlite3.Connection) -> Iterator[str]:
 
 
 # --- the copy --------------------------------------------------------------------------------------------------------
-
-
-def _check_target(path: Path, target: Path, force: bool) -> None:
-    if not target.parent.is_dir():
-        raise BadRequestError(f"There is no folder {str(target.parent)!r} for the backup {target.name!r}")
-    if target.exists() and target.samefile(path):
-        raise ConflictError(f"{str(target)!r} is the store itself; choose another file for its backup")
-    if target.exists() and not force:
-        raise ConflictError(f"{str(target)!r} is there already; choose another file, or replace it with --force")
-    log = target.with_name(target.name + "-wal")
-    if log.exists():  # SQLite would apply it to the copy
-        raise ConflictError(
-            f"{str(log)!r} is there: {str(target)!r} is a store in use, or one that was not closed. "
-            "Choose another file, or open and close that store first."
-        )
 
 
 def _copy(db: sqlite3.Connection, path: Path, partial: Path) -> None:

@@ -37,7 +37,8 @@ class Job:
 
 
 def run_batch(db: sqlite3.Connection, path: str, batch: list[Job]) -> None:
-    """Run the scripts in one transaction and commit it; each job then has a result or what its script raised.
+    """Run the scripts in one transaction and commit it; each job then has a result or what its script raised, of which
+    no trace is left.
 
     Raises:
         sqlite3.Error, ConflictError: nothing of the batch is stored; the transaction may still be open.
@@ -46,23 +47,18 @@ def run_batch(db: sqlite3.Connection, path: str, batch: list[Job]) -> None:
     check_version(db, path)
     changes = ChangeNumbers(db)
     for job in batch:
-        _run_under_savepoint(db, changes, job)
+        db.execute("SAVEPOINT script")
+        tx = SQLiteTx(db, changes)
+        try:
+            job.result = (job.script(tx), tx.notes)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # the caller gets it; the other scripts of the batch go on
+            job.error = error
+            db.execute("ROLLBACK TO script")
+        db.execute("RELEASE script")
     changes.write()
     db.execute("COMMIT")
-
-
-def _run_under_savepoint(db: sqlite3.Connection, changes: ChangeNumbers, job: Job) -> None:
-    """Run one script; of one that raises no trace is left."""
-    db.execute("SAVEPOINT script")
-    tx = SQLiteTx(db, changes)
-    try:
-        job.result = (job.script(tx), tx.notes)
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # the caller gets it; the other scripts of the batch go on
-        job.error = error
-        db.execute("ROLLBACK TO script")
-    db.execute("RELEASE script")
 
 
 def settle(batch: list[Job]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,14 +41,10 @@ class SQLiteLightningStore(EngineStore):
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        self._settings = {"synchronous": synchronous, **engine}
+        self._settings: dict[str, Any] = {"synchronous": synchronous, **engine}
         super().__init__(SQLiteBackend(self.path, synchronous), tracker=tracker, **engine)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same file."""
-        return _reopen, (self.path, self._settings)
-
-
-def _reopen(path: str, settings: dict[str, Any]) -> SQLiteLightningStore:
-    return SQLiteLightningStore(path, **settings)
+        return partial(SQLiteLightningStore, self.path, **self._settings), ()

@@ -136,12 +136,9 @@ class SQLiteTx:
 
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         where, values = _where(plan)
-        if plan.sort_by in (None, "start_time", "end_time"):
-            return self._find_page(plan, where, values)
-        records = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY number", values)
-        return page_of_records(records, plan)
-
-    def _find_page(self, plan: Plan, where: str, values: list[object]) -> tuple[list[Record], int]:
+        if plan.sort_by not in (None, "start_time", "end_time"):
+            records = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY number", values)
+            return page_of_records(records, plan)
         direction = "DESC" if plan.descending else "ASC"
         order = "number" if plan.sort_by is None else f"{plan.sort_by} {direction}, number"
         if plan.limit == -1 and not plan.offset:
@@ -151,7 +148,13 @@ class SQLiteTx:
         if not plan.limit:
             return [], total
         if plan.sort_by == "start_time" and plan.ids is None and plan.id_contains is None and plan.ended_before is None:
-            chosen, values = _first_of_each_status(plan, order)
+            # the indexes hold that order within each status only: as many rows as the page may need are taken of each
+            statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
+            run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
+            needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
+            values = [value for status in statuses for value in (status, *of_run, needed)]
+            first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
+            chosen = " OR ".join([first] * len(statuses))
             query = f"SELECT body, rollout_id FROM rollouts WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
         else:  # the bodies are fetched for the page only, not sorted with the rest
             numbers = f"SELECT number FROM rollouts{where} ORDER BY {order} LIMIT ? OFFSET ?"
@@ -251,17 +254,6 @@ class SQLiteTx:
 def columns_of(record: Record) -> tuple[str | float | None, ...]:
     """Return the values of `COLUMNS`."""
     return (record.rollout.rollout_id, record.rollout.run_id, *indexed(record))
-
-
-def _first_of_each_status(plan: Plan, order: str) -> tuple[str, list[object]]:
-    """Return a condition that holds for a page by start time, and its values: the indexes hold that order within each
-    status only, so as many rows as the page may need are taken of each."""
-    statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
-    run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
-    first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
-    needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
-    values: list[object] = [value for status in statuses for value in (status, *of_run, needed)]
-    return " OR ".join([first] * len(statuses)), values
 
 
 def _where(plan: Plan) -> tuple[str, list[object]]:
