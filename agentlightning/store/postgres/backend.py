@@ -124,27 +124,22 @@ class _Process:
         job.future.set_running_or_notify_cancel()  # whoever gives up on it, it is run
         jobs.put(job)
         if not (self._writers if write else self._readers):
-            self._start(write)
+            with self._starting:
+                if write and not self._writers and not self._closed:
+                    here = (self._place, self._partition, self._announcement)
+                    self._writers = [
+                        Writer("agl-postgres-writer", *here, self._writes, self._slow_writes),
+                        Writer("agl-postgres-slow-writer", *here, self._slow_writes, None),
+                    ]
+                elif not write and not self._readers and not self._closed:
+                    held_back = self.listener.look_again
+                    self._readers = [
+                        Reader(f"agl-postgres-reader-{n}", self._place, self._partition, self._reads, held_back)
+                        for n in range(_READERS)
+                    ]
         if self._closed:
             self._refuse(jobs)
         return job.future
-
-    def _start(self, write: bool) -> None:
-        with self._starting:
-            if self._closed:
-                return
-            if write and not self._writers:
-                here = (self._place, self._partition, self._announcement)
-                self._writers = [
-                    Writer("agl-postgres-writer", *here, self._writes, self._slow_writes),
-                    Writer("agl-postgres-slow-writer", *here, self._slow_writes, None),
-                ]
-            elif not write and not self._readers:
-                held_back = self.listener.look_again
-                self._readers = [
-                    Reader(f"agl-postgres-reader-{n}", self._place, self._partition, self._reads, held_back)
-                    for n in range(_READERS)
-                ]
 
     def close(self) -> None:
         """Run what waits, then end every thread."""

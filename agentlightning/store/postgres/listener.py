@@ -15,7 +15,7 @@ from typing import Protocol
 
 import psycopg
 
-from agentlightning.store.postgres.link import Database, Place, reason
+from agentlightning.store.postgres.link import Place, reason
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
@@ -85,7 +85,11 @@ class Listener:
                     db.execute(f'LISTEN "{self._channel}"'.encode())
                     failing = False
                     self._news.set()  # what was announced before is not heard
-                    self._listen(db, stop)
+                    while time.monotonic() - self._last_call <= _IDLE_SECONDS:
+                        if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
+                            break
+                        if any(note.payload != self._instance for note in db.notifies(timeout=0)):
+                            self._news.set()
             except psycopg.Error as error:
                 if not failing:
                     logger.warning("%r: not hearing changes of other processes: %s", self._place, reason(error))
@@ -98,14 +102,6 @@ class Listener:
                         self._stopper.close()
                     break
         stop.close()
-
-    def _listen(self, db: Database, stop: socket.socket) -> None:
-        """Hear announcements until the store is closed or nobody has asked for long."""
-        while time.monotonic() - self._last_call <= _IDLE_SECONDS:
-            if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
-                return
-            if any(note.payload != self._instance for note in db.notifies(timeout=0)):
-                self._news.set()
 
 
 def _readable(*sources: HasFileno, timeout: float) -> list[object]:

@@ -29,18 +29,19 @@ class Reader:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                self._settle(job)
+                while not job.future.done():  # until there is an answer
+                    try:
+                        job.future.set_result(self._read(job.script))
+                    except Exception as error:  # every caller gets an answer
+                        self._after_error(job, error)
+                if self._link is not None:  # let the snapshot go; the caller has the answer already
+                    try:
+                        self._link.send("COMMIT")
+                        self._link.sync()
+                    except psycopg.Error:
+                        self._give_up_link()
         finally:
             self._give_up_link()
-
-    def _settle(self, job: Job) -> None:
-        """Run the script until there is an answer."""
-        while not job.future.done():
-            try:
-                job.future.set_result(self._read(job.script))
-            except Exception as error:  # every caller gets an answer
-                self._after_error(job, error)
-        self._end_transaction()
 
     def _read(self, script: Script) -> tuple[object, Notes]:
         if self._link is None:
@@ -51,15 +52,6 @@ class Reader:
         if tx.held_back:
             self._on_held_back()
         return result, tx.notes
-
-    def _end_transaction(self) -> None:
-        """Let the snapshot go; the caller has the answer already."""
-        if self._link is not None:
-            try:
-                self._link.send("COMMIT")
-                self._link.sync()
-            except psycopg.Error:
-                self._give_up_link()
 
     def _after_error(self, job: Job, error: Exception) -> None:
         """Tell the caller, unless the connection was lost: reading again does no harm."""

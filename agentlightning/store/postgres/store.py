@@ -10,6 +10,7 @@ between. Each process has up to five connections.
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -56,17 +57,13 @@ class PostgresLightningStore(EngineStore):
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        self._settings = {"partition": partition, **engine}
+        self._settings: dict[str, Any] = {"partition": partition, **engine}
         super().__init__(PostgresBackend(uri, partition), tracker=tracker, **engine)
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return _reopen, (self._uri, self._settings)
-
-
-def _reopen(uri: str, settings: dict[str, Any]) -> PostgresLightningStore:
-    return PostgresLightningStore(uri, **settings)
+        return partial(PostgresLightningStore, self._uri, **self._settings), ()
 
 
 __all__ = ["PostgresBackend", "PostgresLightningStore"]

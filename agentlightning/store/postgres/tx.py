@@ -195,7 +195,15 @@ class PostgresTx:
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
         known: set[SpanKey] = set(self._writes.spans)
         if self._careful:
-            known |= self._known_spans(spans)
+            wanted: dict[str, tuple[set[str], set[str]]] = {}
+            for span in spans:
+                attempt_ids, span_ids = wanted.setdefault(span.rollout_id, (set(), set()))
+                attempt_ids.add(span.attempt_id)
+                span_ids.add(span.span_id)
+            for rollout_id, (attempt_ids, span_ids) in wanted.items():  # finds those that are stored, perhaps others
+                values = (self._partition, rollout_id, list(attempt_ids), list(span_ids))
+                rows = self._link.fetch(queries.KNOWN_SPANS, values)
+                known.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
@@ -206,20 +214,6 @@ class PostgresTx:
             body = self._writes.spans[key] = _encode(span)
             sizes.append(len(body))
         return sizes
-
-    def _known_spans(self, spans: Sequence[Span]) -> set[SpanKey]:
-        """Return the keys of those that are stored, and perhaps of others."""
-        wanted: dict[str, tuple[set[str], set[str]]] = {}
-        for span in spans:
-            attempt_ids, span_ids = wanted.setdefault(span.rollout_id, (set(), set()))
-            attempt_ids.add(span.attempt_id)
-            span_ids.add(span.span_id)
-        known: set[SpanKey] = set()
-        for rollout_id, (attempt_ids, span_ids) in wanted.items():
-            values = (self._partition, rollout_id, list(attempt_ids), list(span_ids))
-            rows = self._link.fetch(queries.KNOWN_SPANS, values)
-            known.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
-        return known
 
     def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
         self._send_early()

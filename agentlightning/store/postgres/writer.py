@@ -167,10 +167,6 @@ class Writer:
         if losers:
             self._roll_back()
             raise LostRacesError(losers)
-        self._commit(link)
-        return answers
-
-    def _commit(self, link: Link) -> None:
         try:
             link.send("COMMIT")
             link.sync()
@@ -178,6 +174,7 @@ class Writer:
             if not self._roll_back():
                 raise UnknownOutcomeError(reason(error)) from error
             raise  # the server said no, so it is rolled back
+        return answers
 
     def _after_error(self, jobs: list[Job], error: Exception) -> None:
         """Nothing was committed: run the scripts again, each by itself, or say why that is of no use."""
@@ -188,7 +185,15 @@ class Writer:
             return
         for job in jobs:
             if isinstance(error, psycopg.Error) and not connected:
-                self._wait_for_server(job, error)
+                if job.waited() > OUTAGE_SECONDS:
+                    message = (
+                        f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
+                        f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."
+                    )
+                    job.future.set_exception(StoreWriteError(message))
+                else:
+                    job.put_aside()
+                    self._aside.append(job)
             elif isinstance(error, psycopg.Error) and passes(error):
                 job.alone = True
                 self._again(job, f"was stopped ({reason(error)})")
@@ -218,14 +223,3 @@ class Writer:
             self._slow.put(job)
         else:
             self._aside.append(job)
-
-    def _wait_for_server(self, job: Job, error: psycopg.Error) -> None:
-        if job.waited() > OUTAGE_SECONDS:
-            message = (
-                f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
-                f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."
-            )
-            job.future.set_exception(StoreWriteError(message))
-            return
-        job.put_aside()
-        self._aside.append(job)

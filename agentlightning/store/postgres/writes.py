@@ -96,7 +96,20 @@ class Writes:
                 for table in ("agl_spans", "agl_rollouts"):
                     self._link.send(f"DELETE FROM {table} WHERE {_RECORD_AT}", (self._partition, rollout_id))
             else:
-                self._send_record(rollout_id, record)
+                run_id = record.rollout.run_id
+                values = (
+                    *indexed(record),
+                    record.attempts[-1].attempt_id if record.attempts else None,
+                    RECORD.dump_json(record),
+                    self._partition,
+                    rollout_id,
+                )
+                if rollout_id not in self._seen.records:
+                    self._send(_REPLACE, (*values, run_id))
+                elif self._seen.records[rollout_id] is None:
+                    self._send(_INSERT_NEW, (*values, run_id))
+                else:
+                    self._send(_UPDATE, values)
             self._seen.records[rollout_id] = record
         if self.spans:
             columns = [list(column) for column in zip(*self.spans, strict=True)]
@@ -104,22 +117,6 @@ class Writes:
         for (kind, key), row in self.rows.items():
             self._send_row(kind, key, row)
         self.records, self.spans, self.rows = {}, {}, {}
-
-    def _send_record(self, rollout_id: str, record: Record) -> None:
-        run_id = record.rollout.run_id
-        values = (
-            *indexed(record),
-            record.attempts[-1].attempt_id if record.attempts else None,
-            RECORD.dump_json(record),
-            self._partition,
-            rollout_id,
-        )
-        if rollout_id not in self._seen.records:
-            self._send(_REPLACE, (*values, run_id))
-        elif self._seen.records[rollout_id] is None:
-            self._send(_INSERT_NEW, (*values, run_id))
-        else:
-            self._send(_UPDATE, values)
 
     def _send_row(self, kind: Kind, key: str, row: Row | None) -> None:
         at = (self._partition, kind, key)
