@@ -214,7 +214,17 @@ class _Process:
             self._stopped.wait(timeout)
             return False
         try:
-            return self._listen(timeout)
+            if self._stream is None:
+                changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
+                self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
+            end, told = time.monotonic() + timeout, False
+            while self._stream.try_next() is not None:
+                told = True
+                if time.monotonic() > end:
+                    break
+            if not told:
+                self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
+            return told
         except OperationFailure as error:
             logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
             self._streams = False
@@ -222,19 +232,6 @@ class _Process:
         finally:
             if not self._streams:
                 self._end_stream()
-
-    def _listen(self, timeout: float) -> bool:
-        if self._stream is None:
-            changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
-            self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
-        end, told = time.monotonic() + timeout, False
-        while self._stream.try_next() is not None:
-            told = True
-            if time.monotonic() > end:
-                break
-        if not told:
-            self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
-        return told
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None

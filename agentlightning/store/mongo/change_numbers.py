@@ -108,16 +108,17 @@ class ChangeNumbers:
     @contextmanager
     def for_flush(self) -> Generator[FlushNumbers]:
         """Return what allocates the numbers of one flush; they are in use until the context ends."""
-        flush_numbers = FlushNumbers(self)
+        flush_numbers, sure = FlushNumbers(self), True
         try:
             yield flush_numbers
         except ConnectionFailure:  # what was sent last may still be carried out
-            self._finished(flush_numbers.blocks, sure=False)
+            sure = False
             raise
-        except BaseException:  # however the flush ended, readers must not wait for its numbers
-            self._finished(flush_numbers.blocks, sure=True)
-            raise
-        self._finished(flush_numbers.blocks, sure=True)
+        finally:  # however the flush ended, readers must not wait for its numbers
+            now = time.monotonic()
+            with self._lock:
+                for block in flush_numbers.blocks:
+                    self._horizon.finished(block.changes, now, sure=sure)
 
     def allocate(self, changes: int, numbers: int) -> Block:
         """Allocate so many numbers of each sort."""
@@ -136,12 +137,6 @@ class ChangeNumbers:
             block = Block(counted["change"] - changes + 1, counted["number"] - numbers + 1)
             self._horizon.allocated(block.changes, counted["change"], block.time)
             return block
-
-    def _finished(self, blocks: list[Block], *, sure: bool) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for block in blocks:
-                self._horizon.finished(block.changes, now, sure=sure)
 
     def look(self) -> int:
         """Read the counter; returns the largest change number allocated by anybody."""

@@ -130,7 +130,14 @@ class _Flush:
             for put in self._claims:
                 mongo_rows.write(self._partition, put)
             mongo_rows.write_notes(self._partition, self._notes)
-            self._fence()
+            for rollout_id, number in self._fences.items():
+                stored = self._tx.stored[rollout_id]
+                assert stored is not None, rollout_id
+                standing = {"_id": self._partition.id(rollout_id), "change": stored.change}
+                if not self._partition.rollouts.update_one(standing, {"$set": {"change": number}}).matched_count:
+                    raise LostRace
+                if rollout_id in self._changes:
+                    self._changes[rollout_id].expected = number
             self._add_spans()
             self._insert_new(block)
             self._replace_old(block)
@@ -166,16 +173,6 @@ class _Flush:
         return block
 
     # --- before the commit -----------------------------------------------------------------------------------------
-
-    def _fence(self) -> None:
-        for rollout_id, number in self._fences.items():
-            stored = self._tx.stored[rollout_id]
-            assert stored is not None, rollout_id
-            standing = {"_id": self._partition.id(rollout_id), "change": stored.change}
-            if not self._partition.rollouts.update_one(standing, {"$set": {"change": number}}).matched_count:
-                raise LostRace
-            if rollout_id in self._changes:
-                self._changes[rollout_id].expected = number
 
     def _add_spans(self) -> None:
         for rollout_id, tags in self._tx.abandoned.items():

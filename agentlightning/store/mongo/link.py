@@ -97,7 +97,16 @@ class Place:
 
     def failed(self, error: PyMongoError) -> AgentLightningError:
         """Return the callers' error for an error of the driver."""
-        reason = self._reason(error)
+        reason = str(error)  # made of what tells why: without documents, which may hold keys, and without the password
+        if isinstance(error, BulkWriteError):
+            failures = [*error.details.get("writeErrors", ()), *error.details.get("writeConcernErrors", ())]
+            reason = "; ".join(sorted({str(failure.get("errmsg")) for failure in failures}))
+        elif isinstance(error, OperationFailure):
+            reason = str((error.details or {}).get("errmsg", reason))
+        reason = reason.partition(", Topology Description")[0]
+        for secret in self._secrets:
+            reason = reason.replace(secret, "***")
+        reason = reason[:_REASON_LENGTH]
         if isinstance(error, (ConnectionFailure, ExecutionTimeout, WTimeoutError)):
             return StoreUnreachableError(
                 f"The MongoDB store {self!r} cannot be reached: {reason}. Check that the server runs and that its "
@@ -113,19 +122,6 @@ class Place:
         return StoreWriteError(
             f"The MongoDB store {self!r} could not do it: {reason}. Repeat the call when the cause is gone."
         )
-
-    def _reason(self, error: PyMongoError) -> str:
-        """Return why, without documents (they may hold keys) and without the password."""
-        text = str(error)
-        if isinstance(error, BulkWriteError):
-            failures = [*error.details.get("writeErrors", ()), *error.details.get("writeConcernErrors", ())]
-            text = "; ".join(sorted({str(failure.get("errmsg")) for failure in failures}))
-        elif isinstance(error, OperationFailure):
-            text = str((error.details or {}).get("errmsg", text))
-        text = text.partition(", Topology Description")[0]
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text[:_REASON_LENGTH]
 
 
 def _options(uri: str) -> set[str]:

@@ -22,22 +22,87 @@ _LOOK_BACK = 1000
 _LARGEST = 2**62
 
 
-def find(partition: Partition, plan: Plan, notes: Notes) -> tuple[list[Record], int]:
-    """Return one page of what a plan asks for, and how many match."""
-    wanted, parts = filter_of(plan, partition), parts_of(plan)
-    page: list[Record] = []
-    skip = plan.offset
-    for further, order in parts:
-        left = max(plan.limit - len(page), 0)
-        if plan.limit >= 0 and not left:
-            break
-        query = {**wanted, **further}
-        page += _records(partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left), notes)
-        if skip and len(parts) > 1:
-            skip = 0 if page else max(0, skip - count(partition.rollouts, query))
-    if (plan.limit == -1 or len(page) < plan.limit) and (page or not plan.offset):
-        return page, plan.offset + len(page)  # the end is on this page
-    return page, count(partition.rollouts, wanted)
+class Queries:
+    """The questions of one script; each is answered by an index that begins with the partition."""
+
+    def __init__(self, partition: Partition, numbers: ChangeNumbers) -> None:
+        self.notes = Notes()
+        self.partition = partition
+        self.numbers = numbers
+
+    def find(self, plan: Plan) -> tuple[list[Record], int]:
+        wanted, parts = filter_of(plan, self.partition), parts_of(plan)
+        page: list[Record] = []
+        skip = plan.offset
+        for further, order in parts:
+            left = max(plan.limit - len(page), 0)
+            if plan.limit >= 0 and not left:
+                break
+            query = {**wanted, **further}
+            page += self._records(self.partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left))
+            if skip and len(parts) > 1:
+                skip = 0 if page else max(0, skip - count(self.partition.rollouts, query))
+        if (plan.limit == -1 or len(page) < plan.limit) and (page or not plan.offset):
+            return page, plan.offset + len(page)  # the end is on this page
+        return page, count(self.partition.rollouts, wanted)
+
+    def runs(self) -> list[str | None]:
+        groups = [{"$match": {"partition": self.partition.name}}, {"$group": {"_id": "$run_id"}}]
+        return [group["_id"] for group in self.partition.rollouts.aggregate(groups)]
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        query: Document = {"partition": self.partition.name}
+        if run_id is not None:
+            query["run_id"] = run_id[0]
+        sums = {"rollouts": 1, "attempts": "$attempts", "spans": "$span_count", "span_bytes": "$span_bytes"}
+        found = _sums(self.partition.rollouts, query, sums)
+        return Counts(*(found.get(name, 0) for name in sums))
+
+    def due(self, now: float, limit: int) -> list[Record]:
+        query = {"partition": self.partition.name, "deadline": {"$gte": 0, "$lt": now}}
+        found = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
+        return self._records(found)
+
+    def any_held(self) -> bool:
+        query = {"partition": self.partition.name, "worker_id": {"$gt": ""}}
+        return self.partition.rollouts.find_one(query, {"_id": 1}) is not None
+
+    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+        """Return rollouts changed after a cursor, as far as none can come between them any more.
+
+        Raises:
+            BadRequestError: not a cursor of this store.
+        """
+        try:
+            cursor = min(int(after), _LARGEST)
+            if cursor < 0:
+                raise ValueError
+        except ValueError:
+            text = f"{after!r} is no cursor of this store; take it from an earlier page, or '0'"
+            raise BadRequestError(text) from None
+        top = self.numbers.look()
+        found = self._changed(cursor, top, limit, body=True)
+        last = found[-1]["change"] if len(found) == limit else top
+        visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(found))))
+        return self._records(document for document in found if document["change"] <= visible), str(visible)
+
+    def last_change(self) -> str:
+        """Return the cursor behind everything that is there, or a moment before it while others write."""
+        top = self.numbers.look()
+        if not self.numbers.unsure():
+            return str(self.numbers.visible(top, ()))
+        start = max(0, top - _LOOK_BACK)
+        return str(self.numbers.visible(start, _change_numbers(self._changed(start, top, _LOOK_BACK, body=False))))
+
+    def _changed(self, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
+        query = {"partition": self.partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
+        fields = {"change": 1, "recent": 1, **(_BODY if body else {})}
+        return list(self.partition.rollouts.find(query, fields, sort=[("change", ASCENDING)], limit=limit))
+
+    def _records(self, documents: Iterable[Document]) -> list[Record]:
+        """Return the records that can be read, and note the others."""
+        rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
+        return readable_records(rows, self.notes.damaged.append)
 
 
 def filter_of(plan: Plan, partition: Partition) -> Document:
@@ -83,22 +148,6 @@ def count(collection: Collection[Document], query: Document) -> int:
     return _sums(collection, query, {"n": 1}).get("n", 0)
 
 
-def runs(partition: Partition) -> list[str | None]:
-    """Return the runs that have rollouts."""
-    groups = partition.rollouts.aggregate([{"$match": {"partition": partition.name}}, {"$group": {"_id": "$run_id"}}])
-    return [group["_id"] for group in groups]
-
-
-def counts(partition: Partition, run_id: tuple[str | None] | None) -> Counts:
-    """Return the sizes of the partition, or of one run of it."""
-    query: Document = {"partition": partition.name}
-    if run_id is not None:
-        query["run_id"] = run_id[0]
-    sums = {"rollouts": 1, "attempts": "$attempts", "spans": "$span_count", "span_bytes": "$span_bytes"}
-    found = _sums(partition.rollouts, query, sums)
-    return Counts(*(found.get(name, 0) for name in sums))
-
-
 def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any]) -> Document:
     """Return sums over the documents that match; nothing at all if none does."""
     group = {"_id": None, **{name: {"$sum": what} for name, what in sums.items()}}
@@ -107,71 +156,6 @@ def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any
     return {}
 
 
-def due(partition: Partition, now: float, limit: int, notes: Notes) -> list[Record]:
-    """Return rollouts whose deadline is past, the longest past first."""
-    query = {"partition": partition.name, "deadline": {"$gte": 0, "$lt": now}}
-    return _records(partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit), notes)
-
-
-def held(partition: Partition, worker_id: str, limit: int) -> list[tuple[int, tuple[str, str]]]:
-    """Return number and (rollout id, attempt id) of what a worker has in hand, the newest first."""
-    query = {"partition": partition.name, "worker_id": worker_id}
-    fields = {"number": 1, "rollout_id": 1, "attempt_id": 1}
-    found = partition.rollouts.find(query, fields, sort=[("number", DESCENDING)], limit=limit)
-    return [(document["number"], (document["rollout_id"], document["attempt_id"])) for document in found]
-
-
-def any_held(partition: Partition) -> bool:
-    """True if some worker has something in hand."""
-    query = {"partition": partition.name, "worker_id": {"$gt": ""}}
-    return partition.rollouts.find_one(query, {"_id": 1}) is not None
-
-
-# --- changes ---------------------------------------------------------------------------------------------------------
-
-
-def changes(
-    partition: Partition, numbers: ChangeNumbers, after: str, limit: int, notes: Notes
-) -> tuple[list[Record], str]:
-    """Return rollouts changed after a cursor, as far as none can come between them any more.
-
-    Raises:
-        BadRequestError: not a cursor of this store.
-    """
-    try:
-        cursor = min(int(after), _LARGEST)
-        if cursor < 0:
-            raise ValueError
-    except ValueError:
-        raise BadRequestError(f"{after!r} is no cursor of this store; take it from an earlier page, or '0'") from None
-    top = numbers.look()
-    found = _changed(partition, cursor, top, limit, body=True)
-    last = found[-1]["change"] if len(found) == limit else top
-    visible = max(cursor, min(last, numbers.visible(cursor, _change_numbers(found))))
-    return _records((document for document in found if document["change"] <= visible), notes), str(visible)
-
-
-def last_change(partition: Partition, numbers: ChangeNumbers) -> str:
-    """Return the cursor behind everything that is there, or a moment before it while others write."""
-    top = numbers.look()
-    if not numbers.unsure():
-        return str(numbers.visible(top, ()))
-    start = max(0, top - _LOOK_BACK)
-    return str(numbers.visible(start, _change_numbers(_changed(partition, start, top, _LOOK_BACK, body=False))))
-
-
-def _changed(partition: Partition, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
-    query = {"partition": partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
-    fields = {"change": 1, "recent": 1, **(_BODY if body else {})}
-    return list(partition.rollouts.find(query, fields, sort=[("change", ASCENDING)], limit=limit))
-
-
 def _change_numbers(documents: Sequence[Document]) -> set[int]:
     """Return the numbers of the last changes of documents."""
     return {number for document in documents for number in (document["change"], *document["recent"])}
-
-
-def _records(documents: Iterable[Document], notes: Notes) -> list[Record]:
-    """Return the records that can be read, and note the others."""
-    rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
-    return readable_records(rows, notes.damaged.append)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -74,7 +75,7 @@ class MongoLightningStore(EngineStore):
             "lease_seconds": lease_seconds,
             "retention": retention,
         }
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "mongo_uri": mongo_uri or uri,
             "database_name": self.database_name,
             "partition_id": self.partition_id,
@@ -86,7 +87,7 @@ class MongoLightningStore(EngineStore):
     @override
     def __reduce__(self) -> tuple[object, ...]:
         """A copy in another process opens the same partition. What is pickled holds the password."""
-        return _reopen, (self._settings,)
+        return partial(MongoLightningStore, **self._settings), ()
 
 
 def _one(name: str, value: str | None, other_name: str, other: str | None) -> str | None:
@@ -98,10 +99,6 @@ def _one(name: str, value: str | None, other_name: str, other: str | None) -> st
     if value is not None and other is not None and value != other:
         raise BadRequestError(f"{other_name} is another name of {name}; give one of them")
     return other if value is None else value
-
-
-def _reopen(settings: dict[str, Any]) -> MongoLightningStore:
-    return MongoLightningStore(**settings)
 
 
 __all__ = ["MongoBackend", "MongoLightningStore"]

@@ -12,8 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.mongo import queries as mongo_queries
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import (
     Document,
@@ -24,10 +25,11 @@ from agentlightning.store.mongo.documents import (
     set_aside,
     stored_record,
 )
+from agentlightning.store.mongo.queries import Queries
 from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force, next_available
 from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import ClaimRow, Counts, Kind, Notes, Record, Row
+from agentlightning.store.rules.tx import ClaimRow, Kind, Record, Row
 from agentlightning.types import Span
 
 SETTLE_SECONDS = 2.0
@@ -51,7 +53,7 @@ class Turns:
         return turn if turn.acquire(timeout=_TURN_SECONDS) else None
 
 
-class MongoTx:
+class MongoTx(Queries):
     """One run of a script, reading only if it has no `turns`. `careful` looks spans up before they are added.
 
     The public fields tell the flush what the script read and what it wants written.
@@ -60,9 +62,7 @@ class MongoTx:
     def __init__(
         self, partition: Partition, numbers: ChangeNumbers, turns: Turns | None, *, careful: bool = False
     ) -> None:
-        self.notes = Notes()
-        self.partition = partition
-        self.numbers = numbers
+        super().__init__(partition, numbers)
         self.rows = Rows(partition)
         self.stored: dict[str, Stored | None] = {}
         """Rollouts as they were read."""
@@ -152,24 +152,10 @@ class MongoTx:
     def next_available(self, run_id: str | None) -> float | None:
         return next_available(self.partition, run_id)
 
+    @override
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         assert not self.records, "find is for reading scripts"
-        return mongo_queries.find(self.partition, plan, self.notes)
-
-    def runs(self) -> list[str | None]:
-        return mongo_queries.runs(self.partition)
-
-    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
-        return mongo_queries.counts(self.partition, run_id)
-
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
-        return mongo_queries.changes(self.partition, self.numbers, after, limit, self.notes)
-
-    def last_change(self) -> str:
-        return mongo_queries.last_change(self.partition, self.numbers)
-
-    def due(self, now: float, limit: int) -> list[Record]:
-        return mongo_queries.due(self.partition, now, limit, self.notes)
+        return super().find(plan)
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         found: list[tuple[float, tuple[str, str]]] = []
@@ -179,12 +165,12 @@ class MongoTx:
                 found.append(
                     (math.inf if stored is None else stored.number, (rollout_id, record.attempts[-1].attempt_id))
                 )
-        there = mongo_queries.held(self.partition, worker_id, limit + len(self.records))
-        found += [(number, pair) for number, pair in there if pair[0] not in self.records]
+        query = {"partition": self.partition.name, "worker_id": worker_id}
+        fields, most = {"number": 1, "rollout_id": 1, "attempt_id": 1}, limit + len(self.records)
+        for document in self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most):
+            if document["rollout_id"] not in self.records:
+                found.append((document["number"], (document["rollout_id"], document["attempt_id"])))
         return [pair for _, pair in sorted(found, reverse=True)[:limit]]
-
-    def any_held(self) -> bool:
-        return mongo_queries.any_held(self.partition)
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
