@@ -105,7 +105,7 @@ class LightningStoreClient(LightningStore):
             raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
         self.server_address_root = given[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "retry_delays": retry_delays,
             "request_timeout": request_timeout,
             "connection_timeout": connection_timeout,

@@ -60,9 +60,9 @@ class LightningStoreServer(LightningStore):
                 f"The store is not async-safe: {type(store).__name__}.capabilities says so, "
                 "and a server calls it concurrently. Make it async-safe and declare it."
             )
-        self.store: LightningStore | None = store
+        self.store: LightningStore = store
         thread_safe = store.capabilities.get("thread_safe")
-        self._inner: LightningStore | None = complete(store) if thread_safe else LightningStoreThreaded(store)
+        self._inner: LightningStore = complete(store) if thread_safe else LightningStoreThreaded(store)
         self._token = token or server_token()
         self.launcher_args = launcher_args or PythonServerLauncherArgs(
             host=host, port=DEFAULT_PORT if port is None else port, launch_mode=launch_mode, healthcheck_url="/health"
@@ -70,7 +70,8 @@ class LightningStoreServer(LightningStore):
         bind_host = self.launcher_args.host or "127.0.0.1"
         check_bind(bind_host, self._token)
         hosts = AllowedHosts.of(bind_host, self.launcher_args.told_host, allowed_hosts)
-        self.app = StoreApp(self._served, token=self._token, hosts=hosts, origins=listed_origins(cors_allow_origins))
+        origins = listed_origins(cors_allow_origins)
+        self.app = StoreApp(lambda: self._inner, token=self._token, hosts=hosts, origins=origins)
         app: ASGIApp = self.app if tracker is None else HttpMetrics(self.app, tracker, self.app.paths())
         version = ("x-agl-version", VERSION)
         self.server_launcher = PythonServerLauncher(app, self.launcher_args, headers=[version])
@@ -107,7 +108,7 @@ class LightningStoreServer(LightningStore):
         """Stop serving and free the port; the store stays open. Long polls and streams of events end at once."""
         self._check_owner("stop")
         await self.server_launcher.stop()
-        if self._inner is not self.store and self._inner is not None:
+        if self._inner is not self.store:
             await self._inner.close()
 
     async def run_forever(self) -> None:
@@ -116,7 +117,7 @@ class LightningStoreServer(LightningStore):
         await self.server_launcher.run_forever()
 
     def _check_owner(self, what: str) -> None:
-        if self.store is None or os.getpid() != self._owner_pid:
+        if os.getpid() != self._owner_pid:
             raise RuntimeError(f"{what}() belongs to the process that made the server (pid {self._owner_pid})")
 
     @override
@@ -128,14 +129,13 @@ class LightningStoreServer(LightningStore):
     @property
     @override
     def capabilities(self) -> LightningStoreCapabilities:
-        persistent = bool(self.store is not None and self.store.capabilities.get("persistent"))
         return {
             "async_safe": True,
             "thread_safe": True,
             "zero_copy": True,
             "otlp_traces": True,
             "distributed": True,
-            "persistent": persistent,
+            "persistent": bool(self.store.capabilities.get("persistent")),
         }
 
     @override
@@ -144,14 +144,9 @@ class LightningStoreServer(LightningStore):
             await self._client.close()
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        pid = os.getpid()
-        target = self._inner if pid == self._owner_pid else None
-        if target is None:
+        pid, target = os.getpid(), self._inner
+        if pid != self._owner_pid:
             if self._client is None or self._client_pid != pid:
                 self._client, self._client_pid = LightningStoreClient(self.endpoint, token=self._token), pid
             target = self._client
         return await getattr(target, operation)(*args, **kwargs)
-
-    def _served(self) -> LightningStore:
-        assert self._inner is not None
-        return self._inner
