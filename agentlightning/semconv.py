@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final, Literal
 
 from agentlightning.field_help import Value
 
@@ -15,6 +16,11 @@ AGL_REWARD = "agentlightning.reward"
 AGL_VIRTUAL = "agentlightning.virtual"
 AGL_SPANS_CUT = "agentlightning.spans_cut"
 """The last span of an attempt that had more spans than are kept (20,000, and rewards): says how many are left out."""
+
+REQUEST_SPAN: Final = "litellm_request"
+"""Name of the gateway's span of a model call that holds the messages."""
+RAW_SPAN: Final = "raw_gen_ai_request"
+"""Name of the span below it, which holds the tokens."""
 
 CHANGED_TEXTS = "agentlightning.changed_texts"
 """Attribute of a span: the keys whose texts were changed because no store can hold them (half a surrogate pair became
@@ -94,6 +100,8 @@ class LightningCallAttributes(Enum):
     """Of the gateway's own error, where there is no answer: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
 
 
+CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
+"""How a call ended, as its span says it (`LightningCallAttributes.STATE`)."""
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Code of the refusal of a call whose rollout has used up its tokens or its money."""
 STALE = "agentlightning.stale"

@@ -20,7 +20,8 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.adapter.calls.calls import checked_policy, without_other_policies
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.content import chat_messages
-from agentlightning.adapter.spans.tokens import RAW_SPAN, REQUEST_SPAN, response_id
+from agentlightning.adapter.spans.tokens import response_id
+from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
 from agentlightning.utils.attributes import unflatten_attributes
 

@@ -30,8 +30,6 @@ from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import reward_value
 from agentlightning.adapter.spans.tokens import (
     FAILED_STATES,
-    RAW_SPAN,
-    REQUEST_SPAN,
     CallReading,
     call_name,
     has_failed,
@@ -43,6 +41,7 @@ from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
 from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
 from agentlightning.field_help import Value, explain_fields
+from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span, Triplet
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any
 from agentlightning.algorithm.evaluation.statistics import Comparison, compare
 from agentlightning.algorithm.grpo.grpo import GRPOResult
 from agentlightning.algorithm.grpo.held_out import Evaluation
+from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from agentlightning.utils.otel import filter_and_unflatten_attributes
@@ -60,7 +61,7 @@ async def conversations(store: LightningStore, result: GRPOResult, comparison: C
 
 def conversation_lines(spans: Sequence[Span]) -> list[str]:
     """Return the messages of an attempt as its model calls saw them, in order, each once."""
-    calls = [span for span in spans if span.name == "litellm_request"]
+    calls = [span for span in spans if span.name == REQUEST_SPAN]
     if not calls:
         return ["(no model call)"]
     last = calls[-1]

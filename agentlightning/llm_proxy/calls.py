@@ -10,7 +10,8 @@ from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.endpoints.engines import Engine
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.policies import CallPolicy
-from agentlightning.llm_proxy.replies import CallFailed, CallState
+from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.semconv import CallState
 from agentlightning.utils.id import generate_id
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Literal
 
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
+from agentlightning.semconv import CallState
 from agentlightning.utils.http.auth import Send
-
-CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
-"""How a call ended, as its span says it (`semconv.LightningCallAttributes.STATE`)."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

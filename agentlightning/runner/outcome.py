@@ -35,11 +35,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from agentlightning.adapter.spans.tokens import RAW_SPAN
 from agentlightning.emitter.reward_values import as_reward
 from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault
 from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
-from agentlightning.semconv import BUDGET_EXHAUSTED, LightningCallAttributes
+from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.store.rules.lifecycle import SPANS_LOST, STOPPED, STORE_UNREACHABLE
 from agentlightning.tracer.delivery import TraceDeliveryError

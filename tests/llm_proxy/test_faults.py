@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.adapter.calls.calls import calls_from_triplets
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
-from agentlightning.llm_proxy.replies import CallState
+from agentlightning.semconv import CallState
 from tests.stubs.model_replies import encode, logprobs_of
 
 openai = pytest.importorskip("openai", reason="openai is not installed (it is in the extra dev)")

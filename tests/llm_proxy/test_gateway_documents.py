@@ -9,9 +9,8 @@ from typing import get_args
 
 import pytest
 
-from agentlightning.adapter.spans.tokens import CallState as CallStateOfReaders
 from agentlightning.llm_proxy import GatewayLimits
-from agentlightning.llm_proxy.replies import CallState
+from agentlightning.semconv import CallState
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/deep-dive/gateway.md"
@@ -26,7 +25,7 @@ def rows(mark: str) -> list[list[str]]:
 
 def test_the_page_has_every_state_of_a_call_and_no_other() -> None:
     states = [row[0].strip("`") for row in rows("states")]
-    assert set(states) == set(get_args(CallState)) == set(get_args(CallStateOfReaders))
+    assert set(states) == set(get_args(CallState))
     assert [row[0] for row in rows("states") if row[2] == "yes"] == ["`ok`"]
 
 

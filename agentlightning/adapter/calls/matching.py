@@ -15,8 +15,6 @@ from typing import Final, Literal, NamedTuple
 from agentlightning.adapter.calls.conversation import conversation_of
 from agentlightning.adapter.spans.content import says_model_call
 from agentlightning.adapter.spans.tokens import (
-    RAW_SPAN,
-    REQUEST_SPAN,
     CallReading,
     call_name,
     has_client_tokens,
@@ -24,6 +22,7 @@ from agentlightning.adapter.spans.tokens import (
     is_completion_output,
     response_id,
 )
+from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
 
 SeenBy = Literal["both", "gateway", "tracer"]

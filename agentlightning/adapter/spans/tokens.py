@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from agentlightning.adapter.spans.attributes import (
     AttributeReader,
@@ -25,15 +25,16 @@ from agentlightning.adapter.spans.attributes import (
     is_list,
 )
 from agentlightning.adapter.spans.content import response_id_in_output
-from agentlightning.semconv import BUDGET_EXHAUSTED, STALE, LightningCallAttributes, LightningSpanAttributes
+from agentlightning.semconv import (
+    BUDGET_EXHAUSTED,
+    RAW_SPAN,
+    STALE,
+    CallState,
+    LightningCallAttributes,
+    LightningSpanAttributes,
+)
 from agentlightning.types import Span
 
-RAW_SPAN: Final = "raw_gen_ai_request"
-"""Name of the gateway's span that holds the tokens of a call."""
-REQUEST_SPAN: Final = "litellm_request"
-"""Name of its parent, which holds the messages."""
-
-CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
 FAILED_STATES: Final[frozenset[CallState]] = frozenset(("upstream_error", "refused", "client_left"))
 """The agent got no answer out of the call."""
 _STATES: Final = frozenset(get_args(CallState))

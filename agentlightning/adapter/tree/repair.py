@@ -10,8 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from agentlightning.adapter.spans.tokens import RAW_SPAN, REQUEST_SPAN, response_id
+from agentlightning.adapter.spans.tokens import response_id
 from agentlightning.adapter.tree.node import SpanNode
+from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 
 NodeT = TypeVar("NodeT", bound=SpanNode)
 

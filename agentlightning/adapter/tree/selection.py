@@ -15,15 +15,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from agentlightning.adapter.calls.calls import ANY_AGENT, is_of_other_policy
 from agentlightning.adapter.calls.matching import Record, match_the_rest
 from agentlightning.adapter.spans.content import says_model_call
-from agentlightning.adapter.spans.tokens import (
-    REQUEST_SPAN,
-    call_name,
-    generated_nothing,
-    is_gateway_call,
-    is_stale,
-    response_id,
-)
+from agentlightning.adapter.spans.tokens import call_name, generated_nothing, is_gateway_call, is_stale, response_id
 from agentlightning.adapter.tree.node import SpanNode
+from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.types import Attributes, Span
 
 NodeT = TypeVar("NodeT", bound=SpanNode)

@@ -19,12 +19,10 @@ from agentlightning.llm_proxy.dialects.json_values import Json, fields_of, objec
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.recording.record_size import Part, fitting
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.semconv import LightningCallAttributes, LightningResourceAttributes
+from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN, LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.utils.id import derive_id
 
-REQUEST_SPAN = "litellm_request"
-RAW_SPAN = "raw_gen_ai_request"
 KEPT_BYTES = 15 * 1024 * 1024
 """Of one call, as it is sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, cast
 
-from agentlightning.semconv import LightningCallAttributes
+from agentlightning.semconv import RAW_SPAN, LightningCallAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.forward import FORWARDED
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
@@ -42,7 +42,6 @@ ATTEMPT_LABELS = ("status", "outcome", "reason")
 CALLS, CALL_SECONDS, TOKENS = "agl.calls.total", "agl.calls.duration", "agl.tokens.total"
 CALL_LABELS, TOKEN_LABELS = ("state",), ("kind",)
 
-_CALL_SPAN = "raw_gen_ai_request"
 _KEYS = LightningCallAttributes
 _TOKEN_KEYS = {
     "prompt": (_KEYS.PROMPT_TOKENS.value, _KEYS.PROMPT_TOKEN_IDS.value),
@@ -143,7 +142,7 @@ class StoreMeter:
 
     def _stored(self, answer: Span | list[Span]) -> None:
         for span in answer if isinstance(answer, list) else [answer]:
-            if span.name == _CALL_SPAN and _KEYS.STATE.value in span.attributes:
+            if span.name == RAW_SPAN and _KEYS.STATE.value in span.attributes:
                 self._called(span)
 
     def _called(self, span: Span) -> None:
