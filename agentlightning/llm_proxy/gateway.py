@@ -17,20 +17,18 @@ from typing import Any
 
 from agentlightning.errors import BusyError, TooLargeError
 from agentlightning.llm_proxy.access.addresses import COUNT_TOKENS, MODELS, CallAddress, dialect_of, parse_address
-from agentlightning.llm_proxy.access.admission import AttemptBook, Slots, check_key
-from agentlightning.llm_proxy.access.budget import Budgets
-from agentlightning.llm_proxy.access.json_shape import expanded_bytes
+from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slots, check_key
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
+from agentlightning.llm_proxy.dialects.json_values import expanded_bytes
 from agentlightning.llm_proxy.endpoints.engines import OTHER
 from agentlightning.llm_proxy.endpoints.models import ModelTable
 from agentlightning.llm_proxy.forwarding import Forwarder, ReplyStream, StreamEnd
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.recording.journal import Journal
-from agentlightning.llm_proxy.recording.privacy import Privacy
-from agentlightning.llm_proxy.recording.recorder import ask_store, is_final, keep
+from agentlightning.llm_proxy.recording.recorder import Privacy, ask_store, is_final, keep
 from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.llm_proxy.replies import AgentReply, CallFailed, ClientLeft, JsonReply, json_reply
 from agentlightning.llm_proxy.upstream.http import Upstream

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
-from agentlightning.llm_proxy.arguments import check_capability, refuse_what_has_no_effect
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.endpoints.health import HealthChecks
+from agentlightning.llm_proxy.endpoints.balancer import HealthChecks
 from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelTable
 from agentlightning.llm_proxy.gateway import Gateway
-from agentlightning.llm_proxy.policies import PolicyTable
-from agentlightning.llm_proxy.policy_config import PolicyConfig, read_policies
+from agentlightning.llm_proxy.policies import CallPolicy, PolicyConfig, PolicyTable, read_policies
 from agentlightning.llm_proxy.recording.journal import Journal
-from agentlightning.llm_proxy.recording.privacy import Kept, Privacy, Redact
+from agentlightning.llm_proxy.recording.recorder import Kept, Privacy, Redact
 from agentlightning.llm_proxy.recording.replay import CallFile, Match
-from agentlightning.llm_proxy.resources import llm_at, model_for
 from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightChanges, WeightGate
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
-from agentlightning.types import LLM, NamedResources
+from agentlightning.types import LLM, NamedResources, ProxyLLM
+from agentlightning.types.attempt_key import attempt_key
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import Receive, Scope, Send, check_bind, server_token
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
@@ -88,7 +86,22 @@ class LLMProxy(WeightChanges):
         policies: Mapping[str, PolicyConfig] | None = None,
         health: HealthChecks | None = None,
     ) -> None:
-        refuse_what_has_no_effect(litellm_config, middlewares, callbacks, num_workers)
+        if litellm_config:
+            raise ValueError(
+                "litellm_config is not supported: this gateway does not run on LiteLLM. Give models in model_list, "
+                "retries as num_retries, and bounds as limits"
+            )
+        if middlewares:
+            raise ValueError(
+                "middlewares is not supported: attribution by URL is always on, and nothing can be put between"
+            )
+        if callbacks:
+            raise ValueError(
+                "callbacks is not supported: token ids, log-probabilities and the spans of each call are always "
+                "recorded"
+            )
+        if num_workers != 1:
+            raise ValueError(f"num_workers must be 1: the gateway serves from one loop; got {num_workers}")
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
             raise ValueError("port, host, launch_mode, and num_workers cannot be set when launcher_args is provided.")
         if num_retries < 0:
@@ -168,7 +181,16 @@ class LLMProxy(WeightChanges):
         policy = None if role is None else self._policies.of_role(role)
         chosen = model_for(self._table.names, policy, model)
         gateway = self.server_launcher.access_endpoint
-        return llm_at(gateway, chosen, sampling_parameters, role, rollout_id, attempt_id)
+        if (rollout_id is None) != (attempt_id is None):
+            raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
+        endpoint = gateway if role is None else f"{gateway}/role/{role}"
+        sampling = dict(sampling_parameters or {})
+        if rollout_id is None or attempt_id is None:
+            return ProxyLLM(endpoint=endpoint, model=chosen, sampling_parameters=sampling)
+        url = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
+        token = server_token()
+        key = attempt_key(rollout_id, attempt_id, token) if token else None
+        return LLM(endpoint=url, model=chosen, api_key=key, sampling_parameters=sampling)
 
     @property
     def roles(self) -> list[str]:
@@ -296,3 +318,38 @@ class LLMProxy(WeightChanges):
     def _bound_store(self) -> LightningStore:
         assert self.store is not None
         return self.store
+
+
+def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
+    """Let a store pass that can be called from the serving loop.
+
+    Raises:
+        RuntimeError: it cannot; says how to make it so.
+    """
+    capabilities, name = store.capabilities, type(store).__name__
+    if launch_mode == "thread" and not capabilities.get("thread_safe"):
+        raise RuntimeError(
+            f"The store is not thread-safe. {name} cannot be called from the gateway's thread: "
+            "wrap it in LightningStoreThreaded, or use launch_mode='asyncio'"
+        )
+    if launch_mode == "asyncio" and not capabilities.get("async_safe"):
+        raise RuntimeError(f"The store is not async-safe. {name} cannot be called from the gateway's loop")
+
+
+def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | None) -> str:
+    """Return the model that an agent asks for: the one asked for here, else its policy's, else the only one served.
+
+    Raises:
+        ValueError: there is not exactly one, or the policy is served by others.
+    """
+    named = () if policy is None else policy.models
+    if asked is not None and named and asked not in named:
+        assert policy is not None
+        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(named)}, not by {asked!r}")
+    names = [asked] if asked else list(named or served)
+    if not names:
+        raise ValueError("No models found in model_list. Please specify the model.")
+    if len(names) > 1:
+        where = f"the policy {policy.name!r}" if policy is not None and named else "model_list"
+        raise ValueError(f"Multiple models found in {where}: {', '.join(names)}. Please specify the model.")
+    return names[0]

@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.adapter import ModelCall, SampleReading, TracerTraceToTriplet, model_calls, samples_from_calls
 from agentlightning.adapter.rows.seams import DRIFTS
-from agentlightning.llm_proxy.recording.privacy import Privacy
+from agentlightning.llm_proxy.recording.recorder import Privacy
 from tests.drift.engine import TEMPLATES, Engine, Manner, Recorded
 from tests.drift.families import NAMES, families
 from tests.drift.scripted_agents import BEHAVIOURS, ScriptedAgent

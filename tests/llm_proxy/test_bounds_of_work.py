@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from agentlightning.llm_proxy.access.json_shape import TooMuchJsonError, check_depth, check_size
 from agentlightning.llm_proxy.access.limits import (
     LONGEST_COMPARED,
     LONGEST_ERROR,
@@ -25,6 +24,7 @@ from agentlightning.llm_proxy.access.limits import (
     JsonBounds,
 )
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES
+from agentlightning.llm_proxy.dialects.json_values import TooMuchJsonError, check_depth, check_size
 from agentlightning.llm_proxy.dialects.pieces import GrowingObject
 from agentlightning.llm_proxy.dialects.tool_calls import ToolCallStream
 from agentlightning.llm_proxy.off_loop import HUGE_BYTES, LARGE_BYTES, OffLoop

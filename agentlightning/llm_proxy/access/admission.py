@@ -1,22 +1,32 @@
-"""Whether a call is admitted: does its key open this attempt, is the attempt still going on, and is there room."""
+"""Whether a call is admitted: does its key open this attempt, does the attempt go on, is there room and budget."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from agentlightning.llm_proxy.access.addresses import CallAddress
+from agentlightning.llm_proxy.access.limits import count_of
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects.json_values import fields_of
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.semconv import BUDGET_EXHAUSTED
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Rollout
 from agentlightning.types.attempt_key import judge_key
 from agentlightning.utils.http.auth import Scope, bearer_token, same_token
 
-LOOKUP_SECONDS = 1.0
+LOOKUP_SECONDS: Final = 1.0
 """How long the store's answer is cached; an ended attempt is refused at the latest after this."""
-_REMEMBERED = 4096
+_ATTEMPTS: Final = 4096
+"""Attempts whose answer is cached."""
+_ROLLOUTS: Final = 100_000
+"""Rollouts whose use is counted; the one without a call for longest is forgotten."""
 _ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
 _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 
@@ -68,30 +78,28 @@ class AttemptBook:
         now = time.monotonic()
         believed_until, reason = self._seen.get((rollout_id, attempt_id), (0.0, None))
         if believed_until <= now:
-            reason = await _why_over(store, rollout_id, attempt_id)
-            if len(self._seen) >= _REMEMBERED:
+            rollout = await store.get_rollout_by_id(rollout_id)
+            if rollout is None:
+                raise CallFailed(404, f"There is no rollout {rollout_id}", code="unknown_rollout")
+            if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
+                reason = _why_over(rollout, rollout.attempt)
+            else:
+                attempts = {attempt.attempt_id: attempt for attempt in await store.query_attempts(rollout_id)}
+                if attempt_id not in attempts:
+                    text = f"Rollout {rollout_id} has no attempt {attempt_id}"
+                    raise CallFailed(404, text, code="unknown_attempt")
+                reason = _why_over(rollout, attempts[attempt_id]) or "a later attempt has taken its place"
+            if len(self._seen) >= _ATTEMPTS:
                 self._seen = {key: entry for key, entry in self._seen.items() if entry[0] > now}
-            if len(self._seen) < _REMEMBERED:
+            if len(self._seen) < _ATTEMPTS:
                 self._seen[rollout_id, attempt_id] = (now + LOOKUP_SECONDS, reason)
         if reason is not None:
             text = f"Attempt {attempt_id} of rollout {rollout_id} makes no more model calls: {reason}"
             raise CallFailed(403, text, code="attempt_over")
 
 
-async def _why_over(store: LightningStore, rollout_id: str, attempt_id: str) -> str | None:
+def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
     """Return why the attempt is over; None if it goes on."""
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        raise CallFailed(404, f"There is no rollout {rollout_id}", code="unknown_rollout")
-    if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
-        return _over(rollout, rollout.attempt)
-    attempts = {attempt.attempt_id: attempt for attempt in await store.query_attempts(rollout_id)}
-    if attempt_id not in attempts:
-        raise CallFailed(404, f"Rollout {rollout_id} has no attempt {attempt_id}", code="unknown_attempt")
-    return _over(rollout, attempts[attempt_id]) or "a later attempt has taken its place"
-
-
-def _over(rollout: Rollout, attempt: Attempt) -> str | None:
     if attempt.status in _ENDED_ATTEMPT:
         return f"it has ended ({attempt.status})"
     if rollout.status in _ENDED_ROLLOUT:
@@ -130,3 +138,61 @@ class Slots:
             self._by_attempt[attempt] -= 1
             if not self._by_attempt[attempt]:
                 del self._by_attempt[attempt]
+
+
+@dataclass(slots=True)
+class Used:
+    """What a rollout has used, all attempts together."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    """In the currency of the prices that the models were given."""
+
+
+class Budgets:
+    """Counts what rollouts use. Owned by the serving loop; gone with the gateway's process.
+
+    A call that begins within the budget is made, so calls at the same time may go beyond it together.
+    """
+
+    def __init__(self, tokens: int | None, cost: float | None) -> None:
+        self._tokens, self._cost = tokens, cost
+        self._used: OrderedDict[str, Used] = OrderedDict()
+
+    def check(self, rollout_id: str) -> None:
+        """Let the rollout make another call or raise.
+
+        Raises:
+            CallFailed: 429, its budget is used up; says how much it used and what the bound is.
+        """
+        used = self._used.get(rollout_id)
+        if used is None:
+            return
+        for what, spent, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
+            if bound is not None and spent >= bound:
+                text = (
+                    f"The budget of rollout {rollout_id} is used up: {spent:g} of {bound:g} ({what}). No further call "
+                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{what}_per_rollout is the bound"
+                )
+                raise CallFailed(429, text, code=BUDGET_EXHAUSTED)
+
+    def add(self, call: GatewayCall, endpoint: ModelEndpoint | None) -> None:
+        """Count what a call has used: by its token ids, else by what the model server says."""
+        if self._tokens is None and self._cost is None:
+            return
+        prompt, completion = tokens_used(call)
+        used = self._used.setdefault(call.rollout_id, Used())
+        used.tokens += prompt + completion
+        if endpoint is not None:
+            used.cost += prompt * endpoint.input_cost + completion * endpoint.output_cost
+        self._used.move_to_end(call.rollout_id)
+        if len(self._used) > _ROLLOUTS:
+            self._used.popitem(last=False)
+
+
+def tokens_used(call: GatewayCall) -> tuple[int, int]:
+    """Return the tokens of prompt and completion; 0 where they are not known."""
+    if call.tokens is not None and call.tokens.prompt_token_ids:
+        return len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
+    counts = fields_of((call.reply or {}).get("usage"))
+    return count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))

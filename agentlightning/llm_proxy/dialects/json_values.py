@@ -1,14 +1,19 @@
-"""JSON of agents and model servers: read within bounds, written as both accept it, and its fields by their type."""
+"""JSON of agents and model servers: read within bounds, written as both accept it, and its fields by their type.
+
+What a text holds is bounded before it is decoded: seven megabytes of `{}` are 700 MB of objects. The count is exact for
+JSON and is taken from slices of the text, so that a thread that counts lets others run.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from pydantic_core import from_json, to_json
 
-from agentlightning.llm_proxy.access.json_shape import TooMuchJsonError, check_depth, check_size
 from agentlightning.llm_proxy.access.limits import (
+    DEEPEST_JSON,
     LONGEST_NAME,
     MOST_CHOICES,
     MOST_FIELDS,
@@ -21,6 +26,14 @@ from agentlightning.llm_proxy.access.limits import (
 from agentlightning.llm_proxy.replies import CallFailed
 
 Json = dict[str, Any]
+
+_OF_IDS = ("prompt", "input")
+"""Fields that may be a list of token ids, which is as long as the prompt is."""
+_SLICE = 1 << 18
+_VALUE, _CONTAINER, _TEXT = 40, 100, 60
+"""Bytes of a value: of a number in a list, and what an object or list, or a text, takes more."""
+_SMALL = 4096
+"""A text of fewer bytes is within every bound."""
 
 
 def read_json_object(raw: bytes) -> Json:
@@ -63,33 +76,23 @@ def check_shape(request: Json) -> Json:
     for name, value in request.items():
         if len(name) > LONGEST_NAME:
             raise _too_much(name, "the name of a field", f"{len(name)} characters", LONGEST_NAME)
-        if is_object(value) and len(value) > MOST_ITEMS:
+        if not (is_list(value) or is_object(value)) or (name in _OF_IDS and set(map(type, value)) == {int}):
+            continue
+        if len(value) > MOST_ITEMS:
             raise _too_much(name, shown(name), f"{len(value)} entries", MOST_ITEMS)
-        if is_list(value) and not (name in _OF_IDS and set(map(type, value)) == {int}):
-            _check_list(name, value)
+        for index, entry in enumerate(entries_of(value)):
+            for inner, held in fields_of(entry).items():
+                where = f"{name}[{index}].{inner}"
+                if (is_list(held) or is_object(held)) and len(held) > MOST_ITEMS:
+                    raise _too_much(where, shown(where), f"{len(held)} entries", MOST_ITEMS)
+                if inner in ("role", "name", "type") and isinstance(held, str) and len(held) > LONGEST_NAME:
+                    raise _too_much(where, shown(where), f"{len(held)} characters", LONGEST_NAME)
     for name in ("model", "user"):
         if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)
     if isinstance(n := request.get("n"), (int, float)) and n > MOST_CHOICES:
         raise _too_much("n", "'n'", f"{shown(n)} choices", MOST_CHOICES)
     return request
-
-
-_OF_IDS = ("prompt", "input")
-"""Fields that may be a list of token ids, which is as long as the prompt is."""
-
-
-def _check_list(place: str, entries: list[Any]) -> None:
-    """Check a list of a request, and the lists and names in its entries."""
-    if len(entries) > MOST_ITEMS:
-        raise _too_much(place, shown(place), f"{len(entries)} entries", MOST_ITEMS)
-    for index, entry in enumerate(entries):
-        for name, value in fields_of(entry).items():
-            where = f"{place}[{index}].{name}"
-            if (is_list(value) or is_object(value)) and len(value) > MOST_ITEMS:
-                raise _too_much(where, shown(where), f"{len(value)} entries", MOST_ITEMS)
-            if name in ("role", "name", "type") and isinstance(value, str) and len(value) > LONGEST_NAME:
-                raise _too_much(where, shown(where), f"{len(value)} characters", LONGEST_NAME)
 
 
 def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
@@ -136,6 +139,86 @@ def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
         value = json.loads(raw.decode() if isinstance(raw, bytes) else raw)
         check_depth(value)
         return value
+
+
+class TooMuchJsonError(ValueError):
+    """A JSON text holds more than its bounds allow."""
+
+
+def check_size(raw: bytes, bounds: JsonBounds) -> None:
+    """Let a JSON text pass that holds no more than its bounds allow.
+
+    Raises:
+        TooMuchJsonError: it holds more; says what and how many are allowed.
+    """
+    if len(raw) < _SMALL:
+        return
+    opened = raw.count(b"{") + raw.count(b"[")
+    if (  # even with what stands in its strings the text is within the bounds, as most are
+        opened <= bounds.containers
+        and opened + raw.count(b",") <= bounds.values
+        and raw.count(b":") <= bounds.keys
+        and raw.count(b'"') <= 2 * bounds.texts
+    ):
+        return
+    counted = _Count()
+    for _ in counted.slices(raw):
+        for holds, bound, what in (
+            (counted.containers, bounds.containers, "objects and lists"),
+            (counted.keys, bounds.keys, "keys"),
+            (counted.values, bounds.values, "values"),
+            (counted.texts, bounds.texts, "keys and texts"),
+        ):
+            if holds > bound:
+                raise TooMuchJsonError(f"it holds more than {bound} {what}")
+
+
+def expanded_bytes(raw: bytes) -> int:
+    """Return about how many bytes the value of a JSON text takes beside its texts' own letters."""
+    counted = _Count()
+    for _ in counted.slices(raw):
+        pass
+    return counted.values * _VALUE + counted.containers * _CONTAINER + counted.texts * _TEXT
+
+
+class _Count:
+    """Counts what stands outside of strings."""
+
+    def __init__(self) -> None:
+        self.values = self.containers = self.keys = self.texts = 0
+
+    def slices(self, raw: bytes) -> Iterator[None]:
+        """Count slice by slice; yields after each."""
+        begin = quotes = 0
+        while begin < len(raw):
+            part = raw[begin : begin + _SLICE]
+            backslashes = len(part) - len(part.rstrip(b"\\"))
+            part = raw[begin : begin + len(part) + backslashes % 2]  # none ends between a backslash and what it escapes
+            begin += len(part)
+            pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+            outside = b" ".join(pieces[quotes % 2 :: 2])
+            quotes += len(pieces) - 1
+            opened = outside.count(b"{") + outside.count(b"[")
+            self.containers += opened
+            self.values += opened + outside.count(b",")
+            self.keys += outside.count(b":")
+            self.texts = quotes // 2
+            yield
+
+
+def check_depth(value: object) -> None:
+    """Let a value pass whose containers do not lie deeper in each other than is allowed.
+
+    Raises:
+        TooMuchJsonError: they do.
+    """
+    level = [value] if is_object(value) or is_list(value) else []
+    for _ in range(DEEPEST_JSON + 2):
+        entries = (entry for outer in level for entry in (outer.values() if is_object(outer) else outer))
+        level = [entry for entry in entries if is_object(entry) or is_list(entry)]
+        if not level:
+            return
+    raise TooMuchJsonError(f"its objects and lists lie more than {DEEPEST_JSON} deep in each other")
 
 
 def json_bytes(value: object) -> bytes:

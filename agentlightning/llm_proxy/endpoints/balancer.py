@@ -2,24 +2,66 @@
 
 A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
 doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
-checked (`health_watch`), so that calls seldom have to find out.
+checked at intervals, so that calls seldom have to find out: engines that are known are asked by `GET /health` below
+their root, which they answer with 503 when they cannot serve; others by `GET /models`. Any answer below 500 counts, and
+neither costs tokens. An endpoint that does not answer these routes comes back by the circuit breaker alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 
-from agentlightning.llm_proxy.endpoints.health import HealthChecks
+import aiohttp
+
+from agentlightning.field_help import explain_fields
+from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
+from agentlightning.llm_proxy.endpoints.engines import ANTHROPIC, LITELLM_ENGINE, OPENAI, OTHER
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 
 logger = logging.getLogger(__name__)
 _REMEMBERED = 100_000
+_NO_HEALTH_ROUTE = (OPENAI, ANTHROPIC, OTHER)
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class HealthChecks:
+    """When an endpoint is out, and how it comes back. An endpoint that is a model's only one is never out.
+
+    Raises:
+        ValueError: a setting is out of its bounds; names it.
+    """
+
+    failures: int = 3
+    """Failures in a row that put an endpoint out."""
+    rest_seconds: float = 2.0
+    """How long it is out the first time, unless a health check succeeds."""
+    longest_rest_seconds: float = 60.0
+    """The most that the time grows to; it doubles each time."""
+    interval_seconds: float = 2.0
+    """Between two questions to an endpoint that is out."""
+    timeout_seconds: float = 2.0
+    """For the answer to one."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"HealthChecks.{field.name} must be a positive number; got {value!r}")
+        if self.failures != int(self.failures):
+            raise ValueError(f"HealthChecks.failures must be a whole number; got {self.failures!r}")
+        if self.longest_rest_seconds < self.rest_seconds:
+            raise ValueError(
+                f"HealthChecks.longest_rest_seconds ({self.longest_rest_seconds!r}) must not be less than rest_seconds "
+                f"({self.rest_seconds!r})"
+            )
 
 
 @dataclass(slots=True)
@@ -52,7 +94,9 @@ class Balancer:
             return endpoints
         key = (rollout_id, model)
         home = self._homes.get(key)
-        serving = [endpoint for endpoint in endpoints if self._serves(endpoint)]
+        now = self._clock()
+        resting = {endpoint for endpoint in self.out() if self._circuits[endpoint].until > now}
+        serving = [endpoint for endpoint in endpoints if endpoint not in resting]
         ordered = sorted(serving, key=lambda endpoint: (endpoint != home, self.in_flight[endpoint]))
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
         circuit = self._circuits.get(ordered[0])
@@ -116,10 +160,6 @@ class Balancer:
             return "serving"
         return "out" if self._is_out(circuit) else "failing"
 
-    def _serves(self, endpoint: ModelEndpoint) -> bool:
-        circuit = self._circuits.get(endpoint)
-        return circuit is None or not self._is_out(circuit) or circuit.until <= self._clock()
-
     def _is_out(self, circuit: _Circuit) -> bool:
         return circuit.failures >= self._checks.failures
 
@@ -128,3 +168,41 @@ class Balancer:
             self.some_are_out.set()
         else:
             self.some_are_out.clear()
+
+
+class HealthWatch:
+    """Brings endpoints back. Owned by the serving loop; `run` is a task of its creator."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        balancer: Balancer,
+        probe: EngineProbe,
+        checks: HealthChecks,
+        endpoints: Callable[[], list[ModelEndpoint]],
+    ) -> None:
+        self._session, self._balancer, self._probe = session, balancer, probe
+        self._checks, self._endpoints = checks, endpoints
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            await self._balancer.some_are_out.wait()
+            await asyncio.sleep(self._checks.interval_seconds)
+            await asyncio.gather(*(self._check(endpoint) for endpoint in self._balancer.out()))
+
+    async def _check(self, endpoint: ModelEndpoint) -> None:
+        if endpoint not in self._endpoints():
+            self._balancer.forget(endpoint)
+            return
+        if endpoint.engine == LITELLM_ENGINE:
+            return  # has no route for it: the next call finds out
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+        with suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(self._checks.timeout_seconds):
+                foreign = await self._probe.engine_of(endpoint) in _NO_HEALTH_ROUTE
+                url = f"{endpoint.api_base}/models" if foreign else f"{endpoint.root}/health"
+                async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                    is_healthy = response.status < 500
+            if is_healthy:
+                self._balancer.reported_healthy(endpoint)

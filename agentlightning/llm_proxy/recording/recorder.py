@@ -1,30 +1,83 @@
-"""Requests of the gateway to the store: numbers for calls, and their spans, stored before the agent gets its reply."""
+"""Requests of the gateway to the store: numbers for calls, and their spans, stored before the agent gets its reply.
+
+What is kept of prompts and replies is the user's choice, made before anything leaves the process. Whatever the choice,
+keys that are known by their shape are hidden before; token ids stay.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar, get_args
 
 from agentlightning.errors import AgentLightningError, BusyError, TooLargeError
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.off_loop import OffLoop
-from agentlightning.llm_proxy.recording.privacy import Privacy
 from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, bare_spans_of, spans_of
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store.base import LightningStore
+from agentlightning.store.rules.values import evolve
 from agentlightning.tracer.export.exporter import mirror_spans
 from agentlightning.tracer.mending import span_without_keys
-from agentlightning.types import Span
+from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.backoff import backoff_delays
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _FIRST_DELAY = 0.05
 _LEAST_BYTES = 4096
+
+Kept = Literal["all", "tokens", "counts"]
+"""`tokens`: token ids and log-probabilities, no text; `counts`: how many, how long, which model, how it ended."""
+Redact = Callable[[Span], Span]
+
+_TEXT = ("gen_ai.prompt.", "gen_ai.completion.", "llm.request.functions.", "llm.hosted_vllm.", "error.message")
+_SHORT = (".role", ".finish_reason", ".id", ".model")
+"""Ends of keys below `_TEXT` that say nothing of what was said."""
+_TOKENS = (
+    LightningCallAttributes.PROMPT_TOKEN_IDS.value,
+    LightningCallAttributes.COMPLETION_TOKEN_IDS.value,
+    LightningCallAttributes.COMPLETION_LOGPROBS.value,
+)
+_COUNTS = {
+    LightningCallAttributes.PROMPT_TOKEN_IDS.value: LightningCallAttributes.PROMPT_TOKENS.value,
+    LightningCallAttributes.COMPLETION_TOKEN_IDS.value: LightningCallAttributes.COMPLETION_TOKENS.value,
+}
+
+
+class Privacy:
+    """Takes out of the spans of a call what is not to be kept.
+
+    Raises:
+        ValueError: `keep` is none of the choices.
+    """
+
+    def __init__(self, keep: Kept = "all", redact: Redact | None = None) -> None:
+        if keep not in get_args(Kept):
+            raise ValueError(f"keep must be one of {', '.join(get_args(Kept))}; got {keep!r}")
+        self._keep: Kept = keep
+        self._redact = redact
+
+    def apply(self, spans: Sequence[Span]) -> list[Span]:
+        """Return what may leave the process. An error of the user's function passes: then nothing leaves."""
+        kept = list(spans)
+        if self._keep != "all":
+            left_out, counted = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
+            for place, span in enumerate(spans):
+                attributes = {
+                    key: value
+                    for key, value in span.attributes.items()
+                    if key not in left_out and (not key.startswith(_TEXT) or key.endswith(_SHORT))
+                }
+                for key, count in counted.items():
+                    if isinstance(ids := span.attributes.get(key), (list, tuple)):
+                        attributes[count] = len(ids)
+                status = TraceStatus(status_code=span.status.status_code)
+                kept[place] = evolve(span, attributes=attributes, status=status)
+        return kept if self._redact is None else [self._redact(span) for span in kept]
 
 
 async def ask_store(question: Awaitable[T], seconds: float) -> T:

@@ -3,21 +3,30 @@
 The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
 beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
 enter no span.
+
+Parts of a call that are too large for its record become their SHA-256 and size; the record itself is kept. What counts
+is the size on the way to a store (JSON in ASCII), where a control character and an umlaut take six bytes and a
+log-probability about twenty. Texts go before tokens, since only the tokens can be trained on; of each the largest
+first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic_core import to_json
 
 from agentlightning.llm_proxy.access.limits import LARGEST_COUNT, count_of
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.dialects.json_values import Json, fields_of, object_in, objects
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.recording.record_size import Part, fitting
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN, LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
@@ -25,6 +34,15 @@ from agentlightning.utils.id import derive_id
 
 KEPT_BYTES = 15 * 1024 * 1024
 """Of one call, as it is sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
+
+NOT_KEPT: Final = "agentlightning.call.not_kept"
+"""The key of one part that stands for all that were left out."""
+_MANY = ("gen_ai.prompt.", "llm.request.functions.")
+"""Begins of the keys of which there may be very many."""
+_EACH = 8
+"""Bytes around a key and a value."""
+_STAND_IN = 128
+"""Bytes of what stands for a part."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
 _PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
@@ -64,6 +82,68 @@ def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
     bare = GatewayCall(**{name: getattr(call, name) for name in _BARE})
     bare.error = call.error
     return spans_of(bare)
+
+
+@dataclass(slots=True)
+class Part:
+    """One attribute of one of the spans."""
+
+    span: int
+    key: str
+    value: AttributeValue
+    is_token: bool = False
+    """A list of token ids or log-probabilities; not replaced by a text but left out."""
+    size: int = 0
+
+    def measure(self) -> None:
+        value, size = self.value, _EACH + len(self.key)
+        if isinstance(value, str) and not value.isascii():
+            ascii_only = value.encode("ascii", "ignore").decode()
+            units = len(value.encode("utf-16-le", "surrogatepass")) // 2
+            self.size = size + len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
+        else:
+            self.size = size + len(to_json(value, inf_nan_mode="constants"))
+
+
+def fitting(parts: list[Part], budget: int) -> list[Part]:
+    """Return the parts with what is too large replaced, so that together they take no more than `budget` bytes.
+
+    Parts that say how the call ended are short and always there.
+    """
+    for part in parts:
+        part.measure()
+    total = sum(part.size for part in parts)
+    if total <= budget:
+        return parts
+    texts = [part for part in parts if isinstance(part.value, str) and part.size > _STAND_IN + 200]
+    for part in sorted(texts, key=lambda part: -part.size):
+        if total > budget:
+            total -= part.size
+            part.value = stand_in(str(part.value).encode())
+            part.measure()
+            total += part.size
+    left_out: list[Part] = []
+    kept: list[Part] = []
+    for part in reversed(parts) if total > budget else ():  # the last of very many texts: one part stands for them
+        if total + _STAND_IN + len(NOT_KEPT) > budget and part.key.startswith(_MANY):
+            left_out.append(part)
+            total -= part.size
+        else:
+            kept.append(part)
+    if left_out:
+        raw = b"".join(to_json([part.key, part.value]) for part in reversed(left_out))
+        note = Part(0, NOT_KEPT, stand_in(raw, f"{len(left_out)} attributes, "))
+        note.measure()
+        parts, total = [*reversed(kept), note], total + note.size
+    for part in sorted((part for part in parts if part.is_token), key=lambda part: -part.size):
+        if total > budget:
+            parts, total = [other for other in parts if other is not part], total - part.size
+    return parts
+
+
+def stand_in(raw: bytes, what: str = "") -> str:
+    """Return what is kept of something too large to keep."""
+    return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
 def _attributes(call: GatewayCall, parts: list[Part]) -> tuple[Attributes, Attributes]:

@@ -21,11 +21,9 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.base import WireDialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
-from agentlightning.llm_proxy.endpoints.balancer import Balancer
+from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks, HealthWatch
 from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
 from agentlightning.llm_proxy.endpoints.engines import LITELLM_ENGINE
-from agentlightning.llm_proxy.endpoints.health import HealthChecks
-from agentlightning.llm_proxy.endpoints.health_watch import HealthWatch
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable

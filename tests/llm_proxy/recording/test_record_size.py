@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.recording.record_size import Part, fitting
-from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, spans_of
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, Part, fitting, spans_of
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from tests.llm_proxy.harness import GatewayHarness
