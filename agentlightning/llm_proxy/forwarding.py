@@ -279,8 +279,12 @@ def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | No
     """Return what the agent gets for one frame."""
     with _blamed_on(_SERVER):
         shown = reader.feed(frame)
-        if b"NaN" in shown or b"Infinity" in shown:
-            shown = _strict_frame(shown)
+        if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
+            data = data_of(shown)
+            value = None if data is None else read_json(data)
+            if data is not None and value is not None and not is_strict(data):
+                event = next((line[6:].strip() for line in shown.splitlines() if line.startswith(b"event:")), None)
+                shown = frame_of(json_bytes(value), None if event is None else event.decode("utf-8", "replace"))
         return shown if writer is None or reader.ended else _events(writer, shown)
 
 
@@ -303,16 +307,6 @@ def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:
     if reply is None:
         raise unusable(f"The model server's reply is none of {wire.route} ({wire.reply_form})")
     return reply
-
-
-def _strict_frame(frame: bytes) -> bytes:
-    """Return a frame without what JSON does not have; the very same where that stands in a text."""
-    data = data_of(frame)
-    value = None if data is None else read_json(data)
-    if data is None or value is None or is_strict(data):
-        return frame
-    event = next((line[6:].strip() for line in frame.splitlines() if line.startswith(b"event:")), None)
-    return frame_of(json_bytes(value), None if event is None else event.decode("utf-8", "replace"))
 
 
 def _events(writer: StreamWriter, frame: bytes) -> bytes:

@@ -103,7 +103,15 @@ class Gateway:
         if address.route == COUNT_TOKENS:
             return await self._count_tokens(address, scope, receive)
         dialect = DIALECTS[address.route]
-        call = await self._begin_call(store, address, scope)
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        call = GatewayCall(
+            address.rollout_id,
+            address.attempt_id,
+            await ask_store(store.get_next_span_sequence_id(address.rollout_id, address.attempt_id), seconds),
+            dialect=address.route,
+            agent_headers={name: value for name, value in headers if name in dialect.forwarded},
+            role=address.role,
+        )
         if self._journal is not None:
             self._journal.begun(call)
         with self._hold(address) as hold:
@@ -152,21 +160,6 @@ class Gateway:
                 text = f"Counting took longer than {self._limits.call_seconds} seconds"
                 raise CallFailed(504, text, code="timeout") from None
 
-    async def _begin_call(self, store: LightningStore, address: CallAddress, scope: Scope) -> GatewayCall:
-        number = store.get_next_span_sequence_id(address.rollout_id, address.attempt_id)
-        sequence_id = await ask_store(number, self._limits.store_seconds)
-        wanted = DIALECTS[address.route].forwarded
-        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-        sent = {name: value for name, value in headers if name in wanted} if wanted else {}
-        return GatewayCall(
-            address.rollout_id,
-            address.attempt_id,
-            sequence_id,
-            dialect=address.route,
-            agent_headers=sent,
-            role=address.role,
-        )
-
     async def _make_call(
         self,
         store: LightningStore,
@@ -207,14 +200,26 @@ class Gateway:
             await self._hold_value(raw, incoming.hold)
             return await self._forwarder.serve(call, dialect, raw, reply_stream)
 
+        async def wait_for_disconnect() -> None:
+            await has_body.wait()  # nothing is read before the body is there
+            while (await incoming.receive())["type"] != "http.disconnect":
+                pass
+
         work = asyncio.ensure_future(serve())
-        gone = asyncio.ensure_future(_until_disconnected(incoming.receive, has_body))
+        gone = asyncio.ensure_future(wait_for_disconnect())
         tasks: set[asyncio.Future[Any]] = {work, gone}
         try:
             await asyncio.wait(tasks, timeout=self._limits.call_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finished = [task for task in tasks if task.done()]
-            await _cancel(tasks)
+            running = [task for task in tasks if not task.done()]
+            for task in running:
+                task.cancel()
+            if running:  # until they have ended, so that the connection to the model server is closed too
+                await asyncio.wait(running)
+            for task in running:
+                if not task.cancelled():
+                    task.exception()  # retrieved, so that asyncio does not warn
         if work in finished:
             return work.result()
         if finished:
@@ -247,21 +252,15 @@ class Gateway:
         if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
             return _failed_reply(dialect, CallFailed(500, call.error, code="internal_error"), reply_stream)
         if call.state == "no_tokens" and call.is_for_training:
-            self._warn_about_tokens(call)
+            model, engine = str((call.request or {}).get("model")), call.engine or OTHER
+            if model not in self._warned:
+                self._warned.add(model)
+                text = (
+                    "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and "
+                    "cannot be trained. How to get them: %s"
+                )
+                logger.warning(text, model, engine.name, engine.advice)
         return reply
-
-    def _warn_about_tokens(self, call: GatewayCall) -> None:
-        model = str((call.request or {}).get("model"))
-        if model not in self._warned:
-            self._warned.add(model)
-            engine = call.engine or OTHER
-            logger.warning(
-                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and cannot "
-                "be trained. How to get them: %s",
-                model,
-                engine.name,
-                engine.advice,
-            )
 
 
 def _internal_error() -> CallFailed:
@@ -308,22 +307,3 @@ async def _body(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes
         raise CallFailed(413, text, code="body_too_large") from None
     except ClientLeftError:
         raise ClientLeft from None
-
-
-async def _until_disconnected(receive: Receive, has_body: asyncio.Event) -> None:
-    """Return when the client closes its connection; reads nothing before the body is there."""
-    await has_body.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(tasks: set[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and wait for its end, so that the connection to the model server is closed too."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
-    for task in running:
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not warn

@@ -80,7 +80,14 @@ def read_policies(policies: object) -> list[CallPolicy]:
             raise ValueError(
                 f"{place}.kind must be one of {', '.join(kinds)}{hint(str(kind), kinds, lists=False)}; got {kind!r}"
             )
-        models, roles, routes = (_names(f"{place}.{field}", fields.get(field)) for field in _FIELDS[1:])
+        named: list[tuple[str, ...]] = []
+        for field in _FIELDS[1:]:
+            value = fields.get(field)
+            names = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else ()
+            if value is not None and not (names and all(isinstance(name, str) and name for name in names)):
+                raise ValueError(f"{place}.{field} must be a list of names; got {value!r}")
+            named.append(names)
+        models, roles, routes = named
         for role in roles:
             if not _ROLE.fullmatch(role):
                 raise ValueError(f"{place}.roles: {role!r} is no role: 1 to 128 letters, digits, '-' and '_'")
@@ -89,15 +96,6 @@ def read_policies(policies: object) -> list[CallPolicy]:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
         found.append(CallPolicy(name, kind, models, roles, routes))
     return found
-
-
-def _names(place: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{place} must be a list of names; got {value!r}")
-    return tuple(names)
 
 
 class PolicyTable:

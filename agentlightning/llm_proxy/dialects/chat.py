@@ -82,7 +82,28 @@ class ChatCompletions(WireDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        return b"".join(_frames_of(visible(reply, request), request))
+        """All of it is in one chunk; then come the reason of its end, and the usage if asked for."""
+        reply = visible(reply, request)
+        usage = reply.get("usage")
+        head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
+        head["object"] = "chat.completion.chunk"
+        last = ("finish_reason", *_STOPPED_BY)
+        chunks: list[Json] = []
+        for choice in objects(reply.get("choices")):
+            message = object_in(choice, "message")
+            calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
+            delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+            delta.update({"tool_calls": calls} if calls else {})
+            rest = {name: value for name, value in choice.items() if name not in ("message", *last)}
+            chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
+            end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": None}
+            end.update({name: choice[name] for name in last if name in choice})
+            chunks.append({**head, "choices": [end]})
+        if object_in(request, "stream_options").get("include_usage") and usage is not None:
+            chunks.append({**head, "choices": [], "usage": usage})
+        if "prompt_token_ids" in reply and chunks:
+            chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
+        return b"".join([*(frame_of(json_bytes(chunk)) for chunk in chunks), frame_of(DONE)])
 
 
 class Choice(ABC):
@@ -170,7 +191,16 @@ class _ChatChoice(Choice):
                 continue
             if name == "tool_calls":
                 for part in objects(value):
-                    self._collect_tool_call(part)
+                    index = part.get("index")
+                    function: Json = {"name": Text(), "arguments": Text()}
+                    empty: Json = {"index": index, "id": None, "type": "function", "function": function}
+                    call = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
+                    call.update({field: part[field] for field in ("id", "type") if part.get(field)})
+                    texts = cast("dict[str, Text]", call["function"])
+                    for field, text in object_in(part, "function").items():
+                        # the name is passed over where it is repeated, as some servers do in each piece
+                        if isinstance(text, str) and not (field == "name" and texts["name"].is_just(text)):
+                            texts.setdefault(field, Text()).add(text)
             elif isinstance(value, str) and name != "role":
                 if not isinstance(so_far := self._message.get(name), Text):
                     so_far = self._message[name] = Text()
@@ -191,44 +221,6 @@ class _ChatChoice(Choice):
                 for call in self._calls.values()
             ]
         return {"index": self.fields["index"], "message": message, **self.fields}
-
-    def _collect_tool_call(self, piece: Json) -> None:
-        index = piece.get("index")
-        function: Json = {"name": Text(), "arguments": Text()}
-        empty: Json = {"index": index, "id": None, "type": "function", "function": function}
-        known = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
-        known.update({name: piece[name] for name in ("id", "type") if piece.get(name)})
-        so_far = cast("dict[str, Text]", known["function"])
-        for name, value in object_in(piece, "function").items():
-            # the name is passed over where it is repeated, as some servers do in each piece
-            if isinstance(value, str) and not (name == "name" and so_far["name"].is_just(value)):
-                so_far.setdefault(name, Text()).add(value)
-
-
-def _frames_of(reply: Json, request: Json) -> list[bytes]:
-    """Return a whole reply as chunks: all of it in one, then the reason of its end, then the usage if asked for."""
-    usage = reply.get("usage")
-    head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
-    head["object"] = "chat.completion.chunk"
-    chunks: list[Json] = []
-    for choice in objects(reply.get("choices")):
-        message = object_in(choice, "message")
-        calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
-        delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
-        if calls:
-            delta["tool_calls"] = calls
-        last = ("finish_reason", *_STOPPED_BY)
-        rest = {name: value for name, value in choice.items() if name not in ("message", *last)}
-        chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
-        end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": None}
-        end.update({name: choice[name] for name in last if name in choice})
-        chunks.append({**head, "choices": [end]})
-    if object_in(request, "stream_options").get("include_usage") and usage is not None:
-        chunks.append({**head, "choices": [], "usage": usage})
-    if "prompt_token_ids" in reply and chunks:
-        chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
-    frames = [frame_of(json_bytes(chunk)) for chunk in chunks]
-    return [*frames, frame_of(DONE)]
 
 
 def thought_in(message: Json) -> str:

@@ -38,7 +38,8 @@ def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
-    triples = _meta_triples(choice)
+    told = object_in(choice, "meta_info").get("output_token_logprobs")
+    triples = told if is_list(told) and all(len(entries_of(triple)) >= 2 for triple in told) else None
     if completion is None and triples is not None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:
@@ -58,12 +59,8 @@ def token_ids(value: object) -> list[int] | None:
     return value if fit else None
 
 
-def _meta_triples(choice: Json) -> list[list[Any]] | None:
-    triples = object_in(choice, "meta_info").get("output_token_logprobs")
-    return triples if is_list(triples) and all(len(entries_of(triple)) >= 2 for triple in triples) else None
-
-
 def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> list[float] | None:
+    """Return as many numbers; None if they are not, or if one is not finite or no logarithm of a probability."""
     fields = object_in(choice, "logprobs")
     content, values = fields.get("content"), fields.get("token_logprobs")
     entries = objects(content)
@@ -72,15 +69,10 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> lis
     found = entries_of(values)
     if len(found) != length and triples is not None:
         found = [triple[0] for triple in triples]
-    return _finite(found) if len(found) == length else None
-
-
-def _finite(values: list[Any]) -> list[float] | None:
-    """Return the numbers as floats; None if one of them is none, not finite, or no logarithm of a probability."""
-    if not set(map(type, values)) <= {int, float}:
+    if len(found) != length or not set(map(type, found)) <= {int, float}:
         return None
     try:
-        numbers = list(map(float, values))
+        numbers = list(map(float, found))
     except OverflowError:  # an integer beyond every float
         return None
     return numbers if all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED else None

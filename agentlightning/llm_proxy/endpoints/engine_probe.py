@@ -65,7 +65,17 @@ class EngineProbe:
     async def _ask(self, endpoint: ModelEndpoint) -> Engine:
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         try:
-            engine = await asyncio.wait_for(self._engine_by_models(endpoint, headers), _SECONDS)
+            async with (
+                asyncio.timeout(_SECONDS),
+                self._session.get(f"{endpoint.api_base}/models", headers=headers, allow_redirects=False) as reply,
+            ):
+                body = bytearray()
+                async for chunk in reply.content.iter_any():
+                    body += chunk
+                    if len(body) > _LARGEST:
+                        break
+            models = objects((read_json(bytes(body)) or {}).get("data"))
+            engine = engine_of_owners(model.get("owned_by") for model in models)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             logger.debug("the model server %s does not list its models (%s)", endpoint.label, type(error).__name__)
             self._silent[endpoint] = time.monotonic() + _AGAIN_SECONDS
@@ -76,14 +86,3 @@ class EngineProbe:
         asked = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
         logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, asked)
         return engine
-
-    async def _engine_by_models(self, endpoint: ModelEndpoint, headers: dict[str, str]) -> Engine:
-        url = f"{endpoint.api_base}/models"
-        async with self._session.get(url, headers=headers, allow_redirects=False) as reply:
-            body = bytearray()
-            async for chunk in reply.content.iter_any():
-                body += chunk
-                if len(body) > _LARGEST:
-                    break
-            models = objects((read_json(bytes(body)) or {}).get("data"))
-            return engine_of_owners(model.get("owned_by") for model in models)

@@ -166,12 +166,20 @@ def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     _refuse_unknown(place, parameters, _PARAMETERS)
     model = _text(f"{place}.model", parameters.get("model"))
     provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
+    url = _url(f"{place}.api_base", parameters.get("api_base"))
+    key = _key(f"{place}.api_key", parameters.get("api_key"))
+    prices, listed = _prices(place, parameters), parameters.get("dialects")
+    dialects = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES
+    if listed is not None:
+        dialects = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, (list, tuple)) else ()
+        if not dialects or any(name not in _ROUTES for name in dialects):
+            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {listed!r}")
     return name, ModelEndpoint(
         model.removeprefix(provider or ""),
-        _url(f"{place}.api_base", parameters.get("api_base")),
-        _key(f"{place}.api_key", parameters.get("api_key")),
-        *_prices(place, parameters),
-        dialects=_dialects(f"{place}.dialects", parameters.get("dialects"), model),
+        url,
+        key,
+        *prices,
+        dialects=dialects,
         engine=_engine(f"{place}.engine", parameters.get("engine")),
         provider=(provider or _PROVIDERS[0]).rstrip("/"),
     )
@@ -276,15 +284,6 @@ def _key(place: str, value: object) -> str | None:
         )
     protect()
     return key
-
-
-def _dialects(place: str, value: Any, model: str) -> tuple[str, ...]:
-    if value is None:
-        return (MESSAGES.route,) if model.startswith(_ANTHROPIC) else _WIRE_ROUTES
-    names = cast(Sequence[Any], value) if isinstance(value, (list, tuple)) else ()
-    if not names or any(name not in _ROUTES for name in names):
-        raise ValueError(f"{place} must be a list out of {', '.join(_ROUTES)}; got {value!r}")
-    return tuple(names)
 
 
 def _engine(place: str, value: Any) -> str | None:

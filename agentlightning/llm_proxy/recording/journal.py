@@ -51,11 +51,20 @@ class Journal:
                 f"journal={str(self.path)!r} belongs to a gateway that runs; give each one a file of its own"
             )
         written = self.path.read_bytes()
-        left = _left_over(written)
-        self._file, self._in_hand = file, {call.call_id for call in left}
+        begun: dict[str, GatewayCall] = {}
+        for line in written.splitlines():
+            try:
+                fields = fields_of(json.loads(line))
+            except ValueError:  # a line that was cut short
+                continue
+            if "ended" in fields:
+                begun.pop(fields["ended"], None)
+            elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:
+                begun[fields["call_id"]] = GatewayCall(**fields)
+        self._file, self._in_hand = file, set(begun)
         if written and not written.endswith(b"\n"):
             self._append(b"\n")  # a line was cut short: what follows begins its own
-        return left
+        return list(begun.values())
 
     def begun(self, call: GatewayCall) -> None:
         """Write that a call is in progress; does nothing if the journal is not open."""
@@ -108,19 +117,3 @@ def _locked(file: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _left_over(written: bytes) -> list[GatewayCall]:
-    """Return the calls that began and did not end; a line that was cut short is skipped."""
-    begun: dict[str, GatewayCall] = {}
-    for line in written.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        fields = fields_of(entry)
-        if "ended" in fields:
-            begun.pop(fields["ended"], None)
-        elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:
-            begun[fields["call_id"]] = GatewayCall(**fields)
-    return list(begun.values())

@@ -35,6 +35,8 @@ _REQUEST = (
     *("logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
     *("function_call", "modalities", "audio", "prediction", "reasoning_effort", "thinking", "verbosity"),
 )
+_UNREACHED = frozenset(("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError"))
+"""Errors of a failed connection; the library's error may be caused by one."""
 
 
 async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> UpstreamResponse | UpstreamStream:
@@ -108,7 +110,12 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
     """Return what the library raised as an answer with the provider's status; without one it could not be reached."""
     status: Any = getattr(error, "status_code", None)
     name = type(error).__name__
-    if not _reached(error) or not isinstance(status, int) or not 400 <= status < 600:
+    causes: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
+    if not _UNREACHED.isdisjoint(causes) or not isinstance(status, int) or not 400 <= status < 600:
         logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
         return UpstreamResponse(failure="unreachable", detail=name)
     fields = {
@@ -120,12 +127,3 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
     return UpstreamResponse(
         status, body.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else body, after
     )
-
-
-def _reached(error: BaseException | None) -> bool:
-    """False if the library's error was caused by a failed connection."""
-    while error is not None:
-        if type(error).__name__ in ("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError"):
-            return False
-        error = error.__cause__ or error.__context__
-    return True

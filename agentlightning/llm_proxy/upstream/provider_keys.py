@@ -164,22 +164,32 @@ class KeyWatch:
 
     def feed(self, raw: bytes) -> list[bytes]:
         """Take one frame and return those that can be handed on; may be none."""
-        shown, found = self._hide(raw)
-        self.found |= found
+        shown, found = self._secrets.hide(raw)
         data = data_of(shown)
+        if data is not None and (b"\\u" in raw or b"\\/" in raw):
+            clean, inside = self._secrets.hide(data)
+            if inside:
+                shown, found = shown.replace(data, clean), True
+                data = data_of(shown)
+        self.found |= found
         value = None if data is None else read_json(data)
         frame = _Frame(shown, value, changed=found and value is not None)
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
         touched: set[tuple[object, ...]] = set()
-        for text in _texts_of(value):
-            if text.kind is _TextKind.GROWING:
-                touched.add(text.path)
-            self._follow(text, frame)
         choices = objects(value.get("choices"))
+        places = [(value, ("delta", "content_block"), "delta"), *((choice, ("delta",), "text") for choice in choices)]
+        for place, deltas, name in places:
+            for text in _top(place, deltas, name):
+                if text.kind is _TextKind.GROWING:
+                    touched.add(text.path)
+                self._follow(text, frame)
         about = {path[0] for path in touched} | ({_index(choice) for choice in choices} or {_index(value)} - {()})
-        self._let_go(touched, about)
+        for path, tail in self._tails.items():
+            if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
+                for piece in tail.pieces:
+                    piece.waits = False  # tells nothing and did not go on, though its choice did
         return self._free()
 
     def end(self) -> list[bytes]:
@@ -190,14 +200,6 @@ class KeyWatch:
                 self.found = True
         self._tails.clear()
         return self._free()
-
-    def _hide(self, raw: bytes) -> tuple[bytes, bool]:
-        shown, found = self._secrets.hide(raw)
-        data = data_of(shown) if b"\\u" in raw or b"\\/" in raw else None
-        if data is None:
-            return shown, found
-        clean, inside = self._secrets.hide(data)
-        return (shown.replace(data, clean), True) if inside else (shown, found)
 
     def _follow(self, said: _Text, frame: _Frame) -> None:
         path, place, name = said.path, said.place, said.name
@@ -222,13 +224,6 @@ class KeyWatch:
                 pieces.insert(0, replace(piece, length=min(piece.length, before)))
                 before -= piece.length
         self._tails[path] = _Tail(text[len(text) - length :], [*pieces, fresh] if fresh.length else pieces)
-
-    def _let_go(self, touched: set[tuple[object, ...]], about: set[object]) -> None:
-        """Hold back no longer what tells nothing and did not go on, though its choice did."""
-        for path, tail in self._tails.items():
-            if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
-                for piece in tail.pieces:
-                    piece.waits = False
 
     def _free(self) -> list[bytes]:
         if any(tail.held for tail in self._tails.values()):
@@ -263,15 +258,11 @@ class _Text(NamedTuple):
     kind: _TextKind
 
 
-def _texts_of(value: Json) -> Iterator[_Text]:
-    """Return all texts of a frame; those of a delta and of the block that it adds to have the same path."""
-    yield from _top(value, ("delta", "content_block"), "delta")
-    for choice in objects(value.get("choices")):
-        yield from _top(choice, ("delta",), "text")
-
-
 def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
-    """Return the texts of a frame or a choice, without those of a frame's choices."""
+    """Return the texts of a frame or a choice, without those of a frame's choices.
+
+    Those of a delta and of the block that it adds to have the same path.
+    """
     owner = (_index(place),)
     for name, value in place.items():
         if isinstance(value, str):

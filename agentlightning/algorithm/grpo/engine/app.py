@@ -84,9 +84,17 @@ class ChatService:
                 code="model_not_found",
             )
         prompt_ids = self._format.prompt_ids(request.messages, request.tools)
+        left, wanted = self._context_length - len(prompt_ids), request.max_new_tokens
+        if left < (wanted or 1):
+            raise RequestError(
+                f"the context is {self._context_length} tokens; the messages take {len(prompt_ids)} of them and "
+                f"{wanted or 'at least 1'} are asked for the completion",
+                param="messages",
+                code="context_length_exceeded",
+            )
         completion = Completion(
             prompt_ids,
-            self._token_limit(request, len(prompt_ids)),
+            wanted or min(left, self._max_new_tokens),
             request.temperature,
             request.top_p,
             self._seeds.getrandbits(63) if request.seed is None else request.seed,
@@ -97,19 +105,6 @@ class ChatService:
             CallRecord(response_id, prompt_ids, completion.token_ids, completion.logprobs, weight_version)
         )
         return self._response(request, completion, response_id, weight_version)
-
-    def _token_limit(self, request: ChatRequest, prompt_length: int) -> int:
-        """Return how many tokens may be sampled."""
-        left = self._context_length - prompt_length
-        wanted = request.max_new_tokens
-        if left < (wanted or 1):
-            raise RequestError(
-                f"the context is {self._context_length} tokens; the messages take {prompt_length} of them and "
-                f"{wanted or 'at least 1'} are asked for the completion",
-                param="messages",
-                code="context_length_exceeded",
-            )
-        return wanted or min(left, self._max_new_tokens)
 
     def _response(
         self, request: ChatRequest, completion: Completion, response_id: str, weight_version: int

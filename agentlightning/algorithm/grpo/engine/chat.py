@@ -113,11 +113,19 @@ def parse_request(body: object) -> ChatRequest:
         raise RequestError("the body must be a JSON object with 'model' and 'messages'")
     fields = {name: value for name, value in cast("dict[str, object]", body).items() if value is not None}
     _refuse_unsupported(fields)
+    model, messages = _typed(fields, "model", str), _typed(fields, "messages", list)
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise RequestError("'messages' must be a list of at least one message object", param="messages")
+    tools, temperature = _tools(fields), _number(fields, "temperature", 1.0, low=0.0, high=2.0)
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise RequestError(
+            f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {temperature}", param="temperature"
+        )
     return ChatRequest(
-        model=_typed(fields, "model", str),
-        messages=_messages(fields),
-        tools=_tools(fields),
-        temperature=_temperature(fields),
+        model=model,
+        messages=messages,
+        tools=tools,
+        temperature=temperature,
         top_p=_number(fields, "top_p", 1.0, low=0.0, high=1.0, low_included=False),
         max_new_tokens=_max_new_tokens(fields),
         seed=_typed(fields, "seed", int) if "seed" in fields else None,
@@ -201,13 +209,6 @@ def _typed(fields: Mapping[str, object], name: str, kind: type[Any]) -> Any:
     return value
 
 
-def _messages(fields: Mapping[str, object]) -> list[dict[str, Any]]:
-    messages = _typed(fields, "messages", list)
-    if not messages or not all(isinstance(message, dict) for message in messages):
-        raise RequestError("'messages' must be a list of at least one message object", param="messages")
-    return messages
-
-
 def _tools(fields: Mapping[str, object]) -> list[dict[str, Any]] | None:
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
@@ -220,15 +221,6 @@ def _tools(fields: Mapping[str, object]) -> list[dict[str, Any]] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
         raise RequestError("'tools' must be a list of function tools", param="tools")
     return cast("list[dict[str, Any]]", tools) if tools and choice == "auto" else None
-
-
-def _temperature(fields: Mapping[str, object]) -> float:
-    value = _number(fields, "temperature", 1.0, low=0.0, high=2.0)
-    if 0 < value < _LEAST_TEMPERATURE:
-        raise RequestError(
-            f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {value}", param="temperature"
-        )
-    return value
 
 
 def _number(

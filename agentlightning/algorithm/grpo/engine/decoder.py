@@ -82,11 +82,22 @@ class Decoder:
 
     @torch.inference_mode()
     def add(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Read the prompts and sample the first token of each; return those that are finished with it."""
+        """Read the prompts and sample the first token of each; return those that are finished with it.
+
+        Prompts stand in the cache padded on the right.
+        """
         for chunk in _chunks(completions):
-            logits = self._read_prompts(chunk)
+            device = self._model.device
+            last = torch.tensor([len(c.prompt_ids) - 1 for c in chunk], device=device)  # (P,)
+            length = int(last.max()) + 1
+            tokens = torch.tensor([[*c.prompt_ids, *([0] * (length - len(c.prompt_ids)))] for c in chunk])
+            kept, place = last.unique(return_inverse=True)  # (U,) whose logits are wanted, (P,) which is whose
+            self._cache.prepare_prompts(len(self._running))
+            output = self._model(
+                input_ids=tokens.to(device), past_key_values=self._cache, use_cache=True, logits_to_keep=kept
+            )
             self._running.extend(chunk)
-            self._append(chunk, logits)
+            self._append(chunk, output.logits[torch.arange(len(place), device=device), place])  # (P, V)
         return self._remove_finished()
 
     @torch.inference_mode()
@@ -115,19 +126,6 @@ class Decoder:
         dropped, self._running = self._running, []
         return dropped
 
-    def _read_prompts(self, completions: Sequence[Completion]) -> Tensor:
-        """Write the prompts to the cache, padded on the right; return the logits after each: (P, V)."""
-        device = self._model.device
-        last = torch.tensor([len(c.prompt_ids) - 1 for c in completions], device=device)  # (P,)
-        length = int(last.max()) + 1
-        tokens = torch.tensor([[*c.prompt_ids, *([0] * (length - len(c.prompt_ids)))] for c in completions])
-        kept, place = last.unique(return_inverse=True)  # (U,) positions whose logits are wanted, (P,) which is whose
-        self._cache.prepare_prompts(len(self._running))
-        output = self._model(
-            input_ids=tokens.to(device), past_key_values=self._cache, use_cache=True, logits_to_keep=kept
-        )
-        return output.logits[torch.arange(len(place), device=device), place]
-
     def _append(self, completions: Sequence[Completion], logits: Tensor) -> None:
         token_ids, logprobs = _sample(logits.float(), completions)
         if not all(map(math.isfinite, logprobs)):
@@ -139,14 +137,11 @@ class Decoder:
         finished = [completion for completion in self._running if completion.finish_reason]
         for row in range(len(self._running) - 1, -1, -1):
             if self._running[row].finish_reason:
-                self._remove_row(row)
+                last = self._running.pop()
+                if row < len(self._running):
+                    self._cache.move_row(len(self._running), row)
+                    self._running[row] = last
         return finished
-
-    def _remove_row(self, row: int) -> None:
-        last = self._running.pop()
-        if row < len(self._running):
-            self._cache.move_row(len(self._running), row)
-            self._running[row] = last
 
 
 def generate(decoder: Decoder, completions: Sequence[Completion], max_batch: int = 128) -> None:
@@ -169,22 +164,17 @@ def _sample(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int
     temperature = torch.tensor([c.temperature or 1.0 for c in completions], device=logits.device)  # (B,)
     logprobs = (logits / temperature[:, None]).log_softmax(dim=-1)  # (B, V)
     likely = logprobs.exp().double()
-    if any(c.top_p < 1 for c in completions):
-        likely = _nucleus(likely, torch.tensor([c.top_p for c in completions], device=logits.device))
+    if any(c.top_p < 1 for c in completions):  # 0 for what lies outside the smallest set that reaches top_p
+        top_p = torch.tensor([c.top_p for c in completions], device=logits.device)  # (B,)
+        ordered, order = likely.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # (B, V) probability of all that are likelier
+        likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
     cumulative = likely.cumsum(dim=-1)
     uniform = torch.tensor([c.next_uniform() for c in completions], dtype=torch.float64, device=logits.device)
     wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token found has a probability above 0
     drawn = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)  # (B,)
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-
-
-def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Return the probabilities with 0 for what lies outside the smallest set that reaches `top_p`; (B, V), (B,)."""
-    ordered, order = probabilities.sort(dim=-1, descending=True)
-    before = ordered.cumsum(dim=-1) - ordered  # (B, V) probability of all that are likelier
-    kept = torch.where(before < top_p[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter(1, order, kept)
 
 
 def _chunks(completions: Sequence[Completion]) -> Iterator[list[Completion]]:

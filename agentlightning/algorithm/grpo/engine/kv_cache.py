@@ -70,20 +70,17 @@ class _RowLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write (b, heads, t, width) and return what the queries may look at."""
         if self._lengths is None:
-            return self._write_prompts(key_states, value_states)
+            assert isinstance(self._rows, slice)
+            first, count, length = self._rows.start, key_states.shape[0], key_states.shape[2]
+            self._reserve(key_states, first + count, length)
+            self.keys[first : first + count, :, :length] = key_states
+            self.values[first : first + count, :, :length] = value_states
+            return key_states, value_states
         count = len(self._lengths)
         self._reserve(key_states, count, self._width)
         self.keys[self._rows, :, self._lengths] = key_states[:, :, 0]
         self.values[self._rows, :, self._lengths] = value_states[:, :, 0]
         return self.keys[:count, :, : self._width], self.values[:count, :, : self._width]
-
-    def _write_prompts(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self._rows, slice)
-        first, count, length = self._rows.start, key_states.shape[0], key_states.shape[2]
-        self._reserve(key_states, first + count, length)
-        self.keys[first : first + count, :, :length] = key_states
-        self.values[first : first + count, :, :length] = value_states
-        return key_states, value_states
 
     def _reserve(self, like: Tensor, rows: int, length: int) -> None:
         if not self.is_initialized:

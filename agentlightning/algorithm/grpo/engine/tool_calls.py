@@ -34,25 +34,18 @@ class Reply:
 
 def parse_reply(text: str) -> Reply:
     """Return text and tool calls of a completion; all of it is text if any call in it is malformed."""
-    calls = [_parse_call(body) for body in _CALL.findall(text)]
-    well_formed = tuple(call for call in calls if call is not None)
-    if not calls or len(well_formed) < len(calls):
-        return Reply(content=text)
-    return Reply(content=_CALL.sub("", text).strip() or None, tool_calls=well_formed)
-
-
-def _parse_call(body: str) -> ToolCall | None:
-    try:
-        call: object = json.loads(body)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    if not isinstance(call, dict):
-        return None
-    fields = cast("dict[str, object]", call)
-    name, arguments = fields.get("name"), fields.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    calls: list[ToolCall] = []
+    for body in _CALL.findall(text):
+        try:
+            call: object = json.loads(body)
+        except (json.JSONDecodeError, RecursionError):
+            return Reply(content=text)
+        fields = cast("dict[str, object]", call) if isinstance(call, dict) else {}
+        name, arguments = fields.get("name"), fields.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return Reply(content=text)
+        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+    return Reply(_CALL.sub("", text).strip() or None, tuple(calls)) if calls else Reply(content=text)
 
 
 def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
@@ -61,15 +54,14 @@ def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[st
     Raises:
         ValueError: A message has no role, arguments are not a JSON object, or a part of the content is not text.
     """
-    return [_message_for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message_for_template(message: Mapping[str, Any], where: str) -> dict[str, object]:
-    if not isinstance(message.get("role"), str):
-        raise ValueError(f"{where}: 'role' is missing")
-    shaped = {**message, "content": _text(message.get("content"), where)}
-    if message.get("tool_calls"):
-        shaped["tool_calls"] = [_call_for_template(call, where) for call in message["tool_calls"]]
+    shaped: list[dict[str, object]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"{where}: 'role' is missing")
+        shaped.append({**message, "content": _text(message.get("content"), where)})
+        if message.get("tool_calls"):
+            shaped[-1]["tool_calls"] = [_call_for_template(call, where) for call in message["tool_calls"]]
     return shaped
 
 

@@ -8,7 +8,6 @@ of a tool call that are no JSON object arrive as `{"invalid_json": "..."}`, sinc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import cast
 
@@ -86,7 +85,24 @@ class NativeMessages(WireDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        return b"".join(_events_of(reply))
+        begun: Json = {**reply, "content": [], "stop_reason": None, "stop_sequence": None}
+        events = [event("message_start", {"message": begun})]
+        for index, block in enumerate(objects(reply.get("content"))):
+            kind = block.get("type")
+            empty: Json = block
+            delta: Json = {}  # other kinds come whole
+            if kind in ("text", "thinking"):
+                empty, delta = {**block, kind: ""}, {"type": f"{kind}_delta", kind: text_of(block.get(kind))}
+            elif kind == "tool_use":
+                arguments = json.dumps(block.get("input"), ensure_ascii=False)
+                empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+            events.append(event("content_block_start", {"index": index, "content_block": empty}))
+            if delta:
+                events.append(event("content_block_delta", {"index": index, "delta": delta}))
+            events.append(event("content_block_stop", {"index": index}))
+        ended = {name: reply.get(name) for name in ("stop_reason", "stop_sequence")}
+        events.append(event("message_delta", {"delta": ended, "usage": object_in(reply, "usage")}))
+        return b"".join([*events, event("message_stop", {})])
 
 
 class _MessageStream(EventReader):
@@ -133,28 +149,6 @@ class _MessageStream(EventReader):
             return block
         value = read_json(arguments)
         return {**block, "input": arguments if value is None else value}
-
-
-def _events_of(message: Json) -> Iterator[bytes]:
-    """Return a whole message as events, for a server that answered in one piece though a stream was asked for."""
-    begun: Json = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
-    yield event("message_start", {"message": begun})
-    for index, block in enumerate(objects(message.get("content"))):
-        kind = block.get("type")
-        empty: Json = block
-        delta: Json = {}  # other kinds come whole
-        if kind in ("text", "thinking"):
-            empty, delta = {**block, kind: ""}, {"type": f"{kind}_delta", kind: text_of(block.get(kind))}
-        elif kind == "tool_use":
-            arguments = json.dumps(block.get("input"), ensure_ascii=False)
-            empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
-        yield event("content_block_start", {"index": index, "content_block": empty})
-        if delta:
-            yield event("content_block_delta", {"index": index, "delta": delta})
-        yield event("content_block_stop", {"index": index})
-    ended = {name: message.get(name) for name in ("stop_reason", "stop_sequence")}
-    yield event("message_delta", {"delta": ended, "usage": object_in(message, "usage")})
-    yield event("message_stop", {})
 
 
 _ERRORS = {

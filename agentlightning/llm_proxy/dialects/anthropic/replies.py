@@ -149,10 +149,20 @@ class MessageEvents(StreamWriter):
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
         for choice in objects(chunk.get("choices")):
-            if choice.get("index", 0) == 0:
-                events += self._delta(object_in(choice, "delta"))
-                if choice.get("finish_reason") is not None:
-                    self._choice = choice
+            if choice.get("index", 0) != 0:
+                continue
+            delta = object_in(choice, "delta")
+            if thought := thought_in(delta):
+                events += self._in_block("thinking", 0, {"thinking": "", "signature": ""})
+                events += self._fill({"type": "thinking_delta", "thinking": thought})
+            if delta.get("refusal"):
+                self._refused = True
+            if text := text_of(delta.get("content")) + text_of(delta.get("refusal")):
+                events += self._in_block("text", 0, {"text": ""})
+                events += self._fill({"type": "text_delta", "text": text})
+            events += self._tool_use(self._calls.feed(delta))
+            if choice.get("finish_reason") is not None:
+                self._choice = choice
         return events
 
     @override
@@ -161,18 +171,6 @@ class MessageEvents(StreamWriter):
         reason, sequence = stop_reason(self._choice, self._request, called=self._called, refused=self._refused)
         delta = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": usage_of(self._usage)}
         return events + event("message_delta", delta) + event("message_stop", {})
-
-    def _delta(self, delta: Json) -> bytes:
-        events = b""
-        if thought := thought_in(delta):
-            events += self._in_block("thinking", 0, {"thinking": "", "signature": ""})
-            events += self._fill({"type": "thinking_delta", "thinking": thought})
-        if delta.get("refusal"):
-            self._refused = True
-        if text := text_of(delta.get("content")) + text_of(delta.get("refusal")):
-            events += self._in_block("text", 0, {"text": ""})
-            events += self._fill({"type": "text_delta", "text": text})
-        return events + self._tool_use(self._calls.feed(delta))
 
     def _tool_use(self, pieces: list[tuple[int, MessageToolCall]]) -> bytes:
         events = b""

@@ -62,18 +62,22 @@ def chat_request(request: Json) -> Json:
     messages: list[Json] = []
     if request.get("system") is not None:
         messages.append({"role": "system", "content": _texts(request["system"], "system")})
-    given = as_objects(request["messages"], "messages")
-    turns = (turn for message, place in given for turn in _chat_messages(message, place))
-    for role, same in groupby(turns, key=lambda turn: turn["role"]):
-        turns_of_role = list(same)
-        messages += [_combined(turns_of_role)] if role in ("user", "assistant") else turns_of_role
-    chat["messages"] = messages
+    chat["messages"] = [*messages, *_messages(request["messages"])]
     if request.get("stop_sequences"):
         chat["stop"] = entries_of(request["stop_sequences"])
         if not chat["stop"] or not all(isinstance(entry, str) for entry in chat["stop"]):
             raise wrong_type("stop_sequences", "a list of strings")
     if request.get("tools"):
-        chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
+        chat["tools"] = []
+        for tool, place in as_objects(request["tools"], "tools"):
+            if tool.get("type") not in (None, "custom"):
+                why = f"{shown(tool['type'])} is a tool of Anthropic's, not of the request"
+                raise untranslatable(f"{place}.type", why)
+            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+            schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
+            function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
+            function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
+            chat["tools"].append({"type": "function", "function": function})
     for name, read in _OBJECTS.items():
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
@@ -107,33 +111,36 @@ def _text(block: Json, place: str) -> str:
     return as_text(block.get("text"), f"{place}.text")
 
 
-def _chat_messages(message: Json, place: str) -> list[Json]:
-    refuse_unknown(message, ("role", "content"), f"{place}.")
-    role, content = message.get("role"), message.get("content")
-    if role == "system":
-        return [{"role": role, "content": _texts(content, f"{place}.content")}]
-    if role not in ("user", "assistant"):
-        text = f"'{place}.role' must be 'user', 'assistant' or 'system'"
-        raise CallFailed(400, text, param=f"{place}.role", code="invalid_value")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = as_objects(content, f"{place}.content")
-    return [_assistant(blocks)] if role == "assistant" else _user(blocks)
-
-
-def _combined(turns: list[Json]) -> Json:
-    """Return turns of one role that follow each other as one turn."""
-    first = turns[0]
-    if len(turns) == 1:
-        return first
-    if first["role"] == "user":
-        return {"role": "user", "content": _content([part for turn in turns for part in _parts(turn["content"])])}
-    message: Json = {"role": "assistant", "content": "".join(turn["content"] or "" for turn in turns) or None}
-    if any("reasoning_content" in turn for turn in turns):
-        message["reasoning_content"] = "".join(turn.get("reasoning_content", "") for turn in turns)
-    if any("tool_calls" in turn for turn in turns):
-        message["tool_calls"] = [call for turn in turns for call in turn.get("tool_calls", ())]
-    return message
+def _messages(given: object) -> list[Json]:
+    """Return the messages of a chat: turns of the user or the assistant that follow each other are one turn."""
+    turns: list[Json] = []
+    for message, place in as_objects(given, "messages"):
+        refuse_unknown(message, ("role", "content"), f"{place}.")
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            text = f"'{place}.role' must be 'user', 'assistant' or 'system'"
+            raise CallFailed(400, text, param=f"{place}.role", code="invalid_value")
+        if role == "system" or isinstance(content, str):
+            turns.append({"role": role, "content": _texts(content, f"{place}.content")})
+        else:
+            blocks = as_objects(content, f"{place}.content")
+            turns += [_assistant(blocks)] if role == "assistant" else _user(blocks)
+    messages: list[Json] = []
+    for role, grouped in groupby(turns, key=lambda turn: turn["role"]):
+        same = list(grouped)
+        if len(same) == 1 or role not in ("user", "assistant"):
+            messages += same
+        elif role == "user":
+            parts = [part for turn in same for part in _parts(turn["content"])]
+            messages.append({"role": "user", "content": _content(parts)})
+        else:
+            turn: Json = {"role": "assistant", "content": "".join(turn["content"] or "" for turn in same) or None}
+            if any("reasoning_content" in turn for turn in same):
+                turn["reasoning_content"] = "".join(turn.get("reasoning_content", "") for turn in same)
+            if any("tool_calls" in turn for turn in same):
+                turn["tool_calls"] = [call for turn in same for call in turn.get("tool_calls", ())]
+            messages.append(turn)
+    return messages
 
 
 def _parts(content: Any) -> list[Json]:
@@ -155,7 +162,10 @@ def _assistant(blocks: list[tuple[Json, str]]) -> Json:
             refuse_unknown(block, ("type", "thinking", "signature", "cache_control"), f"{place}.")
             thoughts.append(as_text(block.get("thinking"), f"{place}.thinking"))
         elif kind == "tool_use":
-            calls.append(_tool_call(block, place))
+            refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), f"{place}.", _DIRECT)
+            arguments = json.dumps(as_object(block.get("input") or {}, f"{place}.input"), ensure_ascii=False)
+            function = {"name": as_text(block.get("name"), f"{place}.name"), "arguments": arguments}
+            calls.append({"id": as_text(block.get("id"), f"{place}.id"), "type": "function", "function": function})
         else:
             texts.append(_text(block, place))
     message: Json = {"role": "assistant", "content": "".join(texts) or None}
@@ -166,16 +176,21 @@ def _assistant(blocks: list[tuple[Json, str]]) -> Json:
     return message
 
 
-def _tool_call(block: Json, place: str) -> Json:
-    refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), f"{place}.", _DIRECT)
-    arguments = json.dumps(as_object(block.get("input") or {}, f"{place}.input"), ensure_ascii=False)
-    function = {"name": as_text(block.get("name"), f"{place}.name"), "arguments": arguments}
-    return {"id": as_text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
-
-
 def _user(blocks: list[tuple[Json, str]]) -> list[Json]:
     """Return the results of tools as messages of their own, in front of what else the user says."""
-    results = [_tool_result(block, place) for block, place in blocks if block.get("type") == "tool_result"]
+    results: list[Json] = []
+    for block, place in blocks:
+        if block.get("type") != "tool_result":
+            continue
+        refuse_unknown(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), f"{place}.")
+        content = "" if block.get("content") is None else block["content"]
+        if not isinstance(content, str):
+            content = _content([_part(part, where) for part, where in as_objects(content, f"{place}.content")])
+        if block.get("is_error"):
+            is_text = isinstance(content, str)
+            content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error:"}, *content]
+        tool_use_id = as_text(block.get("tool_use_id"), f"{place}.tool_use_id")
+        results.append({"role": "tool", "tool_call_id": tool_use_id, "content": content})
     parts = [_part(block, place) for block, place in blocks if block.get("type") != "tool_result"]
     return [*results, {"role": "user", "content": _content(parts)}] if parts else results
 
@@ -184,40 +199,18 @@ def _part(block: Json, place: str) -> Json:
     if block.get("type") != "image":
         return {"type": "text", "text": _text(block, place)}
     refuse_unknown(block, ("type", "source", "cache_control"), f"{place}.")
-    url = _image(as_object(block.get("source"), f"{place}.source"), f"{place}.source")
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _image(source: Json, place: str) -> str:
+    place = f"{place}.source"
+    source = as_object(block.get("source"), place)
     if source.get("type") == "url":
         refuse_unknown(source, ("type", "url"), f"{place}.")
-        return as_text(source.get("url"), f"{place}.url")
-    if source.get("type") == "base64":
+        url = as_text(source.get("url"), f"{place}.url")
+    elif source.get("type") == "base64":
         refuse_unknown(source, ("type", "media_type", "data"), f"{place}.")
         media_type = as_text(source.get("media_type"), f"{place}.media_type")
-        return f"data:{media_type};base64,{as_text(source.get('data'), f'{place}.data')}"
-    raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no counterpart there")
-
-
-def _tool_result(block: Json, place: str) -> Json:
-    refuse_unknown(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), f"{place}.")
-    content = "" if block.get("content") is None else block["content"]
-    if not isinstance(content, str):
-        content = _content([_part(part, where) for part, where in as_objects(content, f"{place}.content")])
-    if block.get("is_error"):
-        content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
-    tool_use_id = as_text(block.get("tool_use_id"), f"{place}.tool_use_id")
-    return {"role": "tool", "tool_call_id": tool_use_id, "content": content}
-
-
-def _tool(tool: Json, place: str) -> Json:
-    if tool.get("type") not in (None, "custom"):
-        raise untranslatable(f"{place}.type", f"{shown(tool['type'])} is a tool of Anthropic's, not of the request")
-    refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
-    schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
-    function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
-    function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
-    return {"type": "function", "function": function}
+        url = f"data:{media_type};base64,{as_text(source.get('data'), f'{place}.data')}"
+    else:
+        raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no counterpart there")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_choice(choice: Json) -> Json:

@@ -7,7 +7,6 @@ request as it is, gives no tokens, and its reply is read for the record.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import cast
 
 from typing_extensions import override
@@ -51,10 +50,17 @@ class NativeResponses(WireDialect):
     @override
     def prompt_of(self, request: Json) -> list[object]:
         given, instructions = request["input"], request.get("instructions")
-        said = (
-            [{"role": "user", "content": given}] if isinstance(given, str) else [_as_message(i) for i in objects(given)]
-        )
-        return [*([{"role": "system", "content": instructions}] if instructions else []), *said]
+        said: list[object] = [{"role": "system", "content": instructions}] if instructions else []
+        if isinstance(given, str):
+            return [*said, {"role": "user", "content": given}]
+        for item in objects(given):
+            kind = item.get("type") or "message"
+            if kind == "message":
+                said.append({"role": item.get("role"), "content": item.get("content")})
+            else:
+                role = "tool" if str(kind).endswith("_output") else "assistant"
+                said.append({"role": role, "content": json.dumps(item, ensure_ascii=False)})
+        return said
 
     @override
     def read_reply(self, raw: bytes) -> Json | None:
@@ -71,7 +77,13 @@ class NativeResponses(WireDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        return b"".join(event(kind, {"sequence_number": n, **f}) for n, (kind, f) in enumerate(_events_of(reply)))
+        events = [("response.created", {"response": {**reply, "output": [], "status": "in_progress"}})]
+        for index, item in enumerate(objects(reply.get("output"))):
+            events.append(("response.output_item.added", {"output_index": index, "item": item}))
+            events.append(("response.output_item.done", {"output_index": index, "item": item}))
+        status = reply.get("status")
+        events.append((f"response.{status if status in _ENDS else 'completed'}", {"response": reply}))
+        return b"".join(event(kind, {"sequence_number": n, **fields}) for n, (kind, fields) in enumerate(events))
 
 
 class _ResponseStream(EventReader):
@@ -97,25 +109,6 @@ class _ResponseStream(EventReader):
         if not self._response:
             return None
         return self._response if self.ended else {**self._response, "output": self._items}
-
-
-def _as_message(item: Json) -> Json:
-    """Return an item as a message, for the record."""
-    kind = item.get("type") or "message"
-    if kind == "message":
-        return {"role": item.get("role"), "content": item.get("content")}
-    role = "tool" if str(kind).endswith("_output") else "assistant"
-    return {"role": role, "content": json.dumps(item, ensure_ascii=False)}
-
-
-def _events_of(response: Json) -> Iterator[tuple[str, Json]]:
-    """Return a whole response as events, for a server that answered in one piece though a stream was asked for."""
-    yield "response.created", {"response": {**response, "output": [], "status": "in_progress"}}
-    for index, item in enumerate(objects(response.get("output"))):
-        yield "response.output_item.added", {"output_index": index, "item": item}
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    status = response.get("status")
-    yield f"response.{status if status in _ENDS else 'completed'}", {"response": response}
 
 
 class Responses(TranslatedDialect):

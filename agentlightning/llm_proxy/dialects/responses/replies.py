@@ -173,10 +173,17 @@ class ResponseEvents(StreamWriter):
         if chunk.get("usage") is not None:
             self._reply["usage"] = chunk["usage"]
         for choice in objects(chunk.get("choices")):
-            if choice.get("index", 0) == 0:
-                events += self._delta(object_in(choice, "delta"))
-                if choice.get("finish_reason") is not None:
-                    self._finish_reason = str(choice["finish_reason"])
+            if choice.get("index", 0) != 0:
+                continue
+            delta = object_in(choice, "delta")
+            texts = {"reasoning": thought_in(delta), "message": text_of(delta.get("content"))}
+            texts["refusal"] = text_of(delta.get("refusal"))
+            for kind, text in texts.items():
+                if text:
+                    events += self._in_item(kind, 0) + self._fill(text)
+            events += self._function_calls(self._calls.feed(delta))
+            if choice.get("finish_reason") is not None:
+                self._finish_reason = str(choice["finish_reason"])
         return events
 
     @override
@@ -187,15 +194,6 @@ class ResponseEvents(StreamWriter):
         events += self._close(last_status(self._finish_reason))
         response = response_of(self._request, self._reply, self._items, self._finish_reason)
         return events + self._event(f"response.{response['status']}", {"response": response})
-
-    def _delta(self, delta: Json) -> bytes:
-        events = b""
-        texts = {"reasoning": thought_in(delta), "message": text_of(delta.get("content"))}
-        texts["refusal"] = text_of(delta.get("refusal"))
-        for kind, text in texts.items():
-            if text:
-                events += self._in_item(kind, 0) + self._fill(text)
-        return events + self._function_calls(self._calls.feed(delta))
 
     def _function_calls(self, pieces: list[tuple[int, MessageToolCall]]) -> bytes:
         events = b""

@@ -90,7 +90,20 @@ def chat_request(request: Json) -> Json:
     if request.get("max_output_tokens") is not None:
         chat["max_tokens"] = request["max_output_tokens"]
     if request.get("tools"):
-        chat["tools"] = [_tool(tool, place) for tool, place in as_objects(request["tools"], "tools")]
+        chat["tools"] = []
+        for tool, place in as_objects(request["tools"], "tools"):
+            if tool.get("type") == "custom":
+                why = (
+                    "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its "
+                    "parameters"
+                )
+                raise untranslatable(f"{place}.type", why)
+            if tool.get("type") != "function":
+                raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
+            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+            function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
+            function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
+            chat["tools"].append({"type": "function", "function": function})
     else:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
@@ -120,9 +133,17 @@ def _messages(given: object) -> list[Json]:
             continue
         turn = turn or _Turn()
         if kind == "function_call":
-            turn.calls.append(_tool_call(item, place))
+            refuse_unknown(item, (*_ECHO, "call_id", "name", "arguments", "parsed_arguments"), f"{place}.", _DIRECT)
+            names = ("call_id", "name", "arguments")
+            call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
+            function = {"name": name, "arguments": arguments}
+            turn.calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "reasoning":
-            turn.thoughts.append(_thought(item, place))
+            refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
+            thoughts = objects(item.get("content")) or objects(item.get("summary"))
+            if not thoughts and item.get("encrypted_content"):
+                raise untranslatable(f"{place}.encrypted_content", "the thoughts of another server cannot be read")
+            turn.thoughts.append("".join(str(part.get("text") or "") for part in thoughts))
         else:
             turn.texts.append(_assistant_text(item, place))
     return messages if turn is None else [*messages, turn.message]
@@ -142,22 +163,6 @@ class _Turn:
         message.update({"tool_calls": self.calls} if self.calls else {})
         message.update({"reasoning_content": "".join(self.thoughts)} if self.thoughts else {})
         return message
-
-
-def _tool_call(item: Json, place: str) -> Json:
-    refuse_unknown(item, (*_ECHO, "call_id", "name", "arguments", "parsed_arguments"), f"{place}.", _DIRECT)
-    names = ("call_id", "name", "arguments")
-    call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _thought(item: Json, place: str) -> str:
-    """Return what was thought, else the summary of it."""
-    refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
-    parts = objects(item.get("content")) or objects(item.get("summary"))
-    if not parts and item.get("encrypted_content"):
-        raise untranslatable(f"{place}.encrypted_content", "the thoughts of another server cannot be read")
-    return "".join(str(part.get("text") or "") for part in parts)
 
 
 def _assistant_text(item: Json, place: str) -> str:
@@ -204,36 +209,23 @@ def _other(item: Json, kind: object, place: str) -> Json:
 
 def _content(given: object, place: str) -> str | list[Json]:
     """Return parts of text as one text, others as they are."""
-    parts = [_part(part, where) for part, where in as_objects(given, place)]
+    parts: list[Json] = []
+    for part, where in as_objects(given, place):
+        if part.get("type") == "input_image":
+            refuse_unknown(part, ("type", "image_url", "detail", "prompt_cache_breakpoint"), f"{where}.")
+            image = {"url": as_text(part.get("image_url"), f"{where}.image_url")}
+            image.update({"detail": part["detail"]} if part.get("detail") else {})
+            parts.append({"type": "image_url", "image_url": image})
+        elif part.get("type") == "input_audio":
+            refuse_unknown(part, ("type", "input_audio"), f"{where}.")
+            audio = as_object(part.get("input_audio"), f"{where}.input_audio")
+            parts.append({"type": "input_audio", "input_audio": audio})
+        else:
+            parts.append({"type": "text", "text": _text(part, where)})
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-def _part(part: Json, place: str) -> Json:
-    kind = part.get("type")
-    if kind == "input_image":
-        refuse_unknown(part, ("type", "image_url", "detail", "prompt_cache_breakpoint"), f"{place}.")
-        image = {"url": as_text(part.get("image_url"), f"{place}.image_url")}
-        image.update({"detail": part["detail"]} if part.get("detail") else {})
-        return {"type": "image_url", "image_url": image}
-    if kind == "input_audio":
-        refuse_unknown(part, ("type", "input_audio"), f"{place}.")
-        return {"type": "input_audio", "input_audio": as_object(part.get("input_audio"), f"{place}.input_audio")}
-    return {"type": "text", "text": _text(part, place)}
-
-
 # --- the rest --------------------------------------------------------------------------------------------------------
-
-
-def _tool(tool: Json, place: str) -> Json:
-    if tool.get("type") == "custom":
-        why = "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its parameters"
-        raise untranslatable(f"{place}.type", why)
-    if tool.get("type") != "function":
-        raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
-    refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
-    function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
-    function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: object, tools: list[Json]) -> Json:
@@ -242,28 +234,22 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
         return {"tool_choice": choice}
     named = as_object(choice, "tool_choice")
     if named.get("type") == "allowed_tools":
-        return _allowed_tools(named, tools)
+        refuse_unknown(named, ("type", "mode", "tools"), "tool_choice.")
+        if named.get("mode") not in ("auto", "required"):
+            text = "'tool_choice.mode' must be 'auto' or 'required'"
+            raise CallFailed(400, text, param="tool_choice.mode", code="invalid_value")
+        given = {tool["function"]["name"]: tool for tool in tools}
+        names = [entry.get("name") for entry, _ in as_objects(named.get("tools"), "tool_choice.tools")]
+        if not names or not all(isinstance(name, str) and name in given for name in names):
+            some = f"it must name some of the request's: {shown(list(given))}"
+            text = f"'tool_choice' allows the tools {shown(names)}; {some}"
+            raise CallFailed(400, text, param="tool_choice", code="invalid_value")
+        return {"tools": [given[name] for name in names], "tool_choice": named["mode"]}
     if named.get("type") != "function":
         raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
     refuse_unknown(named, ("type", "name"), "tool_choice.")
     name = as_text(named.get("name"), "tool_choice.name")
     return {"tool_choice": {"type": "function", "function": {"name": name}}}
-
-
-def _allowed_tools(choice: Json, tools: list[Json]) -> Json:
-    refuse_unknown(choice, ("type", "mode", "tools"), "tool_choice.")
-    if choice.get("mode") not in ("auto", "required"):
-        raise CallFailed(
-            400, "'tool_choice.mode' must be 'auto' or 'required'", param="tool_choice.mode", code="invalid_value"
-        )
-    given = {tool["function"]["name"]: tool for tool in tools}
-    names = [entry.get("name") for entry, _ in as_objects(choice.get("tools"), "tool_choice.tools")]
-    if not names or not all(isinstance(name, str) and name in given for name in names):
-        text = (
-            f"'tool_choice' allows the tools {shown(names)}; it must name some of the request's: {shown(list(given))}"
-        )
-        raise CallFailed(400, text, param="tool_choice", code="invalid_value")
-    return {"tools": [given[name] for name in names], "tool_choice": choice["mode"]}
 
 
 def _text_config(text: Json) -> Json:
