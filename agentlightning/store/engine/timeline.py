@@ -15,6 +15,8 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 _JUMP_SECONDS = 1.0
 _MOST_STRETCHES = 64
+_NOTED_SECONDS = 0.05
+"""How far the end of a stretch may lie behind the wall clock: most calls need not note it."""
 
 
 def monotonic() -> float:
@@ -46,7 +48,11 @@ class Timeline:
     def now(self) -> float:
         """Return the wall-clock time, and note a jump."""
         before = monotonic()
-        wall, mono = self._wall_clock(), monotonic()
+        wall = self._wall_clock()
+        last = self._stretches[-1]
+        if abs(wall - last.wall - before + last.mono) <= _JUMP_SECONDS and wall - last.end <= _NOTED_SECONDS:
+            return wall
+        mono = monotonic()
         if mono - before > _JUMP_SECONDS / 4:
             return wall  # this thread stood still in between: no conclusion is possible
         with self._lock:

@@ -147,19 +147,22 @@ class Data:
         return list(itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values())))[::-1]
 
     def _count(self, known: Record | None, record: Record | None) -> None:
-        for sign, counted in ((1, record), (-1, known)):
-            if counted is None:
-                continue
+        if known is None or record is None:  # one that changes stays in its run
+            counted, sign = (known, -1) if record is None else (record, 1)
+            assert counted is not None
             run_id = counted.rollout.run_id
-            counts = self.sizes.get(run_id)
-            if counts is None:
-                counts = self.sizes[run_id] = Counts()
+            counts = self.sizes.setdefault(run_id, Counts())
             counts.rollouts += sign
             counts.attempts += sign * len(counted.attempts)
             counts.spans += sign * counted.span_count
             counts.span_bytes += sign * counted.span_bytes
             if not counts.rollouts:
                 del self.sizes[run_id]
+        else:
+            counts = self.sizes[record.rollout.run_id]
+            counts.attempts += len(record.attempts) - len(known.attempts)
+            counts.spans += record.span_count - known.span_count
+            counts.span_bytes += record.span_bytes - known.span_bytes
 
     def _hold(self, rollout_id: str, before: str | None, holder: str | None) -> None:
         if before == holder:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.base import Unset
 from agentlightning.store.wrappers.forward import FORWARDED, take_annotations
 from agentlightning.types import EnqueueRolloutRequest
 
@@ -22,6 +23,7 @@ C = TypeVar("C", bound=type[Any])
 _FREE = frozenset(("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span"))
 """Values in which such texts are noticed where they become JSON."""
 _LISTS = (list, tuple, set, frozenset)
+_WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 
 
 def refuse_broken_texts(cls: C) -> C:
@@ -35,12 +37,20 @@ def refuse_broken_texts(cls: C) -> C:
 
 def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
     parameters = tuple(inspect.signature(operation).parameters)[1:]
+    to_check = [position for position, key in enumerate(parameters) if key not in _FREE]
 
     @functools.wraps(operation)
     async def checked(self: object, *args: object, **kwargs: object) -> object:
         try:
-            for key, value in (*zip(parameters, args, strict=False), *kwargs.items()):
-                if key not in _FREE:
+            count = len(args)
+            for position in to_check:
+                if position >= count:
+                    break
+                value = args[position]
+                if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
+                    _check(name, parameters[position], value)
+            for key, value in kwargs.items():
+                if value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
                     _check(name, key, value)
             return await operation(self, *args, **kwargs)
         except (UnicodeEncodeError, PydanticSerializationError) as error:
