@@ -33,6 +33,8 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("agl-", r"agl-[A-Za-z0-9_-]{1,128}+\.[A-Za-z0-9_-]{1,128}+\.[0-9a-f]{32}+"),
     )
 )
+_SHORTEST = 15
+"""Characters of the shortest key: one that begins with `xox`."""
 _RUN = re.compile(r"[A-Za-z0-9_-]++")
 _BEGIN, _END = "-----BEGIN ", "-----END "
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
@@ -41,6 +43,8 @@ _LINE_END, _READ = 64, 200
 
 def without_keys(text: str) -> str:
     """Return the text with everything hidden that has the shape of a key; the same object if there is nothing."""
+    if len(text) < _SHORTEST:
+        return text
     found: list[tuple[int, int]] = []
     for begin, shape in _SHAPES:
         at = text.find(begin)

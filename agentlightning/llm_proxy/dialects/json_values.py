@@ -27,6 +27,9 @@ from agentlightning.llm_proxy.replies import CallFailed
 
 Json = dict[str, Any]
 
+_CONTAINERS = frozenset((dict, list))
+_NAMES = frozenset(("role", "name", "type"))
+"""Fields of an entry of a list that are names."""
 _OF_IDS = ("prompt", "input")
 """Fields that may be a list of token ids, which is as long as the prompt is."""
 _SLICE = 1 << 18
@@ -82,11 +85,13 @@ def check_shape(request: Json) -> Json:
             raise _too_much(name, shown(name), f"{len(value)} entries", MOST_ITEMS)
         for index, entry in enumerate(entries_of(value)):
             for inner, held in fields_of(entry).items():
-                where = f"{name}[{index}].{inner}"
-                if (is_list(held) or is_object(held)) and len(held) > MOST_ITEMS:
+                if held.__class__ is str:
+                    if inner in _NAMES and len(held) > LONGEST_NAME:
+                        where = f"{name}[{index}].{inner}"
+                        raise _too_much(where, shown(where), f"{len(held)} characters", LONGEST_NAME)
+                elif held.__class__ in _CONTAINERS and len(held) > MOST_ITEMS:
+                    where = f"{name}[{index}].{inner}"
                     raise _too_much(where, shown(where), f"{len(held)} entries", MOST_ITEMS)
-                if inner in ("role", "name", "type") and isinstance(held, str) and len(held) > LONGEST_NAME:
-                    raise _too_much(where, shown(where), f"{len(held)} characters", LONGEST_NAME)
     for name in ("model", "user"):
         if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +41,8 @@ _MANY = ("gen_ai.prompt.", "llm.request.functions.")
 """Begins of the keys of which there may be very many."""
 _EACH = 8
 """Bytes around a key and a value."""
+_NUMBER = 26
+"""Bytes of a number with its comma."""
 _STAND_IN = 128
 """Bytes of what stands for a part."""
 
@@ -66,9 +68,10 @@ def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
     """
     trace_id, ended = derive_id(call.call_id, 0, 32), time.time()
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
-    pairs = (_request_attributes(call), _raw_attributes(call))
-    parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in pairs[span]]
-    request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
+    request_attributes, raw_attributes = both = dict(_request_attributes(call)), dict(_raw_attributes(call))
+    if not surely_fit(both, kept_bytes):
+        parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in both[span].items()]
+        request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
     return [
         _span(call, REQUEST_SPAN, trace_id, parent_id, None, ended, request_attributes),
         _span(call, RAW_SPAN, trace_id, child_id, parent_id, ended, raw_attributes),
@@ -103,6 +106,21 @@ class Part:
             self.size = size + len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
         else:
             self.size = size + len(to_json(value, inf_nan_mode="constants"))
+
+
+def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
+    """True if attributes take no more than `budget` bytes even if every character is an escape, as of most calls.
+
+    Numbers in them are floats and integers of 64 bits.
+    """
+    most = 0
+    for pairs in attributes:
+        for key, value in pairs.items():
+            if isinstance(value, str):
+                most += _EACH + len(key) + 12 * len(value)
+            else:
+                most += _EACH + len(key) + _NUMBER * (1 if isinstance(value, (int, float)) else len(value))
+    return most <= budget
 
 
 def fitting(parts: list[Part], budget: int) -> list[Part]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, Part, fitting, spans_of
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, Part, fitting, spans_of, surely_fit
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from tests.llm_proxy.harness import GatewayHarness
@@ -197,3 +197,21 @@ async def test_a_call_that_cannot_be_written_down_leaves_a_bare_record(monkeypat
         assert [status for status, _ in answers] == [500, 500]
         assert await harness.states(attempt) == ["upstream_error"] * 2
         assert harness.proxy.stats()["lost"] == 0
+
+
+VALUES = (
+    st.text()
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.lists(st.integers(0, 2**31 - 1))
+    | st.lists(st.floats(allow_nan=False, allow_infinity=False))
+)
+
+
+@given(st.dictionaries(st.text("abc.", min_size=1), VALUES, max_size=8), st.integers(0, 4000))
+def test_what_surely_fits_is_measured_as_fitting(attributes: dict[str, Any], budget: int) -> None:
+    if surely_fit((attributes,), budget):
+        parts = [Part(0, key, value) for key, value in attributes.items()]
+        assert fitting(list(parts), budget) == parts
+        assert sum(part.size for part in parts) <= budget
