@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -127,7 +129,7 @@ R = TypeVar("R", bound=Runner[Any])
 
 
 class RunContext(Generic[R]):
-    """Initialises a runner and tears it down in reverse order; only what was initialised is torn down."""
+    """Initialises a runner and tears it down in reverse order, whatever happens; only what was initialised."""
 
     def __init__(
         self, runner: R, agent: LitAgent[Any], store: LightningStore, hooks: Sequence[Hook] | None, worker_id: int
@@ -139,22 +141,19 @@ class RunContext(Generic[R]):
         self._worker_id = worker_id
 
     def __enter__(self) -> R:
-        self._runner.init(self._agent, hooks=self._hooks)
-        try:
-            self._runner.init_worker(self._worker_id, self._store)
-        except BaseException:  # also Ctrl+C: what was initialised is torn down
-            self._teardown()
-            raise
-        return self._runner
+        runner = self._runner
+        with ExitStack() as stack:
+            runner.init(agent=self._agent, hooks=self._hooks)
+            stack.callback(_quietly, "runner", runner.teardown)
+            runner.init_worker(self._worker_id, self._store)
+            stack.callback(_quietly, "runner worker", partial(runner.teardown_worker, self._worker_id))
+            self._teardown = stack.pop_all()
+        return runner
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._runner.teardown_worker(self._worker_id)
-        except Exception:  # the body's result matters more than an unclean end
-            logger.exception("Error during runner worker teardown")
-        self._teardown()
+        self._teardown.close()
 
     async def __aenter__(self) -> R:
         return self.__enter__()
@@ -164,8 +163,9 @@ class RunContext(Generic[R]):
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    def _teardown(self) -> None:
-        try:
-            self._runner.teardown()
-        except Exception:  # as above
-            logger.exception("Error during runner teardown")
+
+def _quietly(what: str, teardown: Callable[[], object]) -> None:
+    try:
+        teardown()
+    except Exception:  # the work is done, or its own error is on its way: this one is only told
+        logger.exception("Error during %s teardown", what)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
 from agentlightning.execution.run.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner.base import Runner
+from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.store.wrappers.run_scope import LightningStoreScoped
@@ -24,8 +23,6 @@ from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
-
-logger = logging.getLogger(__name__)
 
 EVENT_POLL_SECONDS = 0.1
 
@@ -122,21 +119,7 @@ class RunnerSide:
         return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        """Serve until the event; what was initialised is torn down in reverse order, whatever happens."""
+        """Serve until the event."""
         runner = self.runners[worker_id % len(self.runners)]
-        runner.init(agent=self.agent, hooks=self.hooks)
-        try:
-            runner.init_worker(worker_id, scoped(store, self.run_id))
-            try:
-                await runner.iter(event=event)
-            finally:
-                _quietly("runner worker", lambda: runner.teardown_worker(worker_id))
-        finally:
-            _quietly("runner", runner.teardown)
-
-
-def _quietly(what: str, teardown: Any) -> None:
-    try:
-        teardown()
-    except Exception:  # the work is done, or its own error is on its way: this one is only told
-        logger.exception("Error during %s teardown", what)
+        with RunContext(runner, self.agent, scoped(store, self.run_id), self.hooks, worker_id):
+            await runner.iter(event=event)
