@@ -55,7 +55,7 @@ _NO_SUCH_METHOD = {
     "configure": "give settings to the constructor, those of the algorithm as algorithm={'type': ..., ...}",
     "fit_v0": "the v0.1 protocol is not part of this release; call fit(agent, train_dataset=...)",
     "fit_v2": "call fit(agent, train_dataset=...)",
-    "execute_task": "the algorithm enqueues rollouts and runners play them; for one task alone: runner.step(task)",
+    "execute_task": "the algorithm enqueues rollouts and runners execute them; for one task alone: runner.step(task)",
     "record_span": "spans are recorded while an agent runs; others are added by store.add_span(span)",
     "calculate_reward": "the agent returns its reward; for anything else give the constructor a reward_fn",
     "optimize_step": "an algorithm takes its own steps: subclass agl.Algorithm, or decorate a function with @agl.algo",

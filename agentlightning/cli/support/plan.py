@@ -37,7 +37,7 @@ class Plan:
             BadRequestError: something is missing or is not there; names the key.
         """
         if self.agent is None:
-            raise BadRequestError("Say which agent plays: agent: module:object in the file, or --agent module:object")
+            raise BadRequestError("Say which agent runs: agent: module:object in the file, or --agent module:object")
         agent = load_target("agent", self.agent) if isinstance(self.agent, str) else self.agent
         return Plan(
             trainer=made_trainer(self.trainer),

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning.errors import BadRequestError, did_you_mean
 
-_FORMS = "expected module:object or file.py:object, such as my_agent:play"
+_FORMS = "expected module:object or file.py:object, such as my_agent:run"
 
 
 def is_target(text: str) -> bool:

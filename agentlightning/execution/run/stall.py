@@ -170,7 +170,7 @@ def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRol
     sign = f"last sign of life {now - heard:.0f} s ago" if heard else "no sign of life"
     if at_work is not None:
         attempt = at_work.attempt
-        work = f"plays {at_work.rollout_id} (attempt {attempt.sequence_id}) for {now - attempt.start_time:.0f} s"
+        work = f"runs {at_work.rollout_id} (attempt {attempt.sequence_id}) for {now - attempt.start_time:.0f} s"
     elif last is not None:
         work = f"waits for work; its last rollout {last.rollout_id} ended {now - (last.end_time or now):.0f} s ago"
     else:

@@ -107,7 +107,7 @@ def test_a_trainer_says_which_rollout_its_runner_has_in_hand_and_which_it_ended_
     with pytest.raises(StalledError) as raised:
         trainer.fit(agent, train_dataset=["ends", "hangs"])
     text = str(raised.value)
-    assert re.search(r"runner \S+-0: plays ro-\w+ \(attempt 1\) for \d+ s; last sign of life \d+ s ago", text)
+    assert re.search(r"runner \S+-0: runs ro-\w+ \(attempt 1\) for \d+ s; last sign of life \d+ s ago", text)
     assert "queue: empty" in text
     assert "gateway: 0 call(s) at model servers, 0 waiting for a weight change" in text
     assert re.search(r"algorithm: .* > run/test_stall.py:\d+ in algorithm > ", text)
