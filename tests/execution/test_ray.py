@@ -55,9 +55,10 @@ def test_a_setting_out_of_range_is_named(setting: dict[str, Any], error: type[Ex
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_trainer, algorithm = agl.Trainer, agl.Baseline()  # loaded before, since that looks for modules as well
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'agl-framework\[ray\]'"):
-        agl.Trainer(algorithm=agl.Baseline(), strategy="ray")
+        make_trainer(algorithm=algorithm, strategy="ray")
 
 
 # --- on two nodes ------------------------------------------------------------------------------------------------
