@@ -131,7 +131,16 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
     if config is None:
         return None
     if isinstance(config, Mapping):
-        config = _rollout_config_of(cast("Mapping[Any, Any]", config))
+        fields, known = cast("Mapping[Any, Any]", config), list(RolloutConfig.model_fields)
+        for name in fields:
+            if name not in known:
+                raise TypeError(f"rollout_config has no field {name!r}{nearest(str(name), known)}")
+        try:
+            config = RolloutConfig(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
     if not isinstance(config, RolloutConfig):
         raise TypeError(f"rollout_config must be an agl.RolloutConfig or a dict of its fields; got {config!r}")
     for name in ("timeout_seconds", "unresponsive_seconds"):
@@ -153,19 +162,6 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
             f"rollout_config: retry_condition={config.retry_condition} has no effect with max_attempts=1; raise it"
         )
     return config
-
-
-def _rollout_config_of(fields: Mapping[Any, Any]) -> RolloutConfig:
-    known = list(RolloutConfig.model_fields)
-    for name in fields:
-        if name not in known:
-            raise TypeError(f"rollout_config has no field {name!r}{nearest(str(name), known)}")
-    try:
-        return RolloutConfig(**fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
 
 
 def check_run_id(run_id: object) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,29 +67,24 @@ class AlgorithmSide:
         if self.algorithm is None:
             await until_set(event, EVENT_POLL_SECONDS)
             return None
-        view = await self._enter(self.algorithm, store)
-        self._bind(self.algorithm, view)
-        if self.report is None:
-            self.result = await self._run(self.algorithm)
-            return self.result
-        async with followed(self.report, view, self.progress, live=not self.algorithm.shows_progress):
-            self.result = await self._run(self.algorithm)
-        return self.result
-
-    async def _enter(self, algorithm: Algorithm, store: LightningStore) -> LightningStore:
-        """Return the store that the algorithm is given; look what the run has done before if it has a name."""
-        if self.seen is None or self.run_id is None:
-            own = self.rollout_config is not None
-            return LightningStoreOfRun(store, self.run_id, self.rollout_config) if own else self.scope(store)
-        past = await past_of(self.scope(store), self.run_id, self.seen, resumable=algorithm.resumable)
-        return LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
-
-    async def _run(self, algorithm: Algorithm) -> Any:
+        algorithm, view = self.algorithm, self.scope(store)
+        if self.seen is not None and self.run_id is not None:  # a run with a name may have been there before
+            past = await past_of(view, self.run_id, self.seen, resumable=algorithm.resumable)
+            view = LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
+        elif self.rollout_config is not None:
+            view = LightningStoreOfRun(store, self.run_id, self.rollout_config)
+        self._bind(algorithm, view)
+        following = contextlib.nullcontext()
+        if self.report is not None:
+            following = followed(self.report, view, self.progress, live=not algorithm.shows_progress)
         datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        if algorithm.is_async():
-            return await algorithm.run(**datasets)
-        result = await call_in_thread(lambda: algorithm.run(**datasets), name="algorithm")
-        return await result if inspect.isawaitable(result) else result
+        async with following:
+            if algorithm.is_async():
+                result = algorithm.run(**datasets)
+            else:
+                result = await call_in_thread(lambda: algorithm.run(**datasets), name="algorithm")
+            self.result = await result if inspect.isawaitable(result) else result
+        return self.result
 
     def _bind(self, algorithm: Algorithm, store: LightningStore) -> None:
         if self.trainer is not None:

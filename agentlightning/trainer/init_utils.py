@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from agentlightning.errors import closest_name, did_you_mean
+from agentlightning.trainer.registry import Registry, known_names, registered
 
 T = TypeVar("T")
 
@@ -15,9 +16,6 @@ ComponentSpec: TypeAlias = T | type[T] | Callable[[], T] | str | dict[str, Any] 
 """How a component may be given."""
 OptionalDefaults: TypeAlias = Mapping[str, Any]
 """Values, or functions without arguments that make them, for parameters that a constructor names and nobody set."""
-Registry: TypeAlias = Mapping[str, Any]
-"""Short names to import paths (or to classes)."""
-
 
 _MISTAKEN = {
     "algorithm": "a function that is an algorithm is decorated with @agl.algo",
@@ -114,18 +112,10 @@ def instantiate_from_spec(
         target = dict_default_cls
     else:
         raise ValueError(
-            f"{spec_name} dict must have a 'type' key: a class, an import path{_known(registry)}; its keys are "
+            f"{spec_name} dict must have a 'type' key: a class, an import path{known_names(registry)}; its keys are "
             f"{', '.join(map(repr, settings)) or 'none'}"
         )
     return _make(target, settings, optional_defaults, spec_name)
-
-
-def short_name(spec: Any) -> str | None:
-    """Return the name in a spec, in lower case; None where it has none."""
-    if isinstance(spec, dict):
-        settings = cast("dict[str, Any]", spec)
-        spec = settings.get("type", settings.get("name"))
-    return spec.lower() if isinstance(spec, str) else None
 
 
 def instantiate_component(
@@ -189,47 +179,11 @@ def _complete(
     for name, value in (optional_defaults or {}).items():
         if name in parameters and name not in settings:
             settings[name] = value() if callable(value) else value
-    _check_settings(target, settings, parameters)
-    return settings
-
-
-def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:
-    """Return the class that a registered name, an import path or a class itself stands for."""
-    if not isinstance(name, str):
-        if callable(name) and not registered_only:
-            return name
-        raise ValueError(f"{spec_name}: a type is a class, an import path{_known(registry)}; got {name!r}")
-    registered = (registry or {}).get(name, (registry or {}).get(name.lower()))
-    if registered is not None:
-        return load_class(registered) if isinstance(registered, str) else registered
-    if "." in name and not registered_only:
-        return load_class(name)
-    near = closest_name(name.lower(), registry or ())
-    hint = f" (did you mean {near!r}?)" if near else ""
-    raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{_known(registry)}")
-
-
-def _known(registry: Registry | None) -> str:
-    return f" or one of {', '.join(map(repr, sorted(registry)))}" if registry else ""
-
-
-def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name; those of a callable without a readable signature are unknown."""
-    try:
-        return dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return {}
-
-
-def _check_settings(
-    target: Callable[..., Any], settings: Mapping[str, Any], parameters: dict[str, inspect.Parameter]
-) -> None:
-    if not parameters and settings and not isinstance(target, type):
-        return
-    kinds = {p.kind for p in parameters.values()}
+    if not parameters and settings and not isinstance(target, type):  # nobody knows what it takes
+        return settings
     named = [n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     name = getattr(target, "__name__", repr(target))
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
+    if all(p.kind != p.VAR_KEYWORD for p in parameters.values()):
         for setting in settings:
             if setting not in named:
                 raise TypeError(f"{name} has no setting {setting!r}{nearest(setting, named)}")
@@ -240,6 +194,31 @@ def _check_settings(
             f"{name} needs settings that are missing: {', '.join(required)}. "
             f"Give them in a dict: {{'type': {name!r}, {example}}}"
         )
+    return settings
+
+
+def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:
+    """Return the class that a registered name, an import path or a class itself stands for."""
+    if not isinstance(name, str):
+        if callable(name) and not registered_only:
+            return name
+        raise ValueError(f"{spec_name}: a type is a class, an import path{known_names(registry)}; got {name!r}")
+    found = registered(name, registry)
+    if found is None and "." in name and not registered_only:
+        found = name
+    if found is not None:
+        return load_class(found) if isinstance(found, str) else found
+    near = closest_name(name.lower(), registry or ())
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{known_names(registry)}")
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters that can be given by name; those of a callable without a readable signature are unknown."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -22,8 +22,13 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.trainer.arguments import check_hooks
-from agentlightning.trainer.init_utils import ComponentSpec, build_component, short_name
-from agentlightning.trainer.registry import ABSENT_ALGORITHMS, AlgorithmRegistry, ExecutionStrategyRegistry
+from agentlightning.trainer.init_utils import ComponentSpec, build_component
+from agentlightning.trainer.registry import (
+    ABSENT_ALGORITHMS,
+    AlgorithmRegistry,
+    ExecutionStrategyRegistry,
+    short_name,
+)
 from agentlightning.trainer.stores import check_address_is_used, default_store, named_store
 from agentlightning.types import Hook, NamedResources
 
@@ -157,17 +162,18 @@ def replicas(first: Runner[Any], build: Callable[[], Runner[Any] | None], count:
     Raises:
         TypeError: it was given as an instance and cannot be copied.
     """
-    return (first, *(build() or _copy(first) for _ in range(count - 1)))
-
-
-def _copy(runner: Runner[Any]) -> Runner[Any]:
-    try:
-        return copy.deepcopy(runner)
-    except Exception as error:  # any class may refuse to be copied, with any exception
-        raise TypeError(
-            f"Several runners in one process need a runner each, and this {type(runner).__name__} cannot be copied "
-            f"({type(error).__name__}: {error}). Give runner= as a class, a factory or a dict, or use strategy='cs'."
-        ) from error
+    runners = [first]
+    while len(runners) < count:
+        runner = build()
+        try:
+            runners.append(runner or copy.deepcopy(first))
+        except Exception as error:  # any class may refuse to be copied, with any exception
+            raise TypeError(
+                f"Several runners in one process need a runner each, and this {type(first).__name__} cannot be copied "
+                f"({type(error).__name__}: {error}). Give runner= as a class, a factory or a dict, or use "
+                "strategy='cs'."
+            ) from error
+    return tuple(runners)
 
 
 def check_settings_are_used(

@@ -1,6 +1,12 @@
-"""Short names of strategies and algorithms: plain dictionaries, to which a program may add its own."""
+"""Short names of strategies and algorithms: plain dictionaries, to which a program may add its own, and the look-up."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
+
+Registry: TypeAlias = Mapping[str, Any]
+"""Short names to import paths (or to classes)."""
 
 ExecutionStrategyRegistry: dict[str, str] = {
     "cs": "agentlightning.execution.client_server.ClientServerExecutionStrategy",
@@ -21,3 +27,21 @@ ABSENT_ALGORITHMS: dict[str, str] = {
     "verl": "training through VERL is not part of this release; 'grpo' trains with transformers",
 }
 """Names that programs use and this release does not have, with what to do instead."""
+
+
+def short_name(spec: Any) -> str | None:
+    """Return the name in a spec, in lower case; None where it has none."""
+    if isinstance(spec, dict):
+        settings = cast("dict[str, Any]", spec)
+        spec = settings.get("type", settings.get("name"))
+    return spec.lower() if isinstance(spec, str) else None
+
+
+def registered(name: str, registry: Registry | None) -> Any:
+    """Return what a short name stands for, as it is written or in lower case; None if it is not there."""
+    return (registry or {}).get(name, (registry or {}).get(name.lower()))
+
+
+def known_names(registry: Registry | None) -> str:
+    """Return the short names as the end of a list, for an error text; empty if there are none."""
+    return f" or one of {', '.join(map(repr, sorted(registry)))}" if registry else ""

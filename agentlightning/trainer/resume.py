@@ -33,47 +33,41 @@ class Past:
         self._store = store
         self._rollouts = rollouts
         self._waiting: dict[str, deque[tuple[Rollout, str]]] | None = None
-        self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
         """Return for each request the rollout that answers it, as it stands; None where there is none."""
         if self._waiting is None:
             self._waiting = await self._by_content()
-        offered = {name: await self._resources_now(name) for name in {request.resources_id for request in requests}}
-        return [await self._answer(request, *offered[request.resources_id]) for request in requests]
-
-    async def _answer(self, request: EnqueueRolloutRequest, contents: str, endpoints: str) -> Rollout | None:
-        assert self._waiting is not None
-        alike = self._waiting.get(_key(request.input, request.mode, request.metadata, contents))
-        if not alike:
-            return None
-        rollout, its_endpoints = alike.popleft()
-        if rollout.status in FINISHED:
-            return rollout
-        if its_endpoints != endpoints:  # its model answered at an address that is gone
-            await cancel(self._store, rollout)
-            return None
-        return await self._store.get_rollout_by_id(rollout.rollout_id)
-
-    async def _resources_now(self, resources_id: str | None) -> tuple[str, str]:
-        """Describe what a request would be given now; None is the latest of the run."""
-        if resources_id is None:
-            return _described(await self._store.get_latest_resources())
-        return _described(await self._store.get_resources_by_id(resources_id))
+        offered: dict[str | None, tuple[str, str]] = {}
+        for name in {request.resources_id for request in requests}:  # None is the latest of the run
+            get = self._store.get_latest_resources() if name is None else self._store.get_resources_by_id(name)
+            offered[name] = _described(await get)
+        answers: list[Rollout | None] = []
+        for request in requests:
+            contents, endpoints = offered[request.resources_id]
+            alike = self._waiting.get(_key(request.input, request.mode, request.metadata, contents))
+            rollout, its_endpoints = alike.popleft() if alike else (None, "")
+            if rollout is not None and rollout.status not in FINISHED:
+                if its_endpoints == endpoints:
+                    rollout = await self._store.get_rollout_by_id(rollout.rollout_id)
+                else:  # its model answered at an address that is gone
+                    await cancel(self._store, rollout)
+                    rollout = None
+            answers.append(rollout)
+        return answers
 
     async def _by_content(self) -> dict[str, deque[tuple[Rollout, str]]]:
+        """Return the rollouts by what they would answer, each with the addresses in its resources."""
         found: dict[str, deque[tuple[Rollout, str]]] = defaultdict(deque)
+        published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
         for rollout in self._rollouts:
-            contents, endpoints = await self._resources_at(rollout.resources_id, rollout.resources_version)
+            resources_id, version = rollout.resources_id, rollout.resources_version
+            if (resources_id, version) not in published:
+                update = None if resources_id is None else await self._store.get_resources_by_id(resources_id, version)
+                published[resources_id, version] = _described(update)
+            contents, endpoints = published[resources_id, version]
             found[_key(rollout.input, rollout.mode, rollout.metadata, contents)].append((rollout, endpoints))
         return found
-
-    async def _resources_at(self, resources_id: str | None, version: int | None) -> tuple[str, str]:
-        known = self._published.get((resources_id, version))
-        if known is None:
-            update = None if resources_id is None else await self._store.get_resources_by_id(resources_id, version)
-            known = self._published[resources_id, version] = _described(update)
-        return known
 
 
 async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable: bool) -> Past | None:
