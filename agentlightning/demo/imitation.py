@@ -102,36 +102,33 @@ class WarmStart:
         return measured
 
     def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:
+        """Take steps, each on fresh conversations of which the share `shown` uses the tool."""
         for _ in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)
-            self._step(shown)
-
-    def _step(self, shown: float) -> None:
-        """Take one step on fresh conversations, of which the share `shown` uses the tool."""
-        tokens, mask = self._conversations(shown)
-        hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
-        loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-        self._optimizer.step()
-        self._steps += 1
+            tokens, mask = self._conversations(shown)
+            hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+            loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._steps += 1
 
     def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
         """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
-        rows = [self._conversation(self._random.random() < shown) for _ in range(settings.IMITATION_BATCH)]
+        rows: list[list[int]] = []
+        for _ in range(settings.IMITATION_BATCH):
+            shows_tool = self._random.random() < shown
+            task, expression = draw_imitation_task(self._random)
+            messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
+            text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
+            rows.append(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         length = max(map(len, rows))
         pad = self._tokenizer.pad_token_id
         tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
         mask = torch.tensor([self._assistant_mask(row) + [False] * (length - len(row)) for row in rows])
         return tokens, mask
-
-    def _conversation(self, shows_tool: bool) -> list[int]:
-        task, expression = draw_imitation_task(self._random)
-        messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
-        text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _assistant_mask(self, row: list[int]) -> list[bool]:
         mask: list[bool] = []

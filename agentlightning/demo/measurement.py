@@ -68,24 +68,20 @@ def measure(
         ]
         generate(decoder, completions)
         for episode, completion in zip(open_episodes, completions, strict=True):
-            _take_turn(episode, completion, chat_format)
+            ended = completion.finish_reason == "stop"
+            reply = chat_format.reply(completion.token_ids[:-1] if ended else completion.token_ids, with_tools=True)
+            message = message_body(reply)
+            episode.turns += 1
+            episode.messages.append(message)
+            if not reply.tool_calls:
+                episode.over = True
+                episode.right = is_right(reply.content or "", episode.task["answer"])
+            for call in message.get("tool_calls", ()):
+                result = run_tool(call["function"]["name"], call["function"]["arguments"])
+                episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     used_tool = [episode for episode in episodes if episode.turns > 1]
     return Measured(
         accuracy=sum(episode.right for episode in episodes) / len(episodes),
         tool_use=len(used_tool) / len(episodes),
         accuracy_with_tool=sum(episode.right for episode in used_tool) / max(1, len(used_tool)),
     )
-
-
-def _take_turn(episode: _Episode, completion: Completion, chat_format: ChatFormat) -> None:
-    ended = completion.finish_reason == "stop"
-    reply = chat_format.reply(completion.token_ids[:-1] if ended else completion.token_ids, with_tools=True)
-    message = message_body(reply)
-    episode.turns += 1
-    episode.messages.append(message)
-    if not reply.tool_calls:
-        episode.over = True
-        episode.right = is_right(reply.content or "", episode.task["answer"])
-    for call in message.get("tool_calls", ()):
-        result = run_tool(call["function"]["name"], call["function"]["arguments"])
-        episode.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})

@@ -70,28 +70,6 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
         BadRequestError: a task file, folder or setting is wrong; nothing was started.
         KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder is left.
     """
-    _check_packages()
-    for name in ("steps", "runners"):
-        value = getattr(options, name)
-        if value < 1:
-            raise BadRequestError(f"--{name} must be 1 or more; got {value}")
-    folder: Path | None = None
-    try:
-        train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
-        folder = _unused(options.out) if options.out else new_run_folder()
-        _say(out, f"{len(train)} tasks to train on, {len(held_out)} held out; the run is written to {folder}")
-        return _run(options, train, held_out, folder, out)
-    except KeyboardInterrupt:
-        _say(out, _interrupted(folder))
-        raise
-    except Exception:  # whatever ended the demo is in its log, and ends the command
-        if folder is not None:
-            logger.exception("the demo failed")
-            _say(out, f"failed; the traceback is in {folder / 'log.txt'}")
-        raise
-
-
-def _check_packages() -> None:
     for package in _PACKAGES:
         try:
             found = importlib.util.find_spec(package) is not None
@@ -99,6 +77,31 @@ def _check_packages() -> None:
             found = False
         if not found:
             raise MissingExtraError("agl demo", "demo", package)
+    for name in ("steps", "runners"):
+        value = getattr(options, name)
+        if value < 1:
+            raise BadRequestError(f"--{name} must be 1 or more; got {value}")
+    folder: Path | None = None
+    try:
+        train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
+        if options.out and options.out.is_dir() and any(options.out.iterdir()):  # so that no two runs are mixed
+            text = f"The output folder {str(options.out)!r} is not empty. Choose another one, or leave --out away"
+            raise BadRequestError(text)
+        folder = check_writable(options.out) if options.out else new_run_folder()
+        _say(out, f"{len(train)} tasks to train on, {len(held_out)} held out; the run is written to {folder}")
+        return _run(options, train, held_out, folder, out)
+    except KeyboardInterrupt:
+        if folder is None:
+            _say(out, "interrupted; nothing was written")
+        else:
+            held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing yet"
+            _say(out, f"interrupted; the run lies in {folder} and holds: {held}")
+        raise
+    except Exception:  # whatever ended the demo is in its log, and ends the command
+        if folder is not None:
+            logger.exception("the demo failed")
+            _say(out, f"failed; the traceback is in {folder / 'log.txt'}")
+        raise
 
 
 def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
@@ -117,20 +120,6 @@ def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
                 f"the demo's small model has room for {room}"
             )
     return train, held_out
-
-
-def _unused(out: Path) -> Path:
-    """Return the folder that the user chose; refuse one that holds something, so that no two runs are mixed."""
-    if out.is_dir() and any(out.iterdir()):
-        raise BadRequestError(f"The output folder {str(out)!r} is not empty. Choose another one, or leave --out away")
-    return check_writable(out)
-
-
-def _interrupted(folder: Path | None) -> str:
-    if folder is None:
-        return "interrupted; nothing was written"
-    held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing yet"
-    return f"interrupted; the run lies in {folder} and holds: {held}"
 
 
 def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, out: TextIO) -> DemoOutcome:

@@ -21,6 +21,7 @@ from agentlightning.demo.settings import HELD_OUT_TASKS, MIN_USER_TASKS, TRAIN_T
 Part = Literal["train", "held_out", "imitation"]
 
 EXAMPLE_LINE: Final = '{"question": "What is 34 plus 5?", "answer": 39}'
+_WANTED: Final = f"Expected one JSON object per line, such as {EXAMPLE_LINE}"
 
 
 class Task(TypedDict):
@@ -141,36 +142,24 @@ def _read_tasks(path: Path) -> Iterator[Task]:
     if not text.strip():
         raise ValueError(f"the tasks file {path} is empty. {_WANTED}")
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _parse_task(line, f"{path}, line {number}")
-
-
-_NO_ANSWERS: Final = ("", math.inf, -math.inf)
-_WANTED: Final = f"Expected one JSON object per line, such as {EXAMPLE_LINE}"
-
-
-def _parse_task(line: str, where: str) -> Task:
-    try:
-        value: object = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error}). {_WANTED}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: a JSON object is expected, not {type(value).__name__}. {_WANTED}")
-    fields = cast("dict[str, object]", value)
-    question, answer = _field(fields, "question", where), _field(fields, "answer", where)
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{where}: 'question' must be a text that is not empty, not {question!r}. {_WANTED}")
-    if (
-        isinstance(answer, bool)
-        or not isinstance(answer, int | float | str)
-        or answer in _NO_ANSWERS
-        or answer != answer
-    ):
-        raise ValueError(f"{where}: 'answer' must be a number or a text, not {answer!r}. {_WANTED}")
-    return {"question": question, "answer": answer}
-
-
-def _field(fields: dict[str, object], name: str, where: str) -> object:
-    if name not in fields:
-        raise ValueError(f"{where}: the field {name!r} is missing (found: {', '.join(fields) or 'none'}). {_WANTED}")
-    return fields[name]
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: not JSON ({error}). {_WANTED}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: a JSON object is expected, not {type(value).__name__}. {_WANTED}")
+        fields = cast("dict[str, object]", value)
+        for name in ("question", "answer"):
+            if name not in fields:
+                found = ", ".join(fields) or "none"
+                raise ValueError(f"{where}: the field {name!r} is missing (found: {found}). {_WANTED}")
+        question, answer = fields["question"], fields["answer"]
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError(f"{where}: 'question' must be a text that is not empty, not {question!r}. {_WANTED}")
+        is_no_answer = answer in ("", math.inf, -math.inf) or answer != answer
+        if isinstance(answer, bool) or not isinstance(answer, int | float | str) or is_no_answer:
+            raise ValueError(f"{where}: 'answer' must be a number or a text, not {answer!r}. {_WANTED}")
+        yield {"question": question, "answer": answer}
