@@ -109,20 +109,15 @@ async def _collect_once(
                 on_done(len(ended))
     finally:
         given_up = [i for i, rollout_id in enumerate(ids) if rollout_id not in ended]
-        for i in given_up:
-            ended[ids[i]] = await _cancel(store, ids[i])
+        for rollout_id in (ids[i] for i in given_up):
+            try:
+                ended[rollout_id] = await store.update_rollout(rollout_id, status="cancelled")
+            except ConflictError:  # it ended in this moment, and stays as it ended
+                rollout = await store.get_rollout_by_id(rollout_id)
+                assert rollout is not None, rollout_id
+                ended[rollout_id] = rollout
     late = [i for i in given_up if ended[ids[i]].status == "cancelled"]  # the others have ended in this moment
     return [ended[rollout_id] for rollout_id in ids], late
-
-
-async def _cancel(store: LightningStore, rollout_id: str) -> Rollout:
-    """Cancel a rollout; one that ended in this moment stays as it ended."""
-    try:
-        return await store.update_rollout(rollout_id, status="cancelled")
-    except ConflictError:
-        rollout = await store.get_rollout_by_id(rollout_id)
-        assert rollout is not None, rollout_id
-        return rollout
 
 
 async def evidence(store: LightningStore, rollout: Rollout) -> Evidence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, overload
 
 from typing_extensions import override
@@ -38,7 +38,16 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
         self._auto_start_proxy = auto_start_proxy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function).parameters
-        _check_parameters(function, self._parameters)
+        for parameter in self._parameters.values():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise TypeError(f"@algo gives parts by name, and {parameter.name!r} is positional-only: remove the '/'")
+            required = parameter.default is parameter.empty
+            named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if named and required and parameter.name not in INJECTED:
+                raise TypeError(
+                    f"@algo cannot give {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}; "
+                    f"it can give: {', '.join(INJECTED)}"
+                )
         functools.update_wrapper(self, function)
 
     @override
@@ -103,16 +112,3 @@ def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool =
     if function is None:
         return functools.partial(algo, auto_start_proxy=auto_start_proxy)
     return FunctionalAlgorithm(function, auto_start_proxy=auto_start_proxy)
-
-
-def _check_parameters(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    for parameter in parameters.values():
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise TypeError(f"@algo gives parts by name, and {parameter.name!r} is positional-only: remove the '/'")
-        required = parameter.default is inspect.Parameter.empty
-        named = parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        if named and required and parameter.name not in INJECTED:
-            raise TypeError(
-                f"@algo cannot give {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}; "
-                f"it can give: {', '.join(INJECTED)}"
-            )

@@ -17,7 +17,7 @@ from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evid
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode, Span
+from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
 logger = logging.getLogger(__name__)
 SpanVerbosity = Literal["none", "keys", "key_values"]
@@ -150,21 +150,18 @@ class Baseline(FastAlgorithm):
                 f", {attempt.error.type}: {attempt.error.message}" if attempt.error else "",
             )
         for span in spans if self.span_verbosity != "none" else ():
-            self._log_span(span)
+            shown: object = span.attributes if self.span_verbosity == "key_values" else sorted(span.attributes)
+            span_seconds = (span.end_time or 0.0) - (span.start_time or 0.0)
+            logger.info(
+                "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
+                *(span.rollout_id, span.attempt_id, span.span_id, span.sequence_id, span.name, span_seconds, shown),
+            )
         if model_calls(spans):  # without a call there is nothing for an adapter
             try:
                 adapted: object = self.get_adapter().adapt(spans)
             except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test
                 adapted = f"nothing ({error})"
             logger.info("[Rollout %s] adapted: %s", rollout.rollout_id, adapted)
-
-    def _log_span(self, span: Span) -> None:
-        shown: object = span.attributes if self.span_verbosity == "key_values" else sorted(span.attributes)
-        seconds = (span.end_time or 0.0) - (span.start_time or 0.0)
-        logger.info(
-            "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
-            *(span.rollout_id, span.attempt_id, span.span_id, span.sequence_id, span.name, seconds, shown),
-        )
 
 
 def _with_mode(dataset: Dataset[Any] | None, mode: RolloutMode) -> list[tuple[Any, RolloutMode]]:

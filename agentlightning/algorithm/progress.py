@@ -168,27 +168,21 @@ class Live:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("step", "reward", "held-out", "done", "failed", "trained", "excluded", "tok/s", "gen s", "wait s"):
+        columns = ("step", "reward", "held-out", "done", "failed", "trained", "excluded", "tok/s", "gen s", "wait s")
+        for name in (*columns, "train s"):
             table.add_column(name, justify="left" if name == "excluded" else "right")
-        table.add_column("train s", justify="right")
         for figures in self._steps[-self._ROWS :]:
-            table.add_row(*(Text(one_line(cell)) for cell in _cells(figures)))
+            cells = [
+                f"{figures.step}/{figures.steps}",
+                "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",
+                "" if figures.held_out is None else f"{figures.held_out:.1%}",
+                str(figures.rollouts_done),
+                str(figures.rollouts_failed),
+                str(figures.calls_trained),
+                excluded_text(figures.calls_excluded).replace(" excluded", ""),
+                f"{figures.tokens_per_second:.0f}",
+                *(f"{figures.seconds.get(phase, 0.0):.2f}" for phase in ("generate", "wait", "train")),
+            ]
+            table.add_row(*(Text(one_line(cell)) for cell in cells))
         elapsed = time.monotonic() - self._began
         return Group(table, Text(f"{elapsed:5.0f} s  {self._batch}", style="dim"))
-
-
-def _cells(figures: StepFigures) -> list[str]:
-    reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
-    held_out = "" if figures.held_out is None else f"{figures.held_out:.1%}"
-    seconds = [f"{figures.seconds.get(phase, 0.0):.2f}" for phase in ("generate", "wait", "train")]
-    return [
-        f"{figures.step}/{figures.steps}",
-        reward,
-        held_out,
-        str(figures.rollouts_done),
-        str(figures.rollouts_failed),
-        str(figures.calls_trained),
-        excluded_text(figures.calls_excluded).replace(" excluded", ""),
-        f"{figures.tokens_per_second:.0f}",
-        *seconds,
-    ]
