@@ -83,25 +83,20 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         on_stall: OnStall = "report",
     ) -> None:
         self.n_runners = check_count("n_runners", n_runners)
-        self.main_thread: MainThread = self._choose_main_thread(main_thread, self.n_runners)
+        if main_thread is None:
+            main_thread = "runner" if n_runners == 1 else "algorithm"
+        self.main_thread: MainThread = check_choice("main_thread", main_thread, get_args(MainThread))
+        if self.main_thread == "runner" and n_runners != 1:
+            raise ValueError(
+                f"main_thread='runner' has room for one runner, and n_runners is {n_runners}. "
+                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
+            )
         self.join_timeout = check_seconds("join_timeout", join_timeout)
         self.graceful_delay = check_seconds("graceful_delay", graceful_delay)
         self.poll_interval = check_seconds("poll_interval", poll_interval)
         self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
         self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
-
-    @staticmethod
-    def _choose_main_thread(main_thread: MainThread | None, n_runners: int) -> MainThread:
-        if main_thread is None:
-            return "runner" if n_runners == 1 else "algorithm"
-        check_choice("main_thread", main_thread, get_args(MainThread))
-        if main_thread == "runner" and n_runners != 1:
-            raise ValueError(
-                f"main_thread='runner' has room for one runner, and n_runners is {n_runners}. "
-                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
-            )
-        return main_thread
 
     @override
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
@@ -158,14 +153,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             return await supervision.conduct(algorithm_work)
         finally:
             self.interrupted = supervision.interrupted
-            await self._end_attempts(store, run_of(runner))
+            # End what the runners still hold: a claim that one of them did not wait for.
+            host, pid = socket.gethostname(), os.getpid()
+            workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
+            message = "its runner ended with its run, with this attempt in hand"
+            with contextlib.suppress(Exception):  # the store is away: then the lease runs out
+                ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
+                await within(SETTLE_STOPPED_SECONDS, ending)
             await run_ends(algorithm, store, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
-
-    async def _end_attempts(self, store: LightningStore, run_id: str | None) -> None:
-        """End what the runners still hold: a claim that one of them did not wait for."""
-        host, pid = socket.gethostname(), os.getpid()
-        workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
-        message = "its runner ended with its run, with this attempt in hand"
-        with contextlib.suppress(Exception):  # the store is away: then the lease runs out
-            ending = end_attempts(store, workers, message, stopped=True, run_id=run_id)
-            await within(SETTLE_STOPPED_SECONDS, ending)

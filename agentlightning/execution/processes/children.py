@@ -137,16 +137,6 @@ def child_main(
         parent_pid = os.getppid()
     begin_child(parent_pid, parents_folder)
     reports.send(Begun(os.getpid()))
-    try:
-        _work(task, index, event, reports)
-    finally:
-        if ends_descendants:  # here already: the exit of a process joins what `multiprocessing` has started in it
-            left = end_descendants(os.getpid(), spared=helpers_of_python())
-            if left:
-                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
-
-
-def _work(task: ChildTask, index: int, event: ExecutionEvent, reports: Connection) -> None:
     name = multiprocessing.current_process().name
     try:
         result = run(lambda interrupts: _until_interrupted(task, index, event, interrupts), always_interruptible=True)
@@ -161,6 +151,11 @@ def _work(task: ChildTask, index: int, event: ExecutionEvent, reports: Connectio
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as above
         reports.send(_report_result(name, result))
+    finally:
+        if ends_descendants:  # here already: the exit of a process joins what `multiprocessing` has started in it
+            left = end_descendants(os.getpid(), spared=helpers_of_python())
+            if left:
+                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
 
 
 async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent, interrupts: Interrupts) -> Any:

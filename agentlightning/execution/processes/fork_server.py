@@ -67,20 +67,16 @@ class ForkServer:
     def collect(self) -> list[ChildExit]:
         """Return those children that have ended, each once."""
         exits: list[ChildExit] = []
+        killed = False
         try:
             while self._pipe.poll():
                 exits.append(self._pipe.recv())
         except (EOFError, OSError):
-            exits += self._all_killed()
-        else:
-            if self._ended is not None and wait_for(self._ended, 0.0):
-                exits += self._all_killed()
+            killed = True
+        if killed or (self._ended is not None and wait_for(self._ended, 0.0)):  # its children were killed with it
+            exits += [ChildExit(index, name_of(self._prefix, index), None, None) for index in sorted(self._running)]
         self._running -= {exit_.index for exit_ in exits}
         return exits
-
-    def _all_killed(self) -> list[ChildExit]:
-        """It was killed, and its children with it."""
-        return [ChildExit(index, name_of(self._prefix, index), None, None) for index in sorted(self._running)]
 
     def signal(self, index: int, signum: int) -> None:
         """Send a signal to a child that is alive."""

@@ -82,7 +82,10 @@ class _Subreaper:
         """Wait for the child or its parent to end, end all that is left, and end as the child did."""
         try:
             ended = os.pidfd_open(self._child)
-            _close_all_but(self._parent, ended)
+            for name in os.listdir("/proc/self/fd"):  # else somebody would wait in vain for the end of a pipe
+                if int(name) > 2 and int(name) not in (self._parent, ended):  # the standard streams stay
+                    with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                        os.close(int(name))
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole group
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, self._pass_on)
@@ -98,8 +101,14 @@ class _Subreaper:
             if orphaned and self._parents_folder is not None:
                 shutil.rmtree(self._parents_folder, ignore_errors=True)
             self._reap()
-        finally:
-            _end_with(self._status)
+        finally:  # without running anything else
+            code = 1 if self._status is None else os.waitstatus_to_exitcode(self._status)
+            if code < 0:
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+                if -code != signal.SIGKILL:
+                    signal.signal(-code, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
+            os._exit(code if code >= 0 else 128 - code)
 
     def _pass_on(self, signum: int, _frame: FrameType | None = None) -> None:
         if self._status is None:
@@ -107,24 +116,3 @@ class _Subreaper:
 
     def _reap(self, _signum: int = signal.SIGCHLD, _frame: FrameType | None = None) -> None:
         self._status = reap_children().get(self._child, self._status)
-
-
-def _close_all_but(*kept: int) -> None:
-    """Close what was inherited, so that nobody waits in vain for the end of a pipe; the standard streams stay."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:  # the descriptor of the listing itself
-                continue
-
-
-def _end_with(status: int | None) -> NoReturn:
-    """End with the exit code, or by the signal, of another process; without running anything else."""
-    code = 1 if status is None else os.waitstatus_to_exitcode(status)
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code if code >= 0 else 128 - code)

@@ -171,8 +171,15 @@ class ProcessTeam:
         steps = ((0, patience.ask), (signal.SIGINT, patience.interrupt))
         steps += ((signal.SIGTERM, patience.terminate), (signal.SIGKILL, patience.kill))
         for signum, seconds in steps:
-            if self._alive:
-                await self._step(signum, seconds)
+            if signum and self._alive:
+                names = ", ".join(name_of(self.prefix, index) for index in sorted(self._alive))
+                logger.warning("Still running: %s; sending %s", names, signal.Signals(signum).name)
+                for index in self._alive:
+                    self.starter.signal(index, signum)
+                    self._sent.add((index, signum))
+            deadline = time.monotonic() + seconds
+            while self._alive and (left := deadline - time.monotonic()) > 0:
+                await self._collect(left)
         for index in sorted(self._alive):
             logger.error("%s is alive after SIGKILL", name_of(self.prefix, index))
         if len(self._failed) > before:
@@ -188,43 +195,27 @@ class ProcessTeam:
         self._begun[index] = time.monotonic()
         self.starter.start(index)
 
-    async def _step(self, signum: int, seconds: float) -> None:
-        if signum:
-            names = ", ".join(name_of(self.prefix, index) for index in sorted(self._alive))
-            logger.warning("Still running: %s; sending %s", names, signal.Signals(signum).name)
-            for index in self._alive:
-                self.starter.signal(index, signum)
-                self._sent.add((index, signum))
-        deadline = time.monotonic() + seconds
-        while self._alive and (left := deadline - time.monotonic()) > 0:
-            await self._collect(left)
-
     async def _collect(self, timeout: float | None) -> None:
         """Wait until a child has ended or time is up, and judge those that have."""
         waits = [seconds for seconds in (timeout, self.starter.look_seconds) if seconds is not None]
         await until_readable(self.starter.filenos(), min(waits, default=None))
         for exit_ in self.starter.collect():
             self._alive.discard(exit_.index)
-            self._judge(exit_, await self._end_held(exit_))
-
-    async def _end_held(self, exit_: ChildExit) -> frozenset[str]:
-        """Return the rollouts that a child held when it died, ended now; none of one that was told to end."""
-        stopped = self.event.is_set()
-        settle = self.settle_stopped if stopped else self.settle
-        if settle is None or exit_.finished:
-            return frozenset()
-        try:
-            held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settle(exit_))
-        except Exception as error:  # the store is away, or does not know the operation
-            if stopped:  # the end of the run does not wait for it
-                logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
-            else:
-                text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
-                logger.warning(text, exit_.describe(), error)
-            return frozenset()
-        return frozenset() if stopped else held
+            stopped, held = self.event.is_set(), frozenset[str]()
+            settle = self.settle_stopped if stopped else self.settle
+            try:
+                if settle is not None and not exit_.finished:
+                    held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settle(exit_))
+            except Exception as error:  # the store is away, or does not know the operation
+                if stopped:  # the end of the run does not wait for it
+                    logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+                else:
+                    text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
+                    logger.warning(text, exit_.describe(), error)
+            self._judge(exit_, frozenset() if stopped else held)
 
     def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
+        """Decide what a child's end means; `held` are the rollouts that it held, if it was not told to end."""
         done = exit_.finished or self.event.is_set() or not self.alone
         if done and not held and exit_.exitcode is not None and exit_.exitcode in self.allowed_exit_codes:
             if exit_.report is not None and not exit_.report.interrupted:
@@ -301,20 +292,19 @@ def check_picklable(task: ChildTask, method: str) -> None:
     try:
         pickle.dumps(task)
     except Exception as error:  # any class may refuse to be pickled, with any exception
-        path = _culprit(task, "", 4) or type(task).__name__
+        part = part_not_pickled(task, pickle.dumps, depth=5)
         raise TypeError(
-            f"start_method={method!r} sends the parts of the run to the child processes, and {path} cannot be pickled "
+            f"start_method={method!r} sends the parts of the run to the child processes, and {part} cannot be pickled "
             f"({type(error).__name__}: {error}). Ways out: define functions and classes at the top level of a module; "
             "pass a class, factory or dict instead of an instance; use start_method='fork' on Linux; or strategy='shm'."
         ) from error
 
 
-def _culprit(value: object, path: str, depth: int) -> str | None:
-    """Return the path of the smallest part of `value` that cannot be pickled."""
-    for name, part in vars(value).items() if hasattr(value, "__dict__") else ():
+def part_not_pickled(value: object, dumps: Callable[[object], bytes], *, depth: int, path: str = "") -> str:
+    """Return the path of the smallest part of `value`, `depth` attributes down at most, that cannot be pickled."""
+    for name, part in vars(value).items() if depth and hasattr(value, "__dict__") else ():
         try:
-            pickle.dumps(part)
+            dumps(part)
         except Exception:  # see above
-            inner = f"{path}.{name}".lstrip(".")
-            return (_culprit(part, inner, depth - 1) if depth else None) or f"{inner} ({type(part).__name__})"
-    return None
+            return part_not_pickled(part, dumps, depth=depth - 1, path=f"{path}.{name}".lstrip("."))
+    return f"{path} ({type(value).__name__})" if path else type(value).__name__

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import MissingExtraError
 from agentlightning.execution.address import LOOPBACK
 from agentlightning.execution.processes.children import ChildTask
+from agentlightning.execution.processes.team import part_not_pickled
 
 LOCAL = "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -57,30 +58,27 @@ def joined(address: str | None, cpus: float) -> Generator[Cluster]:
         yield Cluster(ray, ray.util.get_node_ip_address())
         return
     where = address or os.environ.get(ADDRESS_VARIABLE) or LOCAL
-    _check_answers(where)
+    at = urlsplit(where if "://" in where else f"ray://{where}")
+    if at.hostname is not None and at.port is not None:  # Ray tries for minutes where nothing accepts connections
+        try:
+            socket.create_connection((at.hostname, at.port), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _no_cluster(where, error) from error
     settings: dict[str, object] = {}
     if where == LOCAL:  # the processors are counted, not used: runners mostly wait for a model
         settings = {"num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)), "include_dashboard": False}
-    with _own_sigterm():
-        try:
-            ray.init(where, **settings)
-        except ConnectionError as error:
-            raise _no_cluster(where, error) from error
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(where, **settings)
+    except ConnectionError as error:
+        raise _no_cluster(where, error) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():  # Ray replaces what the program does at SIGTERM
+            signal.signal(signal.SIGTERM, previous)
     try:
         yield Cluster(ray, LOOPBACK if where == LOCAL else ray.util.get_node_ip_address())
     finally:
         ray.shutdown()
-
-
-def _check_answers(where: str) -> None:
-    """Raise `ConnectionError` if nothing accepts connections at an address with a port: Ray tries for minutes."""
-    at = urlsplit(where if "://" in where else f"ray://{where}")
-    if at.hostname is None or at.port is None:
-        return
-    try:
-        socket.create_connection((at.hostname, at.port), CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _no_cluster(where, error) from error
 
 
 def _no_cluster(where: str, error: Exception) -> ConnectionError:
@@ -100,8 +98,9 @@ def sent(ray: Any, task: ChildTask) -> Any:
         return ray.put(_pickled(ray, task))
     except Exception as error:  # any class may refuse to be pickled, with any exception
         reason = str(error).strip().splitlines()[0]
+        part = part_not_pickled(task, lambda part: _pickled(ray, part), depth=4)
         raise TypeError(
-            f"strategy='ray' sends the parts of a runner to the actors, and {_culprit(ray, task)} cannot be pickled "
+            f"strategy='ray' sends the parts of a runner to the actors, and {part} cannot be pickled "
             f"({type(error).__name__}: {reason}). Ways out: make connections, locks and clients where they are used, "
             "not when the agent is made; or pass a class, factory or dict instead of an instance."
         ) from error
@@ -125,26 +124,3 @@ def _pickled(ray: Any, value: object) -> bytes:
     buffer = io.BytesIO()
     ByValue(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
-
-
-def _culprit(ray: object, value: object, path: str = "", depth: int = 4) -> str:
-    """Return the path of the smallest part of `value` that cannot be pickled."""
-    for name, part in vars(value).items() if depth and hasattr(value, "__dict__") else ():
-        try:
-            _pickled(ray, part)
-        except Exception:  # see above
-            return _culprit(ray, part, f"{path}.{name}".lstrip("."), depth - 1)
-    return f"{path} ({type(value).__name__})" if path else type(value).__name__
-
-
-@contextlib.contextmanager
-def _own_sigterm() -> Generator[None]:
-    """Keep what the program does at SIGTERM: Ray would replace it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -104,8 +104,17 @@ class RayExecutionStrategy(ExecutionStrategy):
         self.address = address
         self.num_cpus = _check_amount("num_cpus", num_cpus)
         self.num_gpus = _check_amount("num_gpus", num_gpus)
-        self.resources = _check_resources(resources)
-        self.runtime_env = _check_runtime_env(runtime_env)
+        for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+            if resources and name in resources:
+                raise ValueError(f"resources holds custom resources; {name!r} is the setting {setting}")
+        amounts = {name: _check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
+        self.resources = amounts
+        self.runtime_env = dict(runtime_env or {})
+        if _TOKEN in self.runtime_env.get("env_vars", {}):
+            raise ValueError(
+                f"runtime_env['env_vars'] holds {_TOKEN}, and Ray would show it: set it where this process runs, "
+                "and every runner is given it"
+            )
         self.max_runner_restarts = check_count("max_runner_restarts", max_runner_restarts, minimum=0)
         self.start_timeout = check_seconds("start_timeout", start_timeout)
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host)
@@ -200,20 +209,3 @@ def _check_amount(name: str, value: float) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{name} must be a finite number, 0 or more; got {value}")
     return value
-
-
-def _check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        if resources and name in resources:
-            raise ValueError(f"resources holds custom resources; {name!r} is the setting {setting}")
-    return {name: _check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
-
-
-def _check_runtime_env(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(runtime_env or {})
-    if _TOKEN in given.get("env_vars", {}):
-        raise ValueError(
-            f"runtime_env['env_vars'] holds {_TOKEN}, and Ray would show it: set it where this process runs, "
-            "and every runner is given it"
-        )
-    return given

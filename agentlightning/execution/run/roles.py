@@ -8,7 +8,7 @@ import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, RunnerBundle
@@ -20,9 +20,6 @@ from agentlightning.execution.run.supervisor import INTERRUPTED, Patience, Super
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import within
-
-if TYPE_CHECKING:
-    from agentlightning.store.client_server import LightningStoreServer
 
 logger = logging.getLogger(__name__)
 
@@ -76,27 +73,24 @@ class AlgorithmTask:
         if server is not None and self.report is not None:
             self.report.tell(server.server_launcher.port)
         async with own_connection(server or self.store) as store:
-            return await self._serve(server, store, event)
-
-    async def _serve(self, server: LightningStoreServer | None, store: LightningStore, event: ExecutionEvent) -> Any:
-        opened_run = OpenedRun(self.algorithm)
-        if server is not None:
-            await opened_run.open(store)
-        supervision = Supervision(
-            team=TaskTeam({}),
-            event=event,
-            interrupts=Interrupts(asyncio.get_running_loop()),  # Ctrl+C cancels this coroutine instead
-            patience=self.patience,
-            hasty=INTERRUPTED,
-            watchers=algorithm_watchers(opened_run, store, event, self.stall),
-        )
-        async with served(server):
-            try:
-                return await supervision.conduct(opened_run(store, event))
-            finally:
-                await run_ends(self.algorithm, store, TELL_SECONDS)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(until_set(self.released, RELEASE_POLL_SECONDS), self.patience.ask)
+            opened_run = OpenedRun(self.algorithm)
+            if server is not None:
+                await opened_run.open(store)
+            supervision = Supervision(
+                team=TaskTeam({}),
+                event=event,
+                interrupts=Interrupts(asyncio.get_running_loop()),  # Ctrl+C cancels this coroutine instead
+                patience=self.patience,
+                hasty=INTERRUPTED,
+                watchers=algorithm_watchers(opened_run, store, event, self.stall),
+            )
+            async with served(server):
+                try:
+                    return await supervision.conduct(opened_run(store, event))
+                finally:
+                    await run_ends(self.algorithm, store, TELL_SECONDS)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(until_set(self.released, RELEASE_POLL_SECONDS), self.patience.ask)
 
 
 def algorithm_watchers(
@@ -156,7 +150,12 @@ async def run_ends(
 @contextlib.asynccontextmanager
 async def own_connection(store: LightningStore) -> AsyncGenerator[LightningStore]:
     """Give a store that was handed over as it is; of a client a copy, so that its connections are closed here."""
-    if not _is_client(store):
+    is_client = False
+    if hasattr(store, "server_address_root"):  # else its web stack would be loaded in vain
+        from agentlightning.store.client_server import LightningStoreClient
+
+        is_client = type(store) is LightningStoreClient  # no class of the user's made from it, which may hold more
+    if not is_client:
         yield store
         return
     own = copy.copy(store)
@@ -164,15 +163,6 @@ async def own_connection(store: LightningStore) -> AsyncGenerator[LightningStore
         yield own
     finally:
         await own.close()
-
-
-def _is_client(store: LightningStore) -> bool:
-    """True for our client, and not for a class of the user's that is made from it and may hold more."""
-    if not hasattr(store, "server_address_root"):  # so that its web stack is not loaded in vain
-        return False
-    from agentlightning.store.client_server import LightningStoreClient
-
-    return type(store) is LightningStoreClient
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentlightning.execution.base import AlgorithmBundle, StalledError, open_work_counter, view_of
@@ -49,10 +49,6 @@ class StallDetector:
     store: LightningStore
     position: Callable[[], list[str]] | None = None
     """Where the algorithm stands, if it is no task of this loop."""
-    _cursor: str | None = field(default=None, init=False)
-    _moved: float = field(default=0.0, init=False)
-    _cpu: float = field(default=0.0, init=False)
-    _looked: float = field(default=0.0, init=False)
 
     async def watch(self) -> None:
         """Report each stall once. Return only when the store cannot tell what changes.
@@ -64,13 +60,23 @@ class StallDetector:
             return
         view, run_id = view_of(self.algorithm, self.store), getattr(self.algorithm, "run_id", None)
         count_open_work = open_work_counter(self.algorithm, self.store)
-        reported = False
-        self._moved = self._looked = time.monotonic()
+        cursor: str | None = None
+        cpu, reported = 0.0, False
+        moved_at = looked_at = time.monotonic()
         while True:
             try:
-                if await self._has_moved(view, run_id) or (self._computes() and not await count_open_work()):
-                    self._moved, reported = time.monotonic(), False
-                elif not reported and time.monotonic() - self._moved >= self.policy.seconds:
+                page = None if cursor is None else await view.query_events(after=cursor, limit=1, run_id=run_id)
+                moved = page is None or bool(page.events)
+                if moved:
+                    cursor = (await view.query_events(limit=1, run_id=run_id)).cursor
+                else:  # has this process computed since the last such look?
+                    used, now = time.process_time(), time.monotonic()
+                    computes = used - cpu > COMPUTING_SHARE * max(now - looked_at, 1e-9)
+                    cpu, looked_at = used, now
+                    moved = computes and not await count_open_work()
+                if moved:
+                    moved_at, reported = time.monotonic(), False
+                elif not reported and time.monotonic() - moved_at >= self.policy.seconds:
                     reported = True
                     await self._report(view, run_id)
             except NotImplementedError:
@@ -79,21 +85,6 @@ class StallDetector:
             except OSError as error:  # those who use a store that is away report it
                 logger.debug("Could not look for progress: %s", error)
             await asyncio.sleep(self.policy.look_seconds())
-
-    async def _has_moved(self, view: LightningStore, run_id: str | None) -> bool:
-        if self._cursor is not None:
-            page = await view.query_events(after=self._cursor, limit=1, run_id=run_id)
-            if not page.events:
-                return False
-        self._cursor = (await view.query_events(limit=1, run_id=run_id)).cursor
-        return True
-
-    def _computes(self) -> bool:
-        """True if this process has computed since the last look."""
-        cpu, now = time.process_time(), time.monotonic()
-        share = (cpu - self._cpu) / max(now - self._looked, 1e-9)
-        self._cpu, self._looked = cpu, now
-        return share > COMPUTING_SHARE
 
     async def _report(self, view: LightningStore, run_id: str | None) -> None:
         proxy: Any = getattr(self.algorithm, "llm_proxy", None)
@@ -127,7 +118,10 @@ async def stall_report(
     now = time.time()
     lines = [f"  queue: {await _queue(store, now)}"]
     lines += [f"  {line}" for line in await _runners(store, run_id, now)]
-    lines.append(f"  gateway: {_gateway(gateway)}")
+    calls = "not in use"
+    if gateway is not None:
+        calls = f"{gateway['in_flight']} call(s) at model servers, {gateway['waiting']} waiting for a weight change"
+    lines.append(f"  gateway: {calls}")
     lines.append(f"  algorithm: {' > '.join(algorithm) if algorithm else 'its place is not known'}")
     return "\n".join(lines)
 
@@ -176,9 +170,3 @@ def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRol
     else:
         work = "waits for work; it has ended no rollout"
     return f"runner {worker.worker_id}: {work}; {sign}"
-
-
-def _gateway(stats: dict[str, object] | None) -> str:
-    if stats is None:
-        return "not in use"
-    return f"{stats['in_flight']} call(s) at model servers, {stats['waiting']} waiting for a weight change"
