@@ -26,7 +26,7 @@ from agentlightning.store.base import (
     Unset,
     request_token,
 )
-from agentlightning.store.engine.repeats import EmptyClaims, Repeats
+from agentlightning.store.engine.calls import EmptyClaims, Repeats
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.rules.arguments import check_limit, check_names, check_timeout, checked, given, valid

@@ -4,7 +4,7 @@ A copy is answered again or refused, never done again. The record of a rollout n
 (`made_by` and `calls` of `Record`) as long as there is room; other calls, and those that made what was deleted since,
 are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: each operation that is called with it is a call
 of its own. All of this lives for `TOKEN_SECONDS`. Copies that come while the first one runs wait for it
-(`engine/repeats.py`).
+(`engine/calls.py`).
 """
 
 from __future__ import annotations
