@@ -1,6 +1,5 @@
 """The store in memory; see `store.py` for the class and `data.py` for what it holds."""
 
-from agentlightning.store.memory.backend import MemoryBackend
-from agentlightning.store.memory.store import InMemoryLightningStore
+from agentlightning.store.memory.store import InMemoryLightningStore, MemoryBackend
 
 __all__ = ["InMemoryLightningStore", "MemoryBackend"]

@@ -1,20 +1,257 @@
-"""The store in memory: dictionaries, sorted views, spans as encoded bytes within a bound. Gone with the process."""
+"""The store in memory: its class, and how scripts run over what it holds (`data.py`). Gone with the process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from typing_extensions import override
 
+from agentlightning.errors import BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.memory.backend import MemoryBackend
-from agentlightning.store.memory.eviction import span_budget
-from agentlightning.types import RetentionPolicy
+from agentlightning.store.memory.data import Data, Entry, span_key
+from agentlightning.store.memory.eviction import SpanBudget, span_budget
+from agentlightning.store.memory.index import suits
+from agentlightning.store.rules.durable import page_of_records
+from agentlightning.store.rules.query import Plan, read_cursor
+from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row, Tx
+from agentlightning.types import RetentionPolicy, Span
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
+
+R = TypeVar("R")
+_encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
+_NO_SPANS: dict[str, bytes] = {}
+
+
+class MemoryTx:
+    """The primitives of one script: reads the data, and keeps the writes aside until its end.
+
+    A record that is saved belongs to the store from then on. A script that reads only is given the store's own records,
+    one that writes gets copies.
+    """
+
+    __slots__ = ("_added", "_data", "_records", "_rows", "_spans", "_taken", "_write", "notes")
+
+    def __init__(self, data: Data, *, write: bool) -> None:
+        self.notes = Notes([], [], [], [])
+        self._data = data
+        self._write = write
+        self._records: dict[str, Record | None] = {}
+        self._taken: list[Entry] = []
+        self._spans: dict[str, dict[str, bytes]] = {}
+        self._added = 0
+        self._rows: dict[tuple[Kind, str], Row | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        """Make the writes real, unless the script failed; nothing here can fail half-way. Put what was claimed and is
+        queued still back into its queue."""
+        data = self._data
+        if self._write and kind is None:
+            if self._spans:
+                data.add_spans(self._spans, self._added)
+            for rollout_id, record in self._records.items():
+                if record is not None:
+                    data.put(record)
+                elif rollout_id in data.slots:
+                    data.remove(rollout_id)
+            for (row_kind, key), row in self._rows.items():
+                rows = data.rows.setdefault(row_kind, {})
+                if row is None:
+                    rows.pop(key, None)
+                else:
+                    rows[key] = row
+            if data.budget.bytes > data.budget.limit:
+                data.evict()
+        for entry in self._taken:
+            data.give_back(entry)
+
+    def load(self, rollout_id: str) -> Record | None:
+        if rollout_id in self._records:
+            record = self._records[rollout_id]
+            return None if record is None else record.copy()
+        slot = self._data.slots.get(rollout_id)
+        if slot is None:
+            return None
+        return slot.record.copy() if self._write else slot.record
+
+    def save(self, record: Record) -> None:
+        self._records[record.rollout.rollout_id] = record
+
+    def delete(self, rollout_id: str) -> bool:
+        if self.load(rollout_id) is None:
+            return False
+        self._records[rollout_id] = None
+        self._spans.pop(rollout_id, None)
+        return True
+
+    def set_aside(self, rollout_id: str) -> None:
+        raise AssertionError("records in memory are not read from anything")
+
+    def claim(self, run_id: str | None, now: float) -> Record | None:
+        while (entry := self._data.take(run_id, now)) is not None:
+            self._taken.append(entry)
+            record = self.load(entry[3])
+            if record is not None and record.queued_at is not None:
+                return record
+        return None
+
+    def next_available(self, run_id: str | None) -> float | None:
+        return self._data.next_available(run_id)
+
+    def find(self, plan: Plan) -> tuple[list[Record], int]:
+        assert not self._write, "find is for reading scripts"
+        slots = self._data.slots
+        if suits(plan):
+            ids, total = self._data.view(plan.sort_by).page(plan)
+            return [slots[rollout_id].record for rollout_id in ids], total
+        by_id = plan.ids is not None and not plan.any_of
+        found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
+        chosen = sorted(found, key=lambda slot: slot.number)
+        matches = [slot.record for slot in chosen if plan.matches(slot.record.rollout)]
+        if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset:
+            return [] if plan.limit == 0 else matches, len(matches)
+        return page_of_records(matches, plan)
+
+    def runs(self) -> list[str | None]:
+        return list(self._data.sizes)
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        chosen = self._data.sizes.values() if run_id is None else [self._data.sizes.get(run_id[0]) or Counts()]
+        return Counts(
+            sum(c.rollouts for c in chosen),
+            sum(c.attempts for c in chosen),
+            sum(c.spans for c in chosen),
+            sum(c.span_bytes for c in chosen),
+        )
+
+    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+        assert not self._write, "changes is for reading scripts"
+        cursor = read_cursor(after, self._data.last_change)
+        page = self._data.changed_after(cursor)[:limit]
+        return [slot.record for slot in page], str(page[-1].change if page else cursor)
+
+    def last_change(self) -> str:
+        return str(self._data.last_change)
+
+    def due(self, now: float, limit: int) -> list[Record]:
+        return [self._data.slots[rollout_id].record.copy() for rollout_id in self._data.deadlines.due(now, limit)]
+
+    def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
+        slots = self._data.slots
+        ids = {i for i in self._data.held.get(worker_id, ()) if i not in self._records}
+        ids.update(i for i, record in self._records.items() if record is not None and record.holder == worker_id)
+        newest = heapq.nlargest(limit, ids, key=lambda i: slots[i].number if i in slots else math.inf)
+        records = [self._records.get(i) or slots[i].record for i in newest]
+        return [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in records]
+
+    def any_held(self) -> bool:
+        return bool(self._data.held)
+
+    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+        sizes: list[int] = []
+        for span in spans:
+            rollout_id = span.rollout_id
+            stored = self._data.spans.get(rollout_id, _NO_SPANS)
+            added = self._spans.get(rollout_id)
+            if added is None:
+                added = self._spans[rollout_id] = {}
+            key = span_key(span.attempt_id, span.span_id)
+            if key in stored or key in added:
+                sizes.append(0)
+                continue
+            body = added[key] = _encode(span)
+            sizes.append(len(body))
+            self._added += len(body)
+        if not self._data.budget.room_for(self._added):
+            raise BusyError(
+                f"The store holds {self._data.budget.bytes} bytes of spans of rollouts that have not ended, of at most "
+                f"{self._data.budget.limit}. End rollouts, give it more room (max_span_bytes), or use sqlite:///FILE.",
+                retry_after=2.0,
+            )
+        return sizes
+
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
+        stored, added = self._data.spans.get(rollout_id, {}), self._spans.get(rollout_id)
+        bodies = {**stored, **added} if added else stored
+        self._data.budget.read(rollout_id)
+        if attempt_id is None and span_id is None:
+            return list(bodies.values())
+        if attempt_id is None:
+            return [body for key, body in bodies.items() if key.partition("\n")[2] == span_id]
+        if span_id is None:
+            of_attempt = span_key(attempt_id, "")
+            return [body for key, body in bodies.items() if key.startswith(of_attempt)]
+        body = bodies.get(span_key(attempt_id, span_id))
+        return [] if body is None else [body]
+
+    def get(self, kind: Kind, key: str) -> Row | None:
+        if (kind, key) in self._rows:
+            return self._rows[kind, key]
+        return self._data.rows.get(kind, {}).get(key)
+
+    def put(self, kind: Kind, key: str, row: Row) -> None:
+        self._rows[kind, key] = row
+
+    def drop(self, kind: Kind, key: str) -> None:
+        self._rows[kind, key] = None
+
+    def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
+        stored = self._data.rows.get(kind, {})
+        if not self._rows:
+            return list(itertools.islice(stored.items(), limit))
+        rows = dict(stored)
+        rows.update({key: row for (k, key), row in self._rows.items() if k == kind and row is not None})
+        left = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
+        return list(itertools.islice(left, limit))
+
+    def count_rows(self, kind: Kind) -> int:
+        return len(self.scan(kind)) if self._rows else len(self._data.rows.get(kind, {}))
+
+
+class MemoryBackend:
+    """Runs scripts inline under one lock, from any thread. Scripts never suspend: microseconds each."""
+
+    shared = False
+    persistent = False
+
+    def __init__(self, budget: SpanBudget | None = None) -> None:
+        self._lock = threading.Lock()
+        self._data = Data(budget or span_budget())
+
+    def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        with self._lock, MemoryTx(self._data, write=write) as tx:
+            return script(tx), tx.notes
+
+    async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        with self._lock, MemoryTx(self._data, write=write) as tx:
+            return script(tx), tx.notes
+
+    def now(self) -> float:
+        return time.time()
+
+    def set_clock(self) -> None:
+        """There is one clock."""
+
+    def await_change(self, timeout: float) -> bool:
+        """No other process sees this data."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class InMemoryLightningStore(EngineStore):
