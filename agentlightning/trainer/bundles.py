@@ -17,8 +17,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.run_scope import LightningStoreScoped
+from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
 from agentlightning.trainer.follow import followed
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of

@@ -21,7 +21,7 @@ from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner, claims
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.wrappers.run_scope import LightningStoreScoped
+from agentlightning.store.wrappers.compat import LightningStoreScoped
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
 

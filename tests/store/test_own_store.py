@@ -15,8 +15,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
-from agentlightning.store.wrappers.compat import CompletedStore, complete
-from agentlightning.store.wrappers.run_scope import LightningStoreScoped
+from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped, complete
 from agentlightning.types import Attempt, AttemptedRollout, AttemptError, EnqueueRolloutRequest, RolloutConfig, Span
 from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
 

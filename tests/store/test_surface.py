@@ -25,9 +25,8 @@ from agentlightning.store import (
 )
 from agentlightning.store.base import UNSET, request_token
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.wrappers.compat import CompletedStore
+from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped
 from agentlightning.store.wrappers.forward import COMPOSED, FORWARDED
-from agentlightning.store.wrappers.run_scope import LightningStoreScoped
 from agentlightning.types import (
     AttemptedRollout,
     AttemptError,

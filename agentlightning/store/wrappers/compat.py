@@ -1,4 +1,4 @@
-"""CompletedStore: the whole contract over a user's store that has a part of it.
+"""CompletedStore: the whole contract over a user's store that has a part of it; LightningStoreScoped: one run of it.
 
 A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, perhaps no batches.
 Server, threads, runs and runners call the whole contract, so `complete` stands between them and such a store.
@@ -28,6 +28,7 @@ from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptError,
+    EnqueueRolloutRequest,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
@@ -270,3 +271,23 @@ def _with_outcomes(answer: object) -> Any:
         page = cast("PaginatedResult[Any]", answer)
         return page.model_copy(update={"items": [_with_outcomes(item) for item in page.items]})
     return answer
+
+
+@forward_operations
+class LightningStoreScoped(StoreWrapper):
+    """A store with the `run_id` of one run filled in, wherever an operation takes one and the caller gives none."""
+
+    def __init__(self, store: LightningStore, run_id: str | None) -> None:
+        super().__init__(store)
+        self.run_id = run_id
+        self._whole = complete(store)
+
+    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        method = getattr(self._whole, operation)
+        if operation == "enqueue_many_rollouts":
+            rollouts = cast("Sequence[EnqueueRolloutRequest]", args[0] if args else kwargs["rollouts"])
+            mine = {"run_id": self.run_id}
+            return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
+        if self.run_id is not None and "run_id" in inspect.signature(method).parameters:
+            kwargs.setdefault("run_id", self.run_id)
+        return await method(*args, **kwargs)
