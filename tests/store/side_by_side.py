@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore, request_token
-from agentlightning.store.engine import runtime, timeline
+from agentlightning.store.engine import clock, runtime
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.rules.tx import Tx
 from tests.store.reference_model import Model, Refused, Task, Try
@@ -31,7 +31,7 @@ class SideBySide(RuleBasedStateMachine):
         self.now = 1_000_000.0
         self.clock = contextlib.ExitStack()
         self.clock.enter_context(mock.patch("time.time", self.time))
-        for module in (timeline, runtime):
+        for module in (clock, runtime):
             self.clock.enter_context(mock.patch.object(module, "monotonic", self.time))
         self.clock.enter_context(mock.patch.object(SharedClock, "set"))  # a database has no other time
         self.loop = asyncio.new_event_loop()

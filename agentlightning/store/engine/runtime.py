@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.engine.change_feed import Follower
-from agentlightning.store.engine.timeline import Timeline, monotonic
-from agentlightning.store.engine.timer import forget, watch
+from agentlightning.store.engine.clock import Timeline, forget, monotonic, watch
 from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Key, Waiters
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.claims import forget_claim_tokens, queue_now, queued_ahead
