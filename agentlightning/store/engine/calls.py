@@ -1,4 +1,5 @@
-"""Copies of one call that come while its first copy runs, and claims that are answered without a look at the queue."""
+"""The call under way: its token and its ids; copies of it that come while the first one runs, and claims that are
+answered without a look at the queue."""
 
 from __future__ import annotations
 
@@ -7,12 +8,33 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import cache
 
+from agentlightning.store.base import request_token
 from agentlightning.store.rules.idempotency import Call, claim_call
-from agentlightning.store.rules.tx import ClaimRow, Tx
+from agentlightning.store.rules.tx import ClaimRow, Ids, Tx
+from agentlightning.store.rules.values import given
+from agentlightning.utils.id import derive_id, generate_id
 
 _TOGETHER_SECONDS = 0.05
 """How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
+
+
+def call_of(operation: str, **arguments: object) -> Call | None:
+    """Return the call under way, if it carries a token."""
+    token = request_token.get()
+    return None if token is None else Call.of(operation, token, given(**arguments))
+
+
+def call_ids(length: int) -> Ids:
+    """Return the identifiers of the call under way: made from its token if it has one, else random."""
+    token = request_token.get()
+
+    @cache  # the same one for the same index, so that a script may be run again
+    def made(index: int) -> str:
+        return generate_id(length) if token is None else derive_id(token, index, length)
+
+    return made
 
 
 class Repeats:
@@ -54,15 +76,14 @@ class EmptyClaims:
         loop = asyncio.get_running_loop()
         if loop not in self._waiting:
             self._waiting = {other: batch for other, batch in self._waiting.items() if not other.is_closed()}
-            calls: list[Call] = []
-            self._waiting[loop] = calls, asyncio.create_task(self._write_soon(loop, calls))
+            self._waiting[loop] = [], asyncio.create_task(self._write_soon(loop))
         calls, task = self._waiting[loop]
         calls.append(claim_call(token, run_id, worker_id, limit))
         await asyncio.shield(task)
 
-    async def _write_soon(self, loop: asyncio.AbstractEventLoop, calls: list[Call]) -> None:
+    async def _write_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.sleep(_TOGETHER_SECONDS)
-        del self._waiting[loop]
+        calls, _ = self._waiting.pop(loop)
         now = self._now()
 
         def script(tx: Tx) -> None:

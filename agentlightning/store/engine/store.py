@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter
@@ -26,10 +26,9 @@ from agentlightning.store.base import (
     Unset,
     request_token,
 )
-from agentlightning.store.engine.calls import EmptyClaims, Repeats
+from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
-from agentlightning.store.rules.arguments import check_limit, check_names, check_timeout, checked, given, valid
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
@@ -39,15 +38,21 @@ from agentlightning.store.rules.lifecycle import check_attempt_status, check_rol
 from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
 from agentlightning.store.rules.resources import latest_resources, publish, resources_by_id
 from agentlightning.store.rules.spans import add_spans, decode_all, next_sequence_ids, numbered_page, read_spans
-from agentlightning.store.rules.tx import Backend, Ids, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.rules.tx import Backend, ResourcesRow, Tx, WorkerRow
 from agentlightning.store.rules.updates import update_attempt, update_rollout
 from agentlightning.store.rules.values import (
+    check_limit,
+    check_names,
+    check_timeout,
+    checked,
     evolve,
+    given,
     public_attempt,
     public_attempted,
     public_rollout,
     public_worker,
     to_json,
+    valid,
 )
 from agentlightning.store.rules.workers import heartbeat
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
@@ -67,7 +72,6 @@ from agentlightning.types import (
     Worker,
     WorkerStatus,
 )
-from agentlightning.utils.id import derive_id, generate_id
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
@@ -146,7 +150,7 @@ class EngineStore(LightningStore):
     ) -> AttemptedRollout:
         request = _request(input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id)
         await self._runtime.scan()
-        ids, attempt_id, call = _ids(12), "at-" + _ids(8)(0), _call("start_rollout")
+        ids, attempt_id, call = call_ids(12), "at-" + call_ids(8)(0), call_of("start_rollout")
         claim = await self._runtime.write(
             lambda tx: start_rollout(tx, self._runtime.now(), ids, attempt_id, request, worker_id, call)
         )
@@ -173,7 +177,7 @@ class EngineStore(LightningStore):
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
         await self._runtime.scan()
-        ids, now, call = _ids(12), self._runtime.now(), _call("enqueue_many_rollouts")
+        ids, now, call = call_ids(12), self._runtime.now(), call_of("enqueue_many_rollouts")
         made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
         return [public_rollout(rollout) for rollout in made]
 
@@ -192,7 +196,7 @@ class EngineStore(LightningStore):
             return []
         await self._runtime.scan()
         token, looks, now = request_token.get(), 0, 0.0
-        ask = partial(claim, ids=_ids(8), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
+        ask = partial(claim, ids=call_ids(8), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
         work: list[Key] = [("work", run_id)]
 
         def look() -> Awaitable[Claimed]:
@@ -222,7 +226,11 @@ class EngineStore(LightningStore):
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
         await self._runtime.scan()
-        attempt_id, now, call = "at-" + _ids(8)(0), self._runtime.now(), _call("start_attempt", worker_id=worker_id)
+        attempt_id, now, call = (
+            "at-" + call_ids(8)(0),
+            self._runtime.now(),
+            call_of("start_attempt", worker_id=worker_id),
+        )
         return self._hand_out(
             await self._runtime.write(lambda tx: start_attempt(tx, now, rollout_id, attempt_id, worker_id, call))
         )
@@ -283,7 +291,7 @@ class EngineStore(LightningStore):
         if "status" in changes:
             check_rollout_status(changes["status"])
         await self._runtime.scan()
-        now, call = self._runtime.now(), _call("update_rollout", **changes)
+        now, call = self._runtime.now(), call_of("update_rollout", **changes)
 
         def change(tx: Tx) -> Rollout:
             return update_rollout(tx, now, rollout_id, dict(changes), call)
@@ -313,7 +321,7 @@ class EngineStore(LightningStore):
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
         await self._runtime.scan()
-        now, call = self._runtime.now(), _call("update_attempt", attempt_id=attempt_id, **changes)
+        now, call = self._runtime.now(), call_of("update_attempt", attempt_id=attempt_id, **changes)
 
         def change(tx: Tx) -> Attempt:
             return update_attempt(tx, now, rollout_id, attempt_id, dict(changes), call)
@@ -327,7 +335,7 @@ class EngineStore(LightningStore):
         with valid("the bounds"):
             bounds = RetentionPolicy(keep_last=keep_last, max_age=max_age, max_bytes=max_bytes)
         run = None if isinstance(run_id, Unset) else (run_id,)
-        call = _call("delete_rollouts", rollout_ids=rollout_ids, run_id=run, bounds=bounds, force=force)
+        call = call_of("delete_rollouts", rollout_ids=rollout_ids, run_id=run, bounds=bounds, force=force)
         if rollout_ids is None:
             if bounds == RetentionPolicy():
                 if isinstance(run_id, Unset):
@@ -481,7 +489,7 @@ class EngineStore(LightningStore):
         named = None if attempts is None else check_names(attempts)
         self._runtime.watch()
         now = self._runtime.now()
-        call = _call(
+        call = call_of(
             "update_worker",
             worker_id=worker_id,
             heartbeat_stats=stats,
@@ -531,7 +539,7 @@ class EngineStore(LightningStore):
 
     @override
     async def add_resources(self, resources, *, run_id=None) -> ResourcesUpdate:
-        return await self.update_resources("rs-" + _ids(12)(0), resources, run_id=run_id)
+        return await self.update_resources("rs-" + call_ids(12)(0), resources, run_id=run_id)
 
     @override
     async def update_resources(self, resources_id, resources, *, run_id=None) -> ResourcesUpdate:
@@ -572,28 +580,11 @@ def _request(
         )
 
 
-def _call(operation: str, **arguments: object) -> Call | None:
-    """Return the call under way, if it carries a token."""
-    token = request_token.get()
-    return None if token is None else Call.of(operation, token, given(**arguments))
-
-
 def _accepted(answer: R | Exception) -> R:
     """Return an answer; raises one that is a refusal."""
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def _ids(length: int) -> Ids:
-    """Return the identifiers of the call under way: made from its token if it has one, else random."""
-    token = request_token.get()
-
-    @cache  # the same one for the same index, so that a script may be run again
-    def made(index: int) -> str:
-        return generate_id(length) if token is None else derive_id(token, index, length)
-
-    return made
 
 
 def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:

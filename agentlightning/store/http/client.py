@@ -27,8 +27,7 @@ from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, S
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
-from agentlightning.store.rules.arguments import valid
-from agentlightning.store.rules.values import to_json
+from agentlightning.store.rules.values import to_json, valid
 from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, Rollout, Span

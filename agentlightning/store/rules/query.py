@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import UnionType
@@ -110,22 +110,20 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
         raise BadRequestError(f"Offset must be greater than or equal to 0; got {offset}")
 
 
-def sort_key(name: str) -> Callable[[object], tuple[bool, Any]]:
-    """Return the key that orders values by a field: a null time is last, other nulls are first."""
-    null_is_last = name.endswith("_time")
-
-    def key(item: object) -> tuple[bool, Any]:
-        value = getattr(item, name)
-        return (null_is_last, 0) if value is None else (not null_is_last, value)
-
-    return key
-
-
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
-    """Sort and cut; returns the page and the number of items before the cut. Ties keep their order."""
+    """Sort and cut; returns the page and the number of items before the cut.
+
+    A null time is last, other nulls are first; ties keep their order.
+    """
     found = list(items)
     if sort_by is not None:
-        found.sort(key=sort_key(sort_by), reverse=descending)
+        null_is_last = sort_by.endswith("_time")
+
+        def key(item: M) -> tuple[bool, Any]:
+            value = getattr(item, sort_by)
+            return (null_is_last, 0) if value is None else (not null_is_last, value)
+
+        found.sort(key=key, reverse=descending)
     end = None if limit == -1 else offset + limit
     return found[offset:end], len(found)
 
