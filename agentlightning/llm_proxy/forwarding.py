@@ -32,7 +32,7 @@ from agentlightning.llm_proxy.replies import (
     json_reply,
     unusable,
 )
-from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
+from agentlightning.llm_proxy.sse import Frames, data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
 from agentlightning.llm_proxy.weights import WeightGate
@@ -283,8 +283,7 @@ def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | No
             data = data_of(shown)
             value = None if data is None else read_json(data)
             if data is not None and value is not None and not is_strict(data):
-                event = next((line[6:].strip() for line in shown.splitlines() if line.startswith(b"event:")), None)
-                shown = frame_of(json_bytes(value), None if event is None else event.decode("utf-8", "replace"))
+                shown = with_data(shown, json_bytes(value))
         return shown if writer is None or reader.ended else _events(writer, shown)
 
 

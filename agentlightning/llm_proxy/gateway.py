@@ -103,11 +103,12 @@ class Gateway:
         if address.route == COUNT_TOKENS:
             return await self._count_tokens(address, scope, receive)
         dialect = DIALECTS[address.route]
+        sequence_id = await ask_store(store.get_next_span_sequence_id(address.rollout_id, address.attempt_id), seconds)
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         call = GatewayCall(
             address.rollout_id,
             address.attempt_id,
-            await ask_store(store.get_next_span_sequence_id(address.rollout_id, address.attempt_id), seconds),
+            sequence_id,
             dialect=address.route,
             agent_headers={name: value for name, value in headers if name in dialect.forwarded},
             role=address.role,

@@ -52,6 +52,13 @@ def data_of(frame: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
+def with_data(frame: bytes, data: bytes) -> bytes:
+    """Return a frame of the same event with other data."""
+    lines = frame.replace(b"\r\n", b"\n").split(b"\n")
+    event = next((line[6:].strip().decode("utf-8", "replace") for line in lines if line.startswith(b"event:")), None)
+    return frame_of(data, event)
+
+
 def frame_of(data: bytes, event: str | None = None) -> bytes:
     """Return a frame with one line of data."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"

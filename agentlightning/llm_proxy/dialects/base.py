@@ -110,6 +110,11 @@ class EventReader(StreamReader):
         """Take the fields of one event; sets `ended` with the last one."""
 
 
+def event(kind: str, fields: Json) -> bytes:
+    """Return the frame of an event with a `type`."""
+    return frame_of(json_bytes({"type": kind, **fields}), kind)
+
+
 def event_of(data: bytes) -> Json:
     """Return the JSON object in a frame of a stream.
 

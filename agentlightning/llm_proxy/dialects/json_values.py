@@ -232,27 +232,25 @@ def json_bytes(value: object) -> bytes:
         return to_json(value, inf_nan_mode="null")  # several times as fast as the standard library
     except ValueError:
         text = json.dumps(value)
-        return (json.dumps(json.loads(text, parse_constant=lambda _: None)) if _has_constants(text) else text).encode()
+        if "NaN" in text or "Infinity" in text:
+            text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+        return text.encode()
 
 
 def strict_json(raw: bytes, value: object) -> bytes:
     """Return the JSON that a value was read from; the value's own if that holds NaN or infinities."""
-    return json_bytes(value) if _has_constants(raw) and not is_strict(raw) else raw
+    return raw if is_strict(raw) else json_bytes(value)
 
 
 def is_strict(raw: bytes) -> bool:
     """True if JSON holds no NaN and no infinity but in texts."""
+    if b"NaN" not in raw and b"Infinity" not in raw:
+        return True
     try:
         from_json(raw, allow_inf_nan=False)
     except ValueError:
         return False
     return True
-
-
-def _has_constants(text: str | bytes) -> bool:
-    """True if a text may hold what JSON does not have; it may stand in a string, too."""
-    nan, infinity = ("NaN", "Infinity") if isinstance(text, str) else (b"NaN", b"Infinity")
-    return nan in text or infinity in text  # pyright: ignore[reportOperatorIssue] -- both are of the text's type
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:

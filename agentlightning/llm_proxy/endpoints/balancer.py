@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 import aiohttp
 
 from agentlightning.field_help import explain_fields
+from agentlightning.llm_proxy.dialects import CHAT
 from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
 from agentlightning.llm_proxy.endpoints.engines import ANTHROPIC, LITELLM_ENGINE, OPENAI, OTHER
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -197,7 +198,7 @@ class HealthWatch:
             return
         if endpoint.engine == LITELLM_ENGINE:
             return  # has no route for it: the next call finds out
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+        headers = CHAT.key_headers(endpoint.api_key)
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(self._checks.timeout_seconds):
                 foreign = await self._probe.engine_of(endpoint) in _NO_HEALTH_ROUTE

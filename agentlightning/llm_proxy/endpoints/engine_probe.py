@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import aiohttp
 
+from agentlightning.llm_proxy.dialects import CHAT
 from agentlightning.llm_proxy.dialects.json_values import objects, read_json
 from agentlightning.llm_proxy.endpoints.engines import ANTHROPIC, ENGINES, OTHER, Engine, engine_of_owners
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -63,7 +64,7 @@ class EngineProbe:
         return OTHER if self._silent.get(endpoint, 0.0) > time.monotonic() else None
 
     async def _ask(self, endpoint: ModelEndpoint) -> Engine:
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+        headers = CHAT.key_headers(endpoint.api_key)
         try:
             async with (
                 asyncio.timeout(_SECONDS),

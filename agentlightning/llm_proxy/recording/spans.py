@@ -295,27 +295,25 @@ def _usage(usage: object) -> _Pairs:
 
 
 def _raw_attributes(call: GatewayCall) -> _Pairs:
-    keys = LightningCallAttributes
-    yield keys.CALL_ID.value, call.call_id
-    yield keys.STATE.value, call.state
-    yield keys.HTTP_STATUS.value, call.http_status
-    yield keys.UPSTREAM_TRIES.value, call.upstream_tries
-    yield keys.LATENCY_SECONDS.value, call.seconds
-    yield keys.DIALECT.value, call.dialect
-    yield keys.STREAMED.value, call.streamed
-    if call.role is not None:
-        yield keys.ROLE.value, call.role
-    if call.policy is not None:
-        yield keys.POLICY.value, call.policy.name
-        yield keys.POLICY_KIND.value, call.policy.kind
-    if call.reply is not None and len(call.reply["choices"]) > 1:
-        yield keys.CHOICES.value, len(call.reply["choices"])
-    if call.error_code is not None:
-        yield keys.ERROR_CODE.value, call.error_code
-    if call.first_frame_at is not None:
-        yield keys.FIRST_FRAME_SECONDS.value, max(0.0, call.first_frame_at - call.arrived_at)
-    if call.weight_version is not None:
-        yield keys.WEIGHT_VERSION.value, call.weight_version
+    keys, policy, choices = LightningCallAttributes, call.policy, len((call.reply or {}).get("choices", ()))
+    first_frame_seconds = None if call.first_frame_at is None else max(0.0, call.first_frame_at - call.arrived_at)
+    told: dict[LightningCallAttributes, AttributeValue | None] = {
+        keys.CALL_ID: call.call_id,
+        keys.STATE: call.state,
+        keys.HTTP_STATUS: call.http_status,
+        keys.UPSTREAM_TRIES: call.upstream_tries,
+        keys.LATENCY_SECONDS: call.seconds,
+        keys.DIALECT: call.dialect,
+        keys.STREAMED: call.streamed,
+        keys.ROLE: call.role,
+        keys.POLICY: None if policy is None else policy.name,
+        keys.POLICY_KIND: None if policy is None else policy.kind,
+        keys.CHOICES: choices if choices > 1 else None,
+        keys.ERROR_CODE: call.error_code,
+        keys.FIRST_FRAME_SECONDS: first_frame_seconds,
+        keys.WEIGHT_VERSION: call.weight_version,
+    }
+    yield from ((key.value, value) for key, value in told.items() if value is not None)
     if call.reply is not None:
         yield from _reply_text(call.reply, call.tokens)
     if call.tokens is not None:

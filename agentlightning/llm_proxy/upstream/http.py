@@ -12,7 +12,7 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -199,24 +199,22 @@ class Upstream:
                 request = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
             else:
                 wanted = {}
-        refused: set[str] = set()
-
-        async def post() -> UpstreamResponse | UpstreamStream:
-            run, encoded = self.off_loop.run, wire.upstream_request
-            return await self._post(
-                call, wire, endpoint, await run(call.bytes, encoded, request, endpoint.model, wanted)
-            )
-
-        response = await post()
-        while isinstance(response, UpstreamResponse) and (
-            culprit := _refused_extra(response, wire.added(request, wanted))
-        ):
-            del wanted[culprit]
-            refused.add(culprit)
-            response = await post()
+        refused: list[str] = []
+        while True:
+            body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
+            response = await self._post(call, wire, endpoint, body)
             if isinstance(response, UpstreamStream) or response.ok:
-                self._unsupported.setdefault(endpoint, set()).update(refused)
-                logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, culprit)
+                break
+            said = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
+            added = sorted(wire.added(request, wanted), key=len, reverse=True)
+            culprit = next((name for name in added if name.encode() in said), None)
+            if culprit is None:
+                return response
+            del wanted[culprit]
+            refused.append(culprit)
+        if refused:
+            self._unsupported.setdefault(endpoint, set()).update(refused)
+            logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, refused[-1])
         return response
 
     async def _post(
@@ -265,13 +263,6 @@ class Upstream:
 
 def _pause(response: UpstreamResponse, tries: int) -> float:
     return max(backoff_delay(tries, 0.25, 8.0), response.retry_after or 0.0)
-
-
-def _refused_extra(response: UpstreamResponse, added: Iterable[str]) -> str | None:
-    if response.status not in (400, 422):
-        return None
-    said = response.body[:_REFUSAL_BYTES]
-    return next((name for name in sorted(added, key=len, reverse=True) if name.encode() in said), None)
 
 
 def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelEndpoint) -> CallFailed:

@@ -24,7 +24,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     objects,
     read_json,
 )
-from agentlightning.llm_proxy.sse import data_of, frame_of
+from agentlightning.llm_proxy.sse import data_of, with_data
 
 HIDDEN = "[redacted]"
 SHORTEST_KEY = 8
@@ -104,11 +104,7 @@ class _Frame:
         for choice in objects(self.value.get("choices")):
             for name in _SPELL_TOKENS:
                 choice.pop(name, None)
-        lines = self.raw.replace(b"\r\n", b"\n").split(b"\n")
-        event = next(
-            (line[6:].strip().decode("utf-8", "replace") for line in lines if line.startswith(b"event:")), None
-        )
-        return frame_of(json_bytes(self.value), event)
+        return with_data(self.raw, json_bytes(self.value))
 
 
 @dataclass(slots=True)

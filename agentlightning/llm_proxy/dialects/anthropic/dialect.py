@@ -17,7 +17,6 @@ from agentlightning.llm_proxy.dialects.anthropic.replies import (
     MessageEvents,
     blocks_of,
     chat_of,
-    event,
     message_of,
     stop_reason,
 )
@@ -28,6 +27,7 @@ from agentlightning.llm_proxy.dialects.base import (
     StreamWriter,
     TranslatedDialect,
     WireDialect,
+    event,
 )
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,

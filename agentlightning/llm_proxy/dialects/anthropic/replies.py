@@ -10,20 +10,18 @@ from __future__ import annotations
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of
-from agentlightning.llm_proxy.dialects.base import StreamWriter
+from agentlightning.llm_proxy.dialects.base import StreamWriter, event
 from agentlightning.llm_proxy.dialects.chat import thought_in
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
     fields_of,
-    json_bytes,
     object_in,
     objects,
     read_json,
     text_of,
 )
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
-from agentlightning.llm_proxy.sse import frame_of
 
 _REASONS = {
     "stop": "end_turn",
@@ -118,11 +116,6 @@ def chat_of(message: Json) -> Json:
 
 def _joined(blocks: list[Json], kind: str) -> str:
     return "".join(str(block.get(kind) or "") for block in blocks if block.get("type") == kind)
-
-
-def event(kind: str, fields: Json) -> bytes:
-    """Return one event."""
-    return frame_of(json_bytes({"type": kind, **fields}), kind)
 
 
 class MessageEvents(StreamWriter):

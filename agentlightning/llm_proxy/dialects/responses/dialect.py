@@ -17,6 +17,7 @@ from agentlightning.llm_proxy.dialects.base import (
     StreamWriter,
     TranslatedDialect,
     WireDialect,
+    event,
     openai_error,
 )
 from agentlightning.llm_proxy.dialects.json_values import (
@@ -26,7 +27,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     read_json,
     read_model_request,
 )
-from agentlightning.llm_proxy.dialects.responses.replies import ResponseEvents, chat_of, event, items_of, response_of
+from agentlightning.llm_proxy.dialects.responses.replies import ResponseEvents, chat_of, items_of, response_of
 from agentlightning.llm_proxy.dialects.responses.requests import chat_request
 from agentlightning.llm_proxy.replies import CallFailed
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of
-from agentlightning.llm_proxy.dialects.base import StreamWriter
+from agentlightning.llm_proxy.dialects.base import StreamWriter, event
 from agentlightning.llm_proxy.dialects.chat import thought_in
-from agentlightning.llm_proxy.dialects.json_values import Json, is_object, json_bytes, object_in, objects, text_of
+from agentlightning.llm_proxy.dialects.json_values import Json, is_object, object_in, objects, text_of
 from agentlightning.llm_proxy.dialects.pieces import Text
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
-from agentlightning.llm_proxy.sse import frame_of
 
 _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id", "prompt_cache_key"),
@@ -140,11 +139,6 @@ def chat_of(response: Json) -> Json:
 def _texts(items: list[Json], kind: str, name: str) -> str:
     parts = [part for item in items if item.get("type") == kind for part in objects(item.get("content"))]
     return "".join(str(part.get(name) or "") for part in parts)
-
-
-def event(kind: str, fields: Json) -> bytes:
-    """Return one event."""
-    return frame_of(json_bytes({"type": kind, **fields}), kind)
 
 
 class ResponseEvents(StreamWriter):
