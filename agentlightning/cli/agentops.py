@@ -13,7 +13,6 @@ from typing import cast
 
 import typer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
@@ -149,20 +148,25 @@ def agentops_routes(store: LightningStore, traces: Traces) -> list[Route]:
 
     async def token(request: Request) -> Response:
         wanted = server_token()
-        key = await _presented_key(request)
+        with client_hold(request.scope) as hold:  # it comes without a token: what it sends is small or refused
+            body = await read_body(request.scope, request.receive, hold, _TOKEN_BODY_BYTES)
+        try:
+            asked: object = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"The body is no JSON: {error}; expected an object with api_key") from error
+        if not isinstance(asked, dict):
+            raise BadRequestError(f"The body is a JSON {type(asked).__name__}; expected an object with api_key")
+        key = cast("dict[str, object]", asked).get("api_key")
         if wanted is not None and not same_token(str(key), wanted):
             return JSONResponse({"error": "the API key is not the AGL_TOKEN of this server"}, status_code=401)
         return JSONResponse({"token": wanted or PLACEHOLDER_KEY, "project_id": "local", "project_prem_status": "local"})
 
     async def take(message: ExportTraceServiceRequest, rejections: Rejections) -> ExportTraceServiceResponse:
         ended = await traces.claim(message)
-        await store_spans(store, message, rejections)
+        answer = await store_spans(store, message, rejections)
         for trace_id in ended:
             await traces.end(trace_id)
-        if not rejections.spans:
-            return ExportTraceServiceResponse()
-        partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
-        return ExportTraceServiceResponse(partial_success=partial)
+        return answer
 
     async def traces_page(request: Request) -> Response:
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
@@ -177,24 +181,6 @@ def agentops_routes(store: LightningStore, traces: Traces) -> list[Route]:
         Route(LOGS_UPLOAD_PATH, logs_upload, methods=["POST"]),
         *others,
     ]
-
-
-async def _presented_key(request: Request) -> object:
-    """Return the key of a request for a token, which comes without one: what it sends is small or refused.
-
-    Raises:
-        TooLargeError: the body is larger than 64 KiB.
-        BadRequestError: it is no JSON object.
-    """
-    with client_hold(request.scope) as hold:
-        body = await read_body(request.scope, request.receive, hold, _TOKEN_BODY_BYTES)
-    try:
-        asked: object = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"The body is no JSON: {error}; expected an object with api_key") from error
-    if not isinstance(asked, dict):
-        raise BadRequestError(f"The body is a JSON {type(asked).__name__}; expected an object with api_key")
-    return cast("dict[str, object]", asked).get("api_key")
 
 
 def _spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[bool, SpanMessage]]:

@@ -40,11 +40,7 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
 
     async def traces(request: Request) -> Response:
         async def take(message: ExportTraceServiceRequest, rejections: Rejections) -> ExportTraceServiceResponse:
-            await store_spans(store(), message, rejections)
-            if not rejections.spans:
-                return ExportTraceServiceResponse()
-            partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
-            return ExportTraceServiceResponse(partial_success=partial)
+            return await store_spans(store(), message, rejections)
 
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
 
@@ -63,8 +59,12 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
     ]
 
 
-async def store_spans(store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections) -> None:
-    """Store the spans of a request in steps; those that the store refuses go to `rejections`, the others are stored.
+async def store_spans(
+    store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections
+) -> ExportTraceServiceResponse:
+    """Store the spans of a request in steps, and return the answer, which tells of those that were not taken.
+
+    Spans that the store refuses go to `rejections`, the others are stored.
 
     Raises:
         BusyError, StoreUnreachableError: what is not stored yet may be sent again.
@@ -74,10 +74,14 @@ async def store_spans(store: LightningStore, message: ExportTraceServiceRequest,
     while True:
         step = await asyncio.to_thread(next, steps, None) if in_thread else next(steps, None)
         if step is None:
-            return
+            break
         if step:
             await _store(store, step, rejections)
         await asyncio.sleep(0)
+    if not rejections.spans:
+        return ExportTraceServiceResponse()
+    partial = ExportTracePartialSuccess(rejected_spans=rejections.spans, error_message=rejections.message)
+    return ExportTraceServiceResponse(partial_success=partial)
 
 
 async def _store(store: LightningStore, spans: Sequence[Span], rejections: Rejections) -> None:
