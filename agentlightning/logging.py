@@ -154,8 +154,19 @@ def setup_module(
         handler.close()
     logger.setLevel(number)
     logger.propagate = propagate
-    if console:
-        logger.addHandler(_console_handler(color))
+    if console and color is False:
+        plain = logging.StreamHandler()
+        plain.setFormatter(PlainLines(DEFAULT_FORMAT, DATE_FORMAT))
+        logger.addHandler(plain)
+    elif console:
+        from rich.console import Console
+
+        terminal = sys.stderr is not None and sys.stderr.isatty()  # a process without a terminal may have no stderr
+        stderr = Console(stderr=True, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
+        options: dict[str, object] = {"console": stderr, "rich_tracebacks": False, "markup": False}
+        rich_handler = _console_class()(**options | (color if isinstance(color, dict) else {}))
+        rich_handler.setFormatter(_Message("%(message)s"))
+        logger.addHandler(rich_handler)
     return logger
 
 
@@ -181,21 +192,6 @@ def level_number(level: int | str) -> int:
     if number is None:
         raise ValueError(f"Invalid log level: {level!r}; expected one of {', '.join(_LEVELS)}")
     return number
-
-
-def _console_handler(color: bool | dict[str, Any]) -> logging.Handler:
-    if color is False:
-        handler = logging.StreamHandler()
-        handler.setFormatter(PlainLines(DEFAULT_FORMAT, DATE_FORMAT))
-        return handler
-    from rich.console import Console
-
-    terminal = sys.stderr is not None and sys.stderr.isatty()  # a process without a terminal may have no stderr
-    console = Console(stderr=True, width=None if terminal else _WIDTH_WITHOUT_TERMINAL)
-    options: dict[str, object] = {"console": console, "rich_tracebacks": False, "markup": False}
-    rich_handler = _console_class()(**options | (color if isinstance(color, dict) else {}))
-    rich_handler.setFormatter(_Message("%(message)s"))
-    return rich_handler
 
 
 @functools.cache

@@ -39,11 +39,7 @@ def prometheus(
             "PROMETHEUS_MULTIPROC_DIR is not set: name the folder that the processes share, for them and for this one"
         )
     private_folder(folder)
-    asyncio.run(_serve(host, port, path, folder, access_log))
-    return 0
 
-
-async def _serve(host: str, port: int, path: str, folder: str, access_log: bool) -> None:
     from prometheus_client.exposition import choose_encoder
     from starlette.requests import Request
     from starlette.responses import Response
@@ -61,4 +57,5 @@ async def _serve(host: str, port: int, path: str, folder: str, access_log: bool)
     routes = [Route(each, page, methods=["GET"]) for each in (path, path + "/")]
     args = PythonServerLauncherArgs(host=host, port=port, access_log=access_log)
     app = app_with_checks(routes, host)
-    await serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"])
+    asyncio.run(serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"]))
+    return 0

@@ -19,7 +19,20 @@ def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: Trac
     Raises:
         TypeError: `output` is none of a number, None, a `RolloutLegacy`, and lists of triplets, dicts or spans.
     """
-    result = _partial_result(output, task)
+    known: dict[str, Any] = {}
+    if isinstance(output, (int, float)):
+        known["final_reward"] = float(output)
+    elif isinstance(output, list) and output:
+        items = cast("list[Any]", output)
+        if all(isinstance(item, Triplet) for item in items):
+            known["triplets"] = items
+        elif all(isinstance(item, (dict, ReadableSpan, BaseModel)) for item in items):
+            known["trace"] = [_plain(item) for item in items]
+        else:
+            raise TypeError(f"An agent of v0.1 may return a list of triplets, of dicts or of spans; got {items[:3]!r}")
+    elif output is not None and not isinstance(output, (list, RolloutLegacy)):
+        raise TypeError(f"An agent of v0.1 may return None, a number, a RolloutLegacy or a list; got {output!r}")
+    result = output if isinstance(output, RolloutLegacy) else RolloutLegacy(rollout_id=task.rollout_id, **known)
     triplets = result.triplets
     if triplets is None and spans:
         found: object = exporter.adapt(spans)
@@ -33,25 +46,6 @@ def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: Trac
             "final_reward": result.final_reward if result.final_reward is not None or not rewards else rewards[-1],
         }
     )
-
-
-def _partial_result(output: object, task: Task) -> RolloutLegacy:
-    if isinstance(output, RolloutLegacy):
-        return output
-    result: dict[str, Any] = {}
-    if isinstance(output, (int, float)):
-        result["final_reward"] = float(output)
-    elif isinstance(output, list) and output:
-        items = cast("list[Any]", output)
-        if all(isinstance(item, Triplet) for item in items):
-            result["triplets"] = items
-        elif all(isinstance(item, (dict, ReadableSpan, BaseModel)) for item in items):
-            result["trace"] = [_plain(item) for item in items]
-        else:
-            raise TypeError(f"An agent of v0.1 may return a list of triplets, of dicts or of spans; got {items[:3]!r}")
-    elif output is not None and not isinstance(output, list):
-        raise TypeError(f"An agent of v0.1 may return None, a number, a RolloutLegacy or a list; got {output!r}")
-    return RolloutLegacy(rollout_id=task.rollout_id, **result)
 
 
 def _plain(span: ReadableSpan | BaseModel | Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: there is no such type.
     """
-    kinds = {next((kind for kind in _PRIMITIVES if isinstance(value, kind)), type(value)) for value in maybe_list}
+    kinds = {next(kind for kind in (*_PRIMITIVES, object) if isinstance(value, kind)) for value in maybe_list}
     if kinds <= {str} or kinds <= {bool}:
         return list(maybe_list)
     if kinds <= {int, bool}:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentlightning.cli.support.output import say, show_traceback
 from agentlightning.execution.base import exit_code_of
+from agentlightning.utils.concurrency.loops import TERMINATED
 
 if TYPE_CHECKING:
     from agentlightning.cli.support.plan import Plan
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _NOT_OF_USERS = tuple(os.path.join(folder, "") for folder in (str(Path(__file__).parents[2]), *_LIBRARIES))
 """Folders of this package and of libraries, each with a separator at its end."""
-TERMINATED = 128 + signal.SIGTERM
 
 
 def in_foreground(work: Callable[[], None]) -> int:

@@ -53,7 +53,12 @@ class Threads:
                 done = Done(context.run(call))
             except BaseException as error:  # passed to the waiter, who turns it into an outcome
                 done = Done(error=error)
-            self._release(jobs, thread)
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._idle.append((jobs, thread))
+            if closed:
+                jobs.put(None)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(deliver, done)
 
@@ -72,13 +77,6 @@ class Threads:
             jobs.put(None)
         for _, thread in idle:
             thread.join(CLOSE_SECONDS)
-
-    def _release(self, jobs: _Jobs, thread: threading.Thread) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append((jobs, thread))
-                return
-        jobs.put(None)
 
 
 def _start() -> tuple[_Jobs, threading.Thread]:
