@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
-from agentlightning.utils.concurrency.call_threads import Done, Threads
+from agentlightning.utils.concurrency.threads import Done, Threads
 from agentlightning.utils.exceptions import readable
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing_extensions import override
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.store.wrappers.forward import StoreWrapper, forward_operations
-from agentlightning.utils.concurrency.background import BackgroundLoop
+from agentlightning.utils.concurrency.threads import BackgroundLoop
 
 _WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "query_events"))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from agentlightning.store.base import LightningStore
-from agentlightning.utils.concurrency.background import BackgroundLoop
+from agentlightning.utils.concurrency.threads import BackgroundLoop
 
 T = TypeVar("T")
 

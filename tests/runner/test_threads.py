@@ -9,7 +9,7 @@ from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.utils.concurrency.call_threads import Threads
+from agentlightning.utils.concurrency.threads import Threads
 
 
 async def test_one_thread_runs_one_rollout_after_another_and_ends_with_the_worker(

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from agentlightning.utils.concurrency.background import BackgroundLoop
+from agentlightning.utils.concurrency.threads import BackgroundLoop
 from tests.stubs.model_replies import REPLIES
 
 Json = dict[str, Any]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from agentlightning.utils.concurrency.background import BackgroundLoop
+from agentlightning.utils.concurrency.threads import BackgroundLoop
 from tests.stubs.model_replies import REPLIES, encode, logprobs_of
 
 __all__ = ["Exchange", "Fault", "ModelServer", "echo", "encode", "logprobs_of"]

@@ -22,7 +22,7 @@ from agentlightning.runner.isolation.pipe import READY, AgentRaised, Answer, Ask
 from agentlightning.runner.outcome import AttemptFault, InvalidResult
 from agentlightning.runner.results import is_result, spans_of
 from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
-from agentlightning.utils.concurrency.call_threads import Threads
+from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.exceptions import message_of, readable
 
 

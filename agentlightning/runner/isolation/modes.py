@@ -16,7 +16,7 @@ from agentlightning.runner.outcome import TimeLimitExceeded
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
-from agentlightning.utils.concurrency.call_threads import Done, Threads
+from agentlightning.utils.concurrency.threads import Done, Threads
 
 logger = logging.getLogger(__name__)
 
