@@ -16,7 +16,6 @@ _UNSAFE = (
 )
 _IN_LINES = re.compile(f"[{_UNSAFE}]")
 _IN_ONE_LINE = re.compile(f"[\t\n{_UNSAFE}]")
-_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def one_line(text: str) -> str:
@@ -39,13 +38,13 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; a longer one ends in `...`."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def _escape(found: re.Match[str]) -> str:
-    character = found[0]
-    code = ord(character)
-    short = _SHORT.get(character)
-    if short is not None:
-        return short
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return found[0].encode("unicode_escape").decode()
 
 
 def _json_escape(found: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ from agentlightning.emitter.reward_values import are_dimensions, as_number, as_r
 from agentlightning.emitter.target import target_attributes
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
 from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
+from agentlightning.terminal import cut
 from agentlightning.tracer.scope import UNNUMBERED
 from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, Triplet
 from agentlightning.utils.id import generate_id
@@ -162,8 +163,7 @@ def reward_of(value: object, reward_fn: RewardFn) -> float | Mapping[str, object
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return cut(repr(value), 80)
 
 
 CALL_SPAN = "openai.chat.completion"

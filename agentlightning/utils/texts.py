@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from agentlightning.terminal import shortened
+
 MOST_CHARACTERS = 8 * 1024 * 1024
 """Length of a text on a span; the rest is left out, and the text says how long it was."""
 
@@ -27,9 +29,7 @@ def mended(text: str) -> str:
 
 def fitting(text: str) -> str:
     """Return a text that a span can hold: mended, and not longer than `MOST_CHARACTERS`."""
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]}... ({len(text)} characters)"
-    return mended(text)
+    return mended(shortened(text, MOST_CHARACTERS))
 
 
 def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from agentlightning.terminal import json_text, one_line, some_lines
+from agentlightning.terminal import cut, json_text, one_line, some_lines
 
 JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
 LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
@@ -85,5 +85,4 @@ def number(value: float | None) -> str:
 
 def shortened(value: object, columns: int = 60) -> str:
     """Return a value as text of at most so many characters."""
-    text = str(value)
-    return text if len(text) <= columns else f"{text[: columns - 3]}..."
+    return cut(str(value), columns)

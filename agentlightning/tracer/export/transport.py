@@ -20,6 +20,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from typing_extensions import override
 
+from agentlightning.terminal import cut
 from agentlightning.tracer.export.settings import Collector
 from agentlightning.utils.backoff import retry_after_seconds
 from agentlightning.utils.http.auth import is_loopback
@@ -139,7 +140,7 @@ def _refused(error: urllib.error.HTTPError, body: bytes) -> Answer:
 def _short(text: str) -> str:
     """One line without what a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."
+    return cut(line, _SHOWN)
 
 
 # --- gRPC --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentlightning.errors import WIRE_ERRORS, AgentLightningError, BusyError, DamagedRecordError
+from agentlightning.terminal import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -120,4 +121,4 @@ def _wrong_values(error: WrongShapeError) -> list[dict[str, Any]]:
 
 
 def _cut(text: str, limit: int = MAX_DETAIL) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+    return shortened(text, limit)

@@ -19,6 +19,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agentlightning.errors import TooLargeError
+from agentlightning.terminal import cut
 
 MAX_RECORDS = 65_536
 """Spans, metrics or log records of one request (413); exporters send 512."""
@@ -143,7 +144,7 @@ class Rejections:
     def add(self, reason: str, spans: int = 1) -> None:
         """Count spans that are rejected for a reason."""
         self.spans += spans
-        reason = reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 3] + "..."
+        reason = cut(reason, MAX_REASON_CHARS)
         if reason in self._reasons or len(self._reasons) < MAX_REASONS:
             self._reasons[reason] = self._reasons.get(reason, 0) + spans
 

@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from pydantic_core import from_json
 
 from agentlightning.errors import BadRequestError, TooLargeError
+from agentlightning.terminal import cut
 from agentlightning.utils.otlp.caps import Rejections, check_records
 
 M = TypeVar("M", bound=Message)
@@ -159,5 +160,4 @@ _EXPECTED: Mapping[Callable[[Any], Any], str] = {
 def _brief(value: object) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 70 else text[:67] + "..."
+    return cut(repr(value[:60] if isinstance(value, str) else value), 70)
