@@ -47,6 +47,6 @@ def is_right(reply: str, answer: float | str) -> bool:
 
 
 @functools.cache
-def _client(process_id: int) -> openai.OpenAI:
+def _client(process_id: int) -> Any:
     """Return the one client of this process: its copies share connections and TLS settings, 50 ms of work."""
     return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class WarmStart:
             task, expression = draw_imitation_task(self._random)
             messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
             text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
-            rows.append(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            rows.append(self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"])
         length = max(map(len, rows))
         pad = self._tokenizer.pad_token_id
         tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])

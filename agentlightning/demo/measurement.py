@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -55,7 +55,7 @@ def measure(
 ) -> Measured:
     """Run each task once and return the shares of right answers and of tool use."""
     episodes = [_Episode(task, [{"role": "user", "content": task["question"]}]) for task in tasks]
-    decoder = Decoder(model, [tokenizer.eos_token_id])
+    decoder = Decoder(model, [cast("int", tokenizer.eos_token_id)])
     chat_format = ChatFormat(tokenizer)
     seeds = random.Random(seed)
     for _ in range(MAX_TURNS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentlightning.algorithm.evaluation.statistics import Comparison, compare
 from agentlightning.algorithm.grpo.grpo import GRPOResult
@@ -71,12 +71,13 @@ def conversation_lines(spans: Sequence[Span]) -> list[str]:
 
 def _messages(span: Span, prefix: str) -> list[dict[str, Any]]:
     found: object = filter_and_unflatten_attributes(span.attributes, prefix)
-    return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
+    messages = cast("list[Any]", found) if isinstance(found, list) else []
+    return [message for message in messages if isinstance(message, dict)]
 
 
 def _text(message: dict[str, Any]) -> str:
     parts = [str(message["content"])] if message.get("content") else []
-    for call in message.get("tool_calls") or []:
+    for call in message.get("tool_calls") or ():
         function = call.get("function", call)
         parts.append(f"calls {function.get('name')}({_arguments(function.get('arguments'))})")
     if "function_call" in message:
@@ -85,12 +86,14 @@ def _text(message: dict[str, Any]) -> str:
     return " ".join(parts) or "(says nothing)"
 
 
-def _arguments(text: object) -> str:
+def _arguments(text: Any) -> str:
     try:
         values = json.loads(text)
     except (TypeError, ValueError):
         return str(text)
-    return ", ".join(f"{name}={value!r}" for name, value in values.items()) if isinstance(values, dict) else str(values)
+    if not isinstance(values, dict):
+        return str(values)
+    return ", ".join(f"{name}={value!r}" for name, value in cast("dict[str, Any]", values).items())
 
 
 def draw_curve(result: GRPOResult, path: Path) -> None:

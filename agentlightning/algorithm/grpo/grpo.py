@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
@@ -183,7 +183,8 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     own = copy.deepcopy(tokenizer)  # the engine's thread uses the other one
 
     def decode(token_ids: Sequence[int]) -> str:
-        return own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast("str", text)
 
     return decode
 

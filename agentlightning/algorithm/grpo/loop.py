@@ -121,7 +121,7 @@ class GRPORun:
 
     async def _publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
-        parameters = {"temperature": temperature, "max_tokens": self.settings.max_new_tokens}
+        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_new_tokens}
         resources = resources_to_publish(self.proxy, self.settings.resource_name, self.engine.model_name, parameters)
         update = await self.store.add_resources(resources)
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)

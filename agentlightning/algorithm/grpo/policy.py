@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class Policy:
                 "and an end-of-sequence token (to know when a reply is over)"
             )
         self.model: PreTrainedModel = model if lora is None else _with_lora(model, lora, seed)
-        self.model.to(device).eval()
+        cast("torch.nn.Module", self.model).to(device).eval()  # transformers wraps `to` and loses its types
         self.tokenizer = tokenizer
         self.weight_version = 0
         self.lock = threading.RLock()
@@ -98,8 +98,9 @@ class Policy:
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end a reply: the tokenizer's and those of the generation settings."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
-        several = configured if isinstance(configured, list) else [configured]
-        return frozenset(token for token in (self.tokenizer.eos_token_id, *several) if token is not None)
+        several = cast("list[int | None]", configured if isinstance(configured, list) else [configured])
+        own = cast("int | None", self.tokenizer.eos_token_id)
+        return frozenset(token for token in (own, *several) if token is not None)
 
     @property
     def is_small(self) -> bool:
@@ -188,7 +189,8 @@ class Policy:
 
     @property
     def _pad_id(self) -> int:
-        return self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        return cast("int", pad if pad is not None else end)
 
     def _score(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and, without gradient, entropies of the masked tokens, 0 elsewhere: (B, T) each."""
@@ -273,9 +275,10 @@ def _check_settings(
         raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {temperature}")
 
 
-def _with_lora(model: PreTrainedModel, settings: Mapping[str, object], seed: int) -> PreTrainedModel:
+def _with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+        adapted: Any = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+        return adapted

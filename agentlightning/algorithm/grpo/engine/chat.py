@@ -149,7 +149,7 @@ class ChatFormat:
         try:
             text = self._tokenizer.apply_chat_template(
                 messages_for_template(messages),
-                tools=list(tools) if tools else None,
+                tools=cast("list[Any]", list(tools)) if tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
             )
@@ -157,19 +157,20 @@ class ChatFormat:
             raise RequestError(
                 f"the messages do not fit the model's chat template: {error}", param="messages"
             ) from error
-        prompt_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        prompt_ids = self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"]
         if not prompt_ids:
             raise RequestError("the chat template gives an empty prompt", param="messages")
         return cast("list[int]", prompt_ids)
 
     def reply(self, token_ids: Sequence[int], *, with_tools: bool) -> Reply:
         """Return the reply in tokens, the one that ends it left out; tool calls are read if tools were offered."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse_reply(text) if with_tools else Reply(content=text)
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        whole = cast("str", text)  # of one sequence
+        return parse_reply(whole) if with_tools else Reply(content=whole)
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""
-        return self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return cast("list[str]", self._tokenizer.convert_ids_to_tokens(list(token_ids)))
 
 
 def message_body(reply: Reply) -> dict[str, Any]:

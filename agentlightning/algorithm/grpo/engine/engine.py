@@ -156,7 +156,7 @@ class InferenceEngine:
         """Return sums since the start; the difference of two gives tokens per second."""
         return self._loop.stats()
 
-    def _health(self) -> dict[str, int]:
+    def _health(self) -> dict[str, object]:
         return {"weight_version": self._policy.weight_version, **self._loop.load()}
 
 

@@ -33,11 +33,12 @@ class RowCache(Cache):
                 f"the embedded engine serves models with plain attention layers; {config.model_type} also has "
                 f"{', '.join(sorted(kinds - _PLAIN_LAYERS))}"
             )
-        super().__init__(layers=[_RowLayer() for _ in range(config.num_hidden_layers)])
+        self._row_layers = [_RowLayer() for _ in range(config.num_hidden_layers)]
+        super().__init__(layers=[*self._row_layers])
 
     def prepare_prompts(self, first_row: int) -> None:
         """Let the next forward write prompts, from position 0 on, to the rows from `first_row` on."""
-        for layer in self.layers:
+        for layer in self._row_layers:
             layer.prepare(slice(first_row, None), None, 0)
 
     def prepare_tokens(self, lengths: Tensor, width: int) -> None:
@@ -46,12 +47,12 @@ class RowCache(Cache):
         `lengths`: (B,) tokens that each row already has; `width`: tokens of the longest with the new one.
         """
         rows = torch.arange(len(lengths), device=lengths.device)
-        for layer in self.layers:
+        for layer in self._row_layers:
             layer.prepare(rows, lengths, width)
 
     def move_row(self, source: int, target: int) -> None:
         """Copy one row over another."""
-        for layer in self.layers:
+        for layer in self._row_layers:
             layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
 
 
@@ -93,8 +94,9 @@ class _RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         _, heads, _, width = key_states.shape
-        self.keys = key_states.new_zeros(0, heads, 0, width)
-        self.values = value_states.new_zeros(0, heads, 0, width)
+        keys, values = key_states.new_zeros(0, heads, 0, width), value_states.new_zeros(0, heads, 0, width)
+        self.keys: Tensor = keys  # pyright: ignore[reportIncompatibleVariableOverride] -- there before its first use
+        self.values: Tensor = values  # pyright: ignore[reportIncompatibleVariableOverride] -- the same
         self.is_initialized = True
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

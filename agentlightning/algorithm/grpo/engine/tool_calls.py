@@ -48,13 +48,13 @@ def parse_reply(text: str) -> Reply:
     return Reply(_CALL.sub("", text).strip() or None, tuple(calls)) if calls else Reply(content=text)
 
 
-def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, object]]:
+def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return OpenAI messages as chat templates expect them: arguments as objects, text parts joined to one text.
 
     Raises:
         ValueError: A message has no role, arguments are not a JSON object, or a part of the content is not text.
     """
-    shaped: list[dict[str, object]] = []
+    shaped: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message.get("role"), str):
