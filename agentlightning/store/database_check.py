@@ -49,9 +49,8 @@ def _problems(stored: Stored) -> Iterator[str]:
     for name, removal, body in stored.rows:
         kind, _, key = name.partition(" ")
         try:
-            for known in ROW_TYPES:
-                if known == kind:
-                    read_row(known, key, body)
+            if kind in ROW_TYPES:
+                read_row(kind, key, body)
         except DamagedRecordError as error:
             yield f"the row {key!r} of kind {kind!r} cannot be read: {_reason(error)}. Remove it: {removal}"
 

@@ -433,16 +433,9 @@ class EngineStore(LightningStore):
 
     @override
     async def query_workers(
-        self,
-        *,
-        status_in=None,
-        worker_id_contains=None,
-        filter_logic="and",
-        sort_by=None,
-        sort_order="asc",
-        limit=-1,
-        offset=0,
-    ) -> PaginatedResult[Worker]:
+        self, *, status_in=None, worker_id_contains=None, filter_logic="and",
+        sort_by=None, sort_order="asc", limit=-1, offset=0,
+    ) -> PaginatedResult[Worker]:  # fmt: skip
         check_page(Worker, sort_by, limit, offset)
         check_choices("status_in", status_in, WorkerStatus)
         combine([], filter_logic)

@@ -19,9 +19,12 @@ def publish(
         arguments = {"resources_id": resources_id, "resources": resources, "run_id": run_id}
         call = Call.of("update_resources", token, arguments)
         before = recall_row(tx, call, "update_resources")
-        published = _published(tx, resources_id, newest if before is None else before.answer, token)
-        if published is not None:
-            return published
+        published = newest
+        if before is not None:  # it names the version, which is not there if the first copy was cut off
+            version = tx.get("resources_version", f"{resources_id}\n{before.answer}")
+            published = cast("ResourcesRow | None", version)
+        if published is not None and published.token == token:
+            return published.update
     update = ResourcesUpdate(
         resources_id=resources_id,
         create_time=newest.update.create_time if newest else now,
@@ -36,15 +39,6 @@ def publish(
     tx.put("resources_version", f"{resources_id}\n{update.version}", row)
     tx.put("latest_resources", _run_key(update.run_id), TextRow(resources_id))
     return update
-
-
-def _published(tx: Tx, resources_id: str, where: ResourcesRow | str | None, token: str) -> ResourcesUpdate | None:
-    """Return the version that a call with this token published: the one that its row names, which is not there if the
-    first copy was cut off, or without a row the newest one."""
-    row = where
-    if isinstance(row, str):
-        row = cast("ResourcesRow | None", tx.get("resources_version", f"{resources_id}\n{row}"))
-    return row.update if row is not None and row.token == token else None
 
 
 def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> ResourcesUpdate | None:

@@ -133,10 +133,15 @@ def decode_all(bodies: Sequence[bytes | str], rollout_id: str) -> list[Span]:
     Raises:
         DamagedRecordError: one of them cannot be read; without it the rollout's trace would be another.
     """
-    try:
-        return [_decode(body) for body in bodies]
-    except ValidationError as error:
-        raise damaged("span", _name(next(filter(_is_damaged, bodies)), rollout_id), error) from None
+    spans: list[Span] = []
+    for body in bodies:
+        try:
+            spans.append(_decode(body))
+        except ValidationError as error:  # it is called by its id, if that much can be read
+            text = body if isinstance(body, str) else body.decode("utf-8", "replace")
+            found = re.search(r'"span_id":"(\w{1,64})"', text)
+            raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
+    return spans
 
 
 def numbered_page(
@@ -160,17 +165,3 @@ def _number_of(body: bytes | str) -> int:
     if found is None:
         raise LookupError(body[:200])
     return int(found[1])
-
-
-def _is_damaged(body: bytes | str) -> bool:
-    try:
-        _decode(body)
-    except ValidationError:
-        return True
-    return False
-
-
-def _name(body: bytes | str, rollout_id: str) -> str:
-    """Return what a span that cannot be read is called: its id, if that much can be read."""
-    found = re.search(r'"span_id":"(\w{1,64})"', body if isinstance(body, str) else body.decode("utf-8", "replace"))
-    return f"{found[1] if found else '?'} of rollout {rollout_id}"

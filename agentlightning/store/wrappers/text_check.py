@@ -46,7 +46,7 @@ def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable
             for position in to_check:
                 if position >= count:
                     break
-                value = args[position]
+                value: Any = args[position]
                 if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
                     _check(name, parameters[position], value)
             for key, value in kwargs.items():
