@@ -55,7 +55,6 @@ from agentlightning.store.mongo.documents import (
 )
 from agentlightning.store.mongo.queue import LEASE_SECONDS
 from agentlightning.store.mongo.tx import MongoTx
-from agentlightning.store.rules.tx import Record
 
 _CHUNK = 500
 """New rollouts sent at a time, so that they are there soon after their numbers were allocated."""
@@ -107,8 +106,18 @@ class _Flush:
         self._tx = tx
         self._partition = tx.partition
         self._flush_numbers = flush_numbers
-        changes = [_change(tx, rollout_id, record) for rollout_id, record in tx.records.items()]
-        self._changes = {change.rollout_id: change for change in changes if change is not None}
+        self._changes: dict[str, _Change] = {}
+        for rollout_id, record in tx.records.items():
+            stored = tx.fetch(rollout_id)
+            if record is not None:
+                document = record_document(tx.partition, record)
+                if stored is not None:
+                    document["number"] = stored.number
+            elif stored is not None:
+                document = {"_id": tx.partition.id(rollout_id), "deleted": tx.partition.name, "rollout_id": rollout_id}
+            else:
+                continue
+            self._changes[rollout_id] = _Change(rollout_id, document, stored, stored.change if stored else 0)
         self._new = [change for change in self._changes.values() if change.stored is None]
         self._old = [change for change in self._changes.values() if change.stored is not None]
         puts = tx.rows.puts()
@@ -264,19 +273,6 @@ class _Flush:
             for place, change in enumerate(changes):
                 change.give(again.changes + place)
             block.time = again.time
-
-
-def _change(tx: MongoTx, rollout_id: str, record: Record | None) -> _Change | None:
-    stored = tx.fetch(rollout_id)
-    if record is not None:
-        document = record_document(tx.partition, record)
-        if stored is not None:
-            document["number"] = stored.number
-    elif stored is not None:
-        document = {"_id": tx.partition.id(rollout_id), "deleted": tx.partition.name, "rollout_id": rollout_id}
-    else:
-        return None
-    return _Change(rollout_id, document, stored, stored.change if stored is not None else 0)
 
 
 def _spans_of(partition: Partition, rollout_id: str, tags: list[int]) -> Document:
