@@ -181,20 +181,14 @@ class LightningStoreClient(LightningStore):
                     arguments.setdefault(new, arguments.pop(old))
         if operation in LONG_POLLS:
             return await self._poll(row, arguments)
-        if row.is_page:
-            return await self._list(row, arguments)
-        return await self._request(row, arguments)
-
-    async def _list(self, row: Operation, arguments: Arguments) -> object:
-        """Fetch a page; without a limit in chunks, of which what changes meanwhile may be missing or in two."""
         limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
+        if not row.is_page or limit not in (0, -1):
+            return await self._request(row, arguments)
         if limit == 0:  # the wire has no page without items
             page = await self._request(row, {**arguments, "limit": 1})
             return page.model_copy(update={"items": [], "limit": 0})
-        if limit != -1:
-            return await self._request(row, arguments)
         items: list[object] = []
-        while True:
+        while True:  # without a limit in chunks, of which what changes meanwhile may be missing or in two
             chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
             page = await self._request(row, chunk)
             items += page.items
@@ -319,8 +313,8 @@ class LightningStoreClient(LightningStore):
         if answer.status in _RETRIED_STATUS:
             raise _Retry(f"HTTP {answer.status}", retry_after_seconds(answer.headers.get("retry-after")))
         try:
-            body: Any = json.loads(content)
-            detail, name = body["detail"], body.get("error_type", "")
+            told: Any = json.loads(content)
+            detail, name = told["detail"], told.get("error_type", "")
         except (ValueError, KeyError, TypeError, AttributeError):
             detail, name = content[:500].decode("utf-8", "replace"), ""
         if version is not None and version != VERSION and name in ("NotFound", "MethodNotAllowed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -44,19 +45,14 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
 
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
 
-    async def metrics(request: Request) -> Response:
-        kinds = ExportMetricsServiceRequest, ExportMetricsServiceResponse
-        return await handle_otlp_export(request, *kinds, None, "metrics")
-
-    async def logs(request: Request) -> Response:
-        kinds = ExportLogsServiceRequest, ExportLogsServiceResponse
-        return await handle_otlp_export(request, *kinds, None, "logs")
-
-    return [
-        Route(TRACES_PATH, traces, methods=["POST"]),
-        Route(METRICS_PATH, metrics, methods=["POST"]),
-        Route(LOGS_PATH, logs, methods=["POST"]),
-    ]
+    routes = [Route(TRACES_PATH, traces, methods=["POST"])]
+    for path, signal, asked, answer in (
+        (METRICS_PATH, "metrics", ExportMetricsServiceRequest, ExportMetricsServiceResponse),
+        (LOGS_PATH, "logs", ExportLogsServiceRequest, ExportLogsServiceResponse),
+    ):
+        kinds = {"request_cls": asked, "response_cls": answer, "callback": None, "signal_name": signal}
+        routes.append(Route(path, partial(handle_otlp_export, **kinds), methods=["POST"]))
+    return routes
 
 
 async def store_spans(

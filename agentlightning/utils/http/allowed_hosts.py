@@ -83,17 +83,14 @@ class HostDoor:
         """Headers that were found allowed."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or (reply := self._judge(scope)) is None:
+        if scope["type"] != "http":
             return self.app(scope, receive, send)
-        return reply.send(send)
-
-    def _judge(self, scope: Scope) -> ErrorReply | None:
         host: bytes | None = None
         origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"host":
                 if host is not None and host != value:
-                    return refusal(400, "The request has two Host headers", "BadRequestError")
+                    return refusal(400, "The request has two Host headers", "BadRequestError").send(send)
                 host = value
             elif name == b"origin":
                 origin = value
@@ -103,7 +100,7 @@ class HostDoor:
                 shown, name = header[:100], host_name(header)[:100] or "<name>"
                 text = f"The Host header says {shown!r}, which is not a name of this server. "
                 way = f"Use the address that the server printed, or allow the name there: {HOSTS_VARIABLE}={name}"
-                return _refused("HostNotAllowed", text + way)
+                return _refused("HostNotAllowed", text + way).send(send)
             if len(self._known) < _REMEMBERED:
                 self._known.add(host)
         if origin is not None and self._same_origin and scope["method"] not in _READS:
@@ -111,8 +108,8 @@ class HostDoor:
             if page not in self._origins and page.partition("://")[2] != header:
                 text = f"The request comes from a page of another origin, {page[:100]!r}. Allow that origin "
                 way = "(cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
-                return _refused("OriginNotAllowed", text + way)
-        return None
+                return _refused("OriginNotAllowed", text + way).send(send)
+        return self.app(scope, receive, send)
 
 
 def _refused(error_type: str, text: str) -> ErrorReply:

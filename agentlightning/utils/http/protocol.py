@@ -50,7 +50,18 @@ class BoundedHttp(BoundedMessages):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] -- as in uvicorn
         if len(self.connections) >= self._bounds.connections:
-            self._make_room()
+            # Close those on which no request is worked on: first those with half a request, the oldest of them first,
+            # then idle ones. Whoever sends requests and waits for answers keeps its connection.
+            connections = [each for each in cast("set[Any]", self.connections) if isinstance(each, BoundedHttp)]
+            others = [other for other in connections if other._running is None and other._is_answered()]
+            others.sort(key=lambda other: other._made_at if other._arriving_since is None else other._arriving_since)
+            others.sort(key=lambda other: other._arriving_since is None and cast(Any, other.cycle) is not None)
+            closed = others[: max(1, self._bounds.connections // _ROOM_MADE)]
+            for other in closed:
+                other.drop()
+                self.connections.discard(other)
+            if closed:
+                logger.info("closed %d connections that asked for nothing: all were in use", len(closed))
         beyond = len(self.connections) - self._bounds.connections
         super().connection_made(transport)
         self._made_at = self.loop.time()
@@ -60,23 +71,6 @@ class BoundedHttp(BoundedMessages):
             text = f"The server has its {self._bounds.connections} connections in use; try again later"
             full = Refuse(refusal(503, text, "StoreUnreachableError"))
             self.app = cast(Any, _Reserved(self.app, self._bounds.reserved_paths, full))
-
-    def _make_room(self) -> None:
-        """Close connections on which no request is worked on: first those with half a request, the oldest of them
-        first, then idle ones. Whoever sends requests and waits for answers keeps its connection."""
-        connections = [each for each in cast("set[Any]", self.connections) if isinstance(each, BoundedHttp)]
-        others = [other for other in connections if other._running is None and other._is_answered()]
-        others.sort(key=lambda other: other._made_at if other._arriving_since is None else other._arriving_since)
-        others.sort(key=BoundedHttp._is_idle)
-        closed = others[: max(1, self._bounds.connections // _ROOM_MADE)]
-        for other in closed:
-            other.drop()
-            self.connections.discard(other)
-        if closed:
-            logger.info("closed %d connections that asked for nothing: all were in use", len(closed))
-
-    def _is_idle(self) -> bool:
-        return self._arriving_since is None and cast("RequestResponseCycle | None", self.cycle) is not None
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:

@@ -257,19 +257,15 @@ class Registered:
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
 
-    def add(self, metric: Metric) -> bool:
-        """Make a metric known; False if it was known and is the same.
+    def add(self, metric: Metric) -> None:
+        """Make a metric known; nothing happens if it was known and is the same.
 
         Raises:
             ValueError: the name is registered otherwise.
         """
-        known = self._metrics.get(metric.name)
-        if known is None:
-            self._metrics[metric.name] = metric
-            return True
+        known = self._metrics.setdefault(metric.name, metric)
         if known != metric:
             raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known} is not {metric}")
-        return False
 
     def values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
         """Return the label values in the order of registration.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from agentlightning.utils.metrics.backend import Labels, Metric, Registered, RegisteringBackend
+from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registered, RegisteringBackend
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -53,7 +53,16 @@ class PrometheusMetricsBackend(RegisteringBackend):
         with _collectors_lock:
             known = _collectors.get(exposed)
             if known is None:
-                _collectors[exposed] = (metric, self._collector(metric, exposed))
+                named = (exposed, metric.name, metric.label_names)
+                if metric.kind == "Counter":
+                    collector = self._client.Counter(*named)
+                elif metric.kind == "Gauge":
+                    collector = self._client.Gauge(*named, multiprocess_mode="livemostrecent")
+                elif metric.buckets is None:
+                    collector = self._client.Histogram(*named)
+                else:
+                    collector = self._client.Histogram(*named, buckets=metric.buckets)
+                _collectors[exposed] = (metric, collector)
             elif known[0].name != metric.name:
                 raise ValueError(
                     f"{metric.name!r} and {known[0].name!r} are both {exposed!r} to Prometheus; rename one"
@@ -62,30 +71,21 @@ class PrometheusMetricsBackend(RegisteringBackend):
                 raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known[0]} is not {metric}")
             self._registered.add(metric)
 
-    def _collector(self, metric: Metric, exposed: str) -> Any:
-        if metric.kind == "Counter":
-            return self._client.Counter(exposed, metric.name, metric.label_names)
-        if metric.kind == "Gauge":
-            return self._client.Gauge(exposed, metric.name, metric.label_names, multiprocess_mode="livemostrecent")
-        if metric.buckets is None:
-            return self._client.Histogram(exposed, metric.name, metric.label_names)
-        return self._client.Histogram(exposed, metric.name, metric.label_names, buckets=metric.buckets)
-
     @override
     def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
-        values = self._registered.values("Counter", name, labels)
-        adder = self._adders.get((name, *values))
-        if adder is None:
-            adder = self._adders[(name, *values)] = self._child(name, values).inc
-        adder(amount)
+        self._adder("Counter", name, labels)(amount)
 
     @override
     def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
-        values = self._registered.values("Histogram", name, labels)
+        self._adder("Histogram", name, labels)(value)
+
+    def _adder(self, kind: Kind, name: str, labels: Labels | None) -> Callable[[float], None]:
+        values = self._registered.values(kind, name, labels)
         adder = self._adders.get((name, *values))
         if adder is None:
-            adder = self._adders[(name, *values)] = self._child(name, values).observe
-        adder(value)
+            child = self._child(name, values)
+            adder = self._adders[(name, *values)] = child.inc if kind == "Counter" else child.observe
+        return adder
 
     @override
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
