@@ -216,7 +216,9 @@ class _Flush:
                 if rollout_id in self._changes:
                     tags = [self._changes[rollout_id].tag]
                     self._partition.spans.delete_many(_spans_of(self._partition, rollout_id, tags))
-            mongo_rows.take_back(self._partition, self._claims)
+            for put in self._claims:  # what was written with these versions
+                row = {"_id": self._partition.id(put.kind, put.key), "version": put.version}
+                self._partition.rows.delete_one(row)
             if self._locked:
                 unlock = [UpdateOne(change.standing, {"$set": {"lock": 0.0}}) for change in self._locked]
                 self._partition.rollouts.bulk_write(unlock, ordered=False)

@@ -176,12 +176,6 @@ def write_notes(partition: Partition, puts: Sequence[Put]) -> None:
                 raise
 
 
-def take_back(partition: Partition, puts: Sequence[Put]) -> None:
-    """Remove rows that were written with these versions."""
-    for put in puts:
-        partition.rows.delete_one({"_id": partition.id(put.kind, put.key), "version": put.version})
-
-
 def finish(partition: Partition, document: Document) -> None:
     """Write the rows that a row says are to follow it, and take the note of them away; may be done twice."""
     if document["then"]:

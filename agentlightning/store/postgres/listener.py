@@ -11,25 +11,20 @@ import selectors
 import socket
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from agentlightning.store.postgres.link import Place, reason
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 """After so long without a question the thread ends and the connection is closed."""
 _RECONNECT_SECONDS = 0.5
 _HELD_BACK_SECONDS = 0.02
-
-
-class HasFileno(Protocol):
-    """What can be waited for."""
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        ...
 
 
 class Listener:

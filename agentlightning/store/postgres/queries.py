@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.rules.durable import DAMAGED
@@ -12,11 +13,7 @@ LOAD = "SELECT body FROM agl_rollouts WHERE partition = %s AND rollout_id = %s"
 GET = "SELECT version, body FROM agl_rows WHERE partition = %s AND kind = %s AND key = %s"
 
 
-def locking(query: str) -> str:
-    """Return the query of one row such that it waits for the row's lock."""
-    return f"{query} FOR UPDATE"
-
-
+@cache
 def locking_if_free(query: str) -> str:
     """Return the query of one row such that it gives nulls for a row that another transaction has locked. Takes the
     values of the query twice."""

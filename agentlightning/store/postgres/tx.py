@@ -25,10 +25,6 @@ from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row
 from agentlightning.types import Span
 
 _encode = Span.__pydantic_serializer__.to_json
-_LOCKING = {query: queries.locking(query) for query in (queries.LOAD, queries.GET)}
-_LOCKING_IF_FREE = {query: queries.locking_if_free(query) for query in (queries.LOAD, queries.GET)}
-
-
 _MOST = 2**62
 _PASSED_OVER = 32
 """Records that a script has claimed and not sent yet, which its next claim passes over by their ids."""
@@ -269,9 +265,9 @@ class PostgresTx:
         if not (self._writing and lock):
             return self._link.fetch(query, values)
         if self._careful or not self._seen.locked:
-            rows = self._link.fetch(_LOCKING[query], values)
+            rows = self._link.fetch(f"{query} FOR UPDATE", values)
         else:
-            rows = self._link.fetch(_LOCKING_IF_FREE[query], values + values)
+            rows = self._link.fetch(queries.locking_if_free(query), values + values)
             if rows and rows[0][-1] is None:
                 raise LockedError
         self._seen.locked = self._seen.locked or bool(rows)
