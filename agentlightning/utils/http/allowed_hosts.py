@@ -24,15 +24,6 @@ _READS = frozenset(("GET", "HEAD", "OPTIONS"))
 _REMEMBERED = 256
 
 
-def hosts_from_environment() -> list[str] | None:
-    """Return the names in `AGL_ALLOWED_HOSTS`, which separates them by commas; None when unset or empty."""
-    return _listed(resolve_str_env_var(HOSTS_VARIABLE) or "") or None
-
-
-def _listed(names: str | Sequence[str]) -> list[str]:
-    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names) if name.strip()]
-
-
 def host_name(header: str) -> str:
     """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot."""
     text = header.strip().lower()
@@ -52,13 +43,15 @@ class AllowedHosts:
     def of(cls, bind_host: str, told_host: str, allowed: str | Sequence[str] | None) -> AllowedHosts:
         """Return the rule for a server that binds `bind_host` and tells others `told_host`.
 
-        `allowed` (else `AGL_ALLOWED_HOSTS`) adds names, `*` allows all. Bound beyond loopback and without names given,
-        every name is allowed: there it is the token that protects.
+        `allowed` (else `AGL_ALLOWED_HOSTS`, separated by commas) adds names, `*` allows all. Bound beyond loopback and
+        without names given, every name is allowed: there it is the token that protects.
         """
-        given = _listed(allowed) if allowed is not None else hosts_from_environment()
-        if "*" in (given or ()) or (not given and not is_loopback(bind_host)):
+        names = allowed if allowed is not None else resolve_str_env_var(HOSTS_VARIABLE) or ""
+        names = names.split(",") if isinstance(names, str) else names
+        given = [name.strip() for name in names if name.strip()]
+        if "*" in given or (not given and not is_loopback(bind_host)):
             return cls(None)
-        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *(given or ()))))
+        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *given)))
 
     def allows(self, header: str) -> bool:
         """True if a request with this `Host` is answered."""

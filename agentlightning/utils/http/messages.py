@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import resource
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from typing_extensions import override
@@ -147,7 +148,7 @@ class BoundedMessages(HttpToolsProtocol):
         else:
             app: Any = self.app
             reply = self._head_refusal()
-            self.app, self.url = cast(Any, Refuse(reply)), b"/"
+            self.app, self.url = cast(Any, partial(refuse, reply)), b"/"
             try:
                 super().on_headers_complete()
             finally:
@@ -199,14 +200,9 @@ class BoundedMessages(HttpToolsProtocol):
         logger.info("%s: asked to upgrade the protocol, which is not done", self._name())
 
 
-class Refuse:
-    """An app that answers one thing, and closes the connection after it."""
-
-    def __init__(self, reply: ErrorReply) -> None:
-        self._reply = reply.closing()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._reply.send(send)
+async def refuse(reply: ErrorReply, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one thing, whatever is asked, and close the connection after it; an app when its reply is bound."""
+    await reply.closing().send(send)
 
 
 class _Refused(Exception):

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, cast
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from agentlightning.utils.http.auth import Receive, Scope, Send
+from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send
 from agentlightning.utils.http.errors import ErrorReply, refusal
-from agentlightning.utils.http.messages import BoundedMessages, HttpBounds, Refuse
+from agentlightning.utils.http.messages import BoundedMessages, HttpBounds, refuse
 
 __all__ = ["BoundedHttp", "HttpBounds"]
 
@@ -69,8 +70,8 @@ class BoundedHttp(BoundedMessages):
             transport.abort()
         elif beyond >= 0:
             text = f"The server has its {self._bounds.connections} connections in use; try again later"
-            full = Refuse(refusal(503, text, "StoreUnreachableError"))
-            self.app = cast(Any, _Reserved(self.app, self._bounds.reserved_paths, full))
+            full = partial(refuse, refusal(503, text, "StoreUnreachableError"))
+            self.app = cast(Any, partial(_serve_reserved, self.app, self._bounds.reserved_paths, full))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -179,11 +180,8 @@ def _release(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-class _Reserved:
-    """An app of which only some paths are served; all else gets another app's answer, and the connection ends."""
-
-    def __init__(self, app: Any, paths: frozenset[str], otherwise: Refuse) -> None:
-        self._app, self._paths, self._otherwise = app, paths, otherwise
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._app if scope["path"] in self._paths else self._otherwise)(scope, receive, send)
+async def _serve_reserved(
+    app: Any, paths: frozenset[str], otherwise: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve some paths of an app only; all else gets another app's answer, and the connection ends."""
+    await (app if scope["path"] in paths else otherwise)(scope, receive, send)

@@ -71,7 +71,8 @@ class AsgiServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                cast(Any, _Interruptible(app)),
+                cast(Any, partial(_interruptible, app)),
+                interface="asgi3",
                 http=cast(Any, partial(BoundedHttp, bounds=bounds)),
                 ws="none",
                 lifespan="off",
@@ -158,15 +159,10 @@ class AsgiServer(uvicorn.Server):
                 transport.abort()
 
 
-class _Interruptible:
-    """The app, with an answer for requests that are cancelled when the server stops."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except asyncio.CancelledError:
-            with contextlib.suppress(RuntimeError):  # uvicorn's word for: an answer has begun already
-                await refusal(503, "The server is stopping", "StoreUnreachableError").closing().send(send)
+async def _interruptible(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Call the app, and answer a request that is cancelled when the server stops."""
+    try:
+        await app(scope, receive, send)
+    except asyncio.CancelledError:
+        with contextlib.suppress(RuntimeError):  # uvicorn's word for: an answer has begun already
+            await refusal(503, "The server is stopping", "StoreUnreachableError").closing().send(send)
