@@ -85,20 +85,34 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 
     def convert_to_openai_messages(self, records: Sequence[Mapping[str, object]], /) -> list[OpenAIMessages]:
         """Return records of the parts of a call (`prompt`, `completion`, `functions`, `tool_calls`) as messages."""
-        return [
-            OpenAIMessages(
-                messages=[
-                    *(message for fields in dicts_in(record.get("prompt")) if (message := _prompt_message(fields))),
-                    *(
-                        _assistant(fields, dicts_in(record.get("tool_calls")))
-                        for fields in dicts_in(record.get("completion"))
-                        if fields.get("role") == "assistant"
-                    ),
-                ],
-                tools=[tool for fields in dicts_in(record.get("functions")) if (tool := _tool(fields))] or None,
-            )
-            for record in records
-        ]
+        converted: list[OpenAIMessages] = []
+        for record in records:
+            messages: list[Message] = []
+            for fields in dicts_in(record.get("prompt")):
+                role = fields.get("role")
+                if role not in _ROLES:
+                    logger.warning(
+                        "a message with the role %r was left out; roles are %s", role, ", ".join(sorted(_ROLES))
+                    )
+                elif role == "assistant":
+                    messages.append(_assistant(fields, ()))
+                else:
+                    texts = {key: fields[key] for key in ("tool_call_id", "name") if isinstance(fields.get(key), str)}
+                    messages.append({"role": role, "content": _content(fields.get("content", "")), **texts})
+            for fields in dicts_in(record.get("completion")):
+                if fields.get("role") == "assistant":
+                    messages.append(_assistant(fields, dicts_in(record.get("tool_calls"))))
+            tools: list[Fields] = []
+            for fields in dicts_in(record.get("functions")):
+                if not isinstance(fields.get("name"), str):
+                    logger.warning("a tool without a name was left out: %s", sorted(fields))
+                    continue
+                function: Fields = {"name": fields["name"], "description": fields.get("description") or ""}
+                if isinstance(parameters := decoded(fields.get("parameters")), dict):
+                    function["parameters"] = parameters
+                tools.append({"type": "function", "function": function})
+            converted.append(OpenAIMessages(messages=messages, tools=tools or None))
+        return converted
 
 
 def group_genai_dict(attributes: Mapping[str, object], prefix: str) -> Any:
@@ -120,20 +134,6 @@ def _closed(node: object) -> object:
     return {key: _closed(value) for key, value in fields.items()}
 
 
-def _prompt_message(fields: Mapping[str, object]) -> Message | None:
-    role = fields.get("role")
-    if role not in _ROLES:
-        logger.warning("a message with the role %r was left out; roles are %s", role, ", ".join(sorted(_ROLES)))
-        return None
-    if role == "assistant":
-        return _assistant(fields, ())
-    message: Message = {"role": role, "content": _content(fields.get("content", ""))}
-    for key in ("tool_call_id", "name"):
-        if isinstance(fields.get(key), str):
-            message[key] = fields[key]
-    return message
-
-
 def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, object]]) -> Message:
     own = dicts_in(fields.get("tool_calls")) or dicts_in([fields.get("function_call")])
     calls: list[Fields] = []
@@ -152,18 +152,6 @@ def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, ob
     if not calls:
         return {"role": "assistant", "content": _content("" if content is None else content)}
     return {"role": "assistant", "content": _content(content) if content else None, "tool_calls": calls}
-
-
-def _tool(fields: Mapping[str, object]) -> Fields | None:
-    name = fields.get("name")
-    if not isinstance(name, str):
-        logger.warning("a tool without a name was left out: %s", sorted(fields))
-        return None
-    parameters = decoded(fields.get("parameters"))
-    function: Fields = {"name": name, "description": fields.get("description") or ""}
-    if isinstance(parameters, dict):
-        function["parameters"] = parameters
-    return {"type": "function", "function": function}
 
 
 def _content(content: object) -> object:

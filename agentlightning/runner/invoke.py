@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
@@ -32,7 +32,14 @@ async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: 
     value = await _settle(threads.call(call, label), limit, end, label) if threads is not None else call()
     if not inspect.isawaitable(value):
         return value
-    return await _settle(asyncio.create_task(_caught(value), name=label), limit, end, label)
+
+    async def caught() -> Done:  # no exception leaves the task, so that `SystemExit` does not tear down the loop
+        try:
+            return Done(await value)
+        except BaseException as error:  # as in `Threads`
+            return Done(error=error)
+
+    return await _settle(asyncio.create_task(caught(), name=label), limit, end, label)
 
 
 async def _settle(future: asyncio.Future[Done], limit: float | None, end: float | None, label: str) -> Any:
@@ -66,11 +73,3 @@ async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
         if future.done():
             return
     logger.warning("[%s] the agent %s and does not end; it is left behind and its result ignored", label, why)
-
-
-async def _caught(awaitable: Awaitable[object]) -> Done:
-    """Await; no exception leaves the task, so that `SystemExit` in an agent does not tear down the loop."""
-    try:
-        return Done(await awaitable)
-    except BaseException as error:  # as in `Threads`
-        return Done(error=error)

@@ -43,7 +43,17 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
         changed.append("status.description")
     for part in ("events", "links"):
         parts = getattr(span, part)
-        found = [_part(each, text if names else None, attributes, changed) for each in parts]
+        found: list[Any] = []
+        for each in parts:
+            new: dict[str, object] = {}
+            name = getattr(each, "name", None)  # of an event
+            if names and isinstance(name, str) and (fit := text(name)) is not name:
+                new["name"] = fit
+                changed.append("events.name")
+            if (own := attributes(each.attributes or {})) is not None:
+                new["attributes"] = own[0]
+                changed += own[1]
+            found.append(each.model_copy(update=new) if new else each)
         if any(new is not old for new, old in zip(found, parts, strict=True)):
             changes[part] = found
     if (resource := attributes(span.resource.attributes)) is not None:
@@ -57,16 +67,3 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
     return span.model_copy(
         update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: changed}}
     )
-
-
-def _part(part: Any, text: Text | None, attributes: Attributes, changed: list[str]) -> Any:
-    """Rewrite an event or a link; its name only with `text`."""
-    changes: dict[str, object] = {}
-    name = getattr(part, "name", None)
-    if text is not None and isinstance(name, str) and (fit := text(name)) is not name:
-        changes["name"] = fit
-        changed.append("events.name")
-    if (found := attributes(part.attributes or {})) is not None:
-        changes["attributes"] = found[0]
-        changed += found[1]
-    return part.model_copy(update=changes) if changes else part

@@ -20,8 +20,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextvars import ContextVar, Token
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -267,22 +268,15 @@ def spans_left_out(spans: Sequence[Span]) -> int:
     return sum(count for count in found if isinstance(count, int))
 
 
-class entered:
-    """Makes `scope` that of this context for the body, where a plain thread has found it by itself."""
-
-    __slots__ = ("_scope", "_token")
-
-    def __init__(self, scope: TraceScope) -> None:
-        self._scope = scope
-        self._token: Token[TraceScope | None] | None = None
-
-    def __enter__(self) -> None:
-        if _current.get() is not self._scope:
-            self._token = _current.set(self._scope)
-
-    def __exit__(self, *raised: object) -> None:
-        if self._token is not None:
-            _current.reset(self._token)
+@contextmanager
+def entered(scope: TraceScope) -> Generator[None]:
+    """Make `scope` that of this context for the body, where a plain thread has found it by itself."""
+    token = None if _current.get() is scope else _current.set(scope)
+    try:
+        yield
+    finally:
+        if token is not None:
+            _current.reset(token)
 
 
 def scope_of(span: ReadableSpan) -> TraceScope | None:

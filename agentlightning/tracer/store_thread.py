@@ -30,7 +30,13 @@ class StoreThread:
 
     def call(self, work: Callable[[LightningStore], Coroutine[object, None, T]]) -> concurrent.futures.Future[T]:
         """Start `work(store)` in the thread, in an empty context, so that it is traced nowhere."""
-        return contextvars.Context().run(self._background.submit, self._run(work))
+
+        async def run() -> T:
+            if self._copied and self._own is None:
+                self._own = pickle.loads(pickle.dumps(self._store))
+            return await work(self._own or self._store)
+
+        return contextvars.Context().run(self._background.submit, run())
 
     def close(self, timeout: float = 3.0) -> None:
         """Cancel what still runs, close the connections, end the thread; waits up to `timeout` seconds for each.
@@ -41,8 +47,3 @@ class StoreThread:
         if own is not None:
             concurrent.futures.wait([self._background.submit(own.close())], timeout)
         self._background.stop(timeout)
-
-    async def _run(self, work: Callable[[LightningStore], Coroutine[object, None, T]]) -> T:
-        if self._copied and self._own is None:
-            self._own = pickle.loads(pickle.dumps(self._store))
-        return await work(self._own or self._store)

@@ -154,10 +154,17 @@ class Mirror:
         try:
             body = self._encode(batch)
         except BadRequestError:  # those that OTLP cannot hold are lost
-            batch = [span for span in batch if self._can_be_encoded(span)]
+            good: list[Span] = []
+            for span in batch:
+                try:
+                    self._encode([span])
+                except BadRequestError as error:
+                    self._lose(1, str(error))
+                else:
+                    good.append(span)
             with self._changed:
-                self._in_flight = len(batch)
-            body = self._encode(batch)
+                self._in_flight = len(good)
+            batch, body = good, self._encode(good)
         count = len(batch)
         if not count:
             return
@@ -179,14 +186,6 @@ class Mirror:
             self._sent += kept
         if kept < count:
             self._lose(count - kept, answer.why or "the collector kept only a part of them")
-
-    def _can_be_encoded(self, span: Span) -> bool:
-        try:
-            self._encode([span])
-        except BadRequestError as error:
-            self._lose(1, str(error))
-            return False
-        return True
 
     def _may_try_again(self, answer: Answer, delay: float, last: bool) -> bool:
         """Wait as the collector asks, else with growing pauses; False if the mirror is closed and has no time left."""
