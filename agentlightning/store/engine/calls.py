@@ -8,7 +8,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import cache
+from functools import partial
 
 from agentlightning.store.base import request_token
 from agentlightning.store.rules.idempotency import Call, claim_call
@@ -29,12 +29,20 @@ def call_of(operation: str, **arguments: object) -> Call | None:
 def call_ids(length: int) -> Ids:
     """Return the identifiers of the call under way: made from its token if it has one, else random."""
     token = request_token.get()
+    return _RandomIds(length) if token is None else partial(derive_id, token, length=length)
 
-    @cache  # the same one for the same index, so that a script may be run again
-    def made(index: int) -> str:
-        return generate_id(length) if token is None else derive_id(token, index, length)
 
-    return made
+class _RandomIds(dict[int, str]):
+    """Random identifiers, the same one for the same index, so that a script may be run again."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __missing__(self, index: int) -> str:
+        made = self[index] = generate_id(self._length)
+        return made
+
+    __call__ = dict[int, str].__getitem__
 
 
 class Repeats:

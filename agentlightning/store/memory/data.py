@@ -255,7 +255,9 @@ class Data:
             counted, sign = (known, -1) if record is None else (record, 1)
             assert counted is not None
             run_id = counted.rollout.run_id
-            counts = self.sizes.setdefault(run_id, Counts())
+            counts = self.sizes.get(run_id)
+            if counts is None:
+                counts = self.sizes[run_id] = Counts()
             counts.rollouts += sign
             counts.attempts += sign * len(counted.attempts)
             counts.spans += sign * counted.span_count

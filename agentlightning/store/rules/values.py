@@ -3,10 +3,9 @@ must be readable for ever; copies of what users get."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
@@ -82,21 +81,30 @@ def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any
         }
 
 
-@contextlib.contextmanager
-def valid(what: str) -> Generator[None]:
+class valid:
     """Tell of a wrong value as every store does, in process and over HTTP.
 
     Raises:
         BadRequestError: a value does not have the shape of its field; names both.
     """
-    try:
-        yield
-    except ValidationError as error:
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, ValidationError):
+            return
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or what
+        place = ".".join(str(part) for part in first["loc"]) or self._what
         got = repr(first["input"])
         raise BadRequestError(
-            f"{place} of {what} has a wrong value: {first['msg'][:300]}; got {got[:100]} ({error.error_count()} in all)"
+            f"{place} of {self._what} has a wrong value: {first['msg'][:300]}; got {got[:100]} "
+            f"({error.error_count()} in all)"
         ) from error
 
 

@@ -37,20 +37,15 @@ def refuse_broken_texts(cls: C) -> C:
 
 def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
     parameters = tuple(inspect.signature(operation).parameters)[1:]
-    to_check = [position for position, key in enumerate(parameters) if key not in _FREE]
 
     @functools.wraps(operation)
     async def checked(self: object, *args: object, **kwargs: object) -> object:
         try:
-            count = len(args)
-            for position in to_check:
-                if position >= count:
-                    break
-                value: Any = args[position]
-                if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
-                    _check(name, parameters[position], value)
-            for key, value in kwargs.items():
-                if value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
+            for key, value in (*zip(parameters, args, strict=False), *kwargs.items()) if args else kwargs.items():
+                if value.__class__ is str:
+                    if not value.isascii() and key not in _FREE:
+                        _check(name, key, value)
+                elif value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
                     _check(name, key, value)
             return await operation(self, *args, **kwargs)
         except (UnicodeEncodeError, PydanticSerializationError) as error:
