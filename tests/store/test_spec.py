@@ -111,7 +111,7 @@ async def test_settings_follow_a_question_mark(tmp_path: Path) -> None:
     store: Any = store_from_spec(
         f"sqlite:///{tmp_path}/x.db?synchronous=NORMAL&lease_seconds=4&keep_last=2&max_age=1e3"
     )
-    again = dict(store.__reduce__()[1][1])
+    again = dict(store.__reduce__()[0].keywords)
     await store.close()
     policy = again.pop("retention")
     assert (policy.keep_last, policy.max_age, policy.max_bytes) == (2, 1000.0, None)

@@ -41,12 +41,12 @@ def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable
     @functools.wraps(operation)
     async def checked(self: object, *args: object, **kwargs: object) -> object:
         try:
-            for key, value in (*zip(parameters, args, strict=False), *kwargs.items()) if args else kwargs.items():
-                if value.__class__ is str:
-                    if not value.isascii() and key not in _FREE:
-                        _check(name, key, value)
-                elif value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
-                    _check(name, key, value)
+            for value in (*args, *kwargs.values()):
+                if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
+                    for key, each in (*zip(parameters, args, strict=False), *kwargs.items()):
+                        if key not in _FREE:
+                            _check(name, key, each)
+                    break
             return await operation(self, *args, **kwargs)
         except (UnicodeEncodeError, PydanticSerializationError) as error:
             raise BadRequestError(f"{name} was given what cannot be stored: {error}") from error
