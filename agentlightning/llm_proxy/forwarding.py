@@ -17,10 +17,10 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import CHAT, MESSAGES
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
 from agentlightning.llm_proxy.dialects.chat import DONE
-from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json, strict_json
+from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
-from agentlightning.llm_proxy.off_loop import LARGE_BYTES, OffLoop
+from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.llm_proxy.replies import (
@@ -72,11 +72,10 @@ class Forwarder:
         gate: WeightGate,
         upstream: Upstream,
         call_seconds: float,
-        call_file: CallFile | None = None,
-        off_loop: OffLoop | None = None,
+        call_file: CallFile | None,
     ) -> None:
-        self._off_loop = off_loop or OffLoop()
         self._models, self._policies, self._gate, self._upstream = models, policies, gate, upstream
+        self._off_loop = upstream.off_loop
         self._call_seconds = call_seconds
         self._call_file = call_file
 
@@ -272,7 +271,7 @@ def _convert_reply(
         shown = wire.visible_reply(reply, request.body)
         if translated is not None:
             return record, tokens, json_bytes(translated.from_chat(shown, request.agent_request))
-        return record, tokens, strict_json(body, shown) if shown == reply else json_bytes(shown)
+        return record, tokens, body if shown == reply and is_strict(body) else json_bytes(shown)
 
 
 def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:

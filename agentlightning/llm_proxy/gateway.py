@@ -59,7 +59,7 @@ class Gateway:
     ) -> None:
         self._store, self._models, self._policies = store, models, policies
         self._token, self._limits = token, limits
-        self._forwarder = Forwarder(models, policies, gate, upstream, limits.call_seconds, call_file, upstream.off_loop)
+        self._forwarder = Forwarder(models, policies, gate, upstream, limits.call_seconds, call_file)
         self._off_loop = upstream.off_loop
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)

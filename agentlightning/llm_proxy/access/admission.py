@@ -180,7 +180,11 @@ class Budgets:
         """Count what a call has used: by its token ids, else by what the model server says."""
         if self._tokens is None and self._cost is None:
             return
-        prompt, completion = tokens_used(call)
+        if call.tokens is not None and call.tokens.prompt_token_ids:
+            prompt, completion = len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
+        else:
+            counts = fields_of((call.reply or {}).get("usage"))
+            prompt, completion = count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))
         used = self._used.setdefault(call.rollout_id, Used())
         used.tokens += prompt + completion
         if endpoint is not None:
@@ -188,11 +192,3 @@ class Budgets:
         self._used.move_to_end(call.rollout_id)
         if len(self._used) > _ROLLOUTS:
             self._used.popitem(last=False)
-
-
-def tokens_used(call: GatewayCall) -> tuple[int, int]:
-    """Return the tokens of prompt and completion; 0 where they are not known."""
-    if call.tokens is not None and call.tokens.prompt_token_ids:
-        return len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
-    counts = fields_of((call.reply or {}).get("usage"))
-    return count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))

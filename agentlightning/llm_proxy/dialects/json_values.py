@@ -39,11 +39,11 @@ _SMALL = 4096
 """A text of fewer bytes is within every bound."""
 
 
-def read_json_object(raw: bytes) -> Json:
-    """Return a request body.
+def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], expected: str) -> Json:
+    """Return a request that names a model and has its prompt in `field`.
 
     Raises:
-        CallFailed: 400, it is no JSON object.
+        CallFailed: 400, it is no JSON object, or that names the field that is missing, too large or of another type.
     """
     try:
         request = _decoded(raw, REQUEST_JSON)
@@ -53,23 +53,14 @@ def read_json_object(raw: bytes) -> Json:
         raise CallFailed(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not is_object(request):
         raise CallFailed(400, "The body must be a JSON object", code="invalid_json")
-    return check_shape(request)
-
-
-def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], expected: str) -> Json:
-    """Return a request that names a model and has its prompt in `field`.
-
-    Raises:
-        CallFailed: 400 that names the field that is missing or of another type.
-    """
-    request = read_json_object(raw)
+    check_shape(request)
     checked(request, "model", str, "a string")
     checked(request, field, kind, expected)
     return request
 
 
-def check_shape(request: Json) -> Json:
-    """Return a request whose names and lists are within their bounds; it is checked before anything else is done.
+def check_shape(request: Json) -> None:
+    """Let a request pass whose names and lists are within their bounds; before anything else is done with it.
 
     Raises:
         CallFailed: 400 that names the field, how much it holds and how much it may.
@@ -97,7 +88,6 @@ def check_shape(request: Json) -> Json:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)
     if isinstance(n := request.get("n"), (int, float)) and n > MOST_CHOICES:
         raise _too_much("n", "'n'", f"{shown(n)} choices", MOST_CHOICES)
-    return request
 
 
 def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
@@ -235,11 +225,6 @@ def json_bytes(value: object) -> bytes:
         if "NaN" in text or "Infinity" in text:
             text = json.dumps(json.loads(text, parse_constant=lambda _: None))
         return text.encode()
-
-
-def strict_json(raw: bytes, value: object) -> bytes:
-    """Return the JSON that a value was read from; the value's own if that holds NaN or infinities."""
-    return raw if is_strict(raw) else json_bytes(value)
 
 
 def is_strict(raw: bytes) -> bool:

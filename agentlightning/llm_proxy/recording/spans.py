@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic_core import to_json
@@ -53,11 +53,6 @@ _TOKENS = (
     LightningCallAttributes.COMPLETION_TOKEN_IDS.value,
     LightningCallAttributes.COMPLETION_LOGPROBS.value,
 )
-_BARE = (
-    *("rollout_id", "attempt_id", "sequence_id", "call_id", "arrived_at", "began", "dialect", "role", "policy"),
-    "streamed",
-    *("weight_version", "first_frame_at", "endpoint", "engine", "upstream_tries", "state", "http_status", "error_code"),
-)
 _Pairs = Iterator[tuple[str, AttributeValue]]
 
 
@@ -82,9 +77,7 @@ def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
     """Return the spans of a call that cannot be written down: only how it ended; an answered one counts as failed."""
     if call.state in ("ok", "no_tokens", "no_generation"):
         call.failed(CallFailed(500, f"The call cannot be written down ({type(why).__name__})", state="upstream_error"))
-    bare = GatewayCall(**{name: getattr(call, name) for name in _BARE})
-    bare.error = call.error
-    return spans_of(bare)
+    return spans_of(replace(call, prompt=None, request=None, reply=None, tokens=None))
 
 
 @dataclass(slots=True)
@@ -248,7 +241,9 @@ def _request_attributes(call: GatewayCall) -> _Pairs:
     for index, message in enumerate(objects(request.get("messages") if call.prompt is None else call.prompt)):
         yield from _message(f"gen_ai.prompt.{index}", message)
     for index, tool in enumerate(objects(request.get("tools"))):
-        yield from _function(f"llm.request.functions.{index}", tool.get("function", tool))
+        function = fields_of(tool.get("function", tool))
+        function = {"parameters": function.get("input_schema"), **function}  # Anthropic's name of it
+        yield from _texts(f"llm.request.functions.{index}", function, ("name", "description", "parameters"))
     for index, choice in enumerate(objects(reply.get("choices"))):
         yield from _message(f"gen_ai.completion.{index}", choice.get("message"))
         if isinstance(reason := choice.get("finish_reason"), str):
@@ -264,22 +259,15 @@ def _request_attributes(call: GatewayCall) -> _Pairs:
 
 def _message(key: str, message: object) -> _Pairs:
     fields = fields_of(message)
-    for name in ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal"):
-        if (value := fields.get(name)) is not None:
-            yield f"{key}.{name}", _text(value)
+    said = ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
+    yield from _texts(key, fields, said)
     for index, tool_call in enumerate(objects(fields.get("tool_calls"))):
         named = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
-        for name in ("id", "name", "arguments"):
-            if (value := named.get(name)) is not None:
-                yield f"{key}.tool_calls.{index}.{name}", _text(value)
+        yield from _texts(f"{key}.tool_calls.{index}", named, ("id", "name", "arguments"))
 
 
-def _function(key: str, function: object) -> _Pairs:
-    fields = fields_of(function)
-    fields = {"parameters": fields.get("input_schema"), **fields}  # Anthropic's name of it
-    for name in ("name", "description", "parameters"):
-        if (value := fields.get(name)) is not None:
-            yield f"{key}.{name}", _text(value)
+def _texts(key: str, fields: Json, names: Iterable[str]) -> _Pairs:
+    return ((f"{key}.{name}", _text(value)) for name in names if (value := fields.get(name)) is not None)
 
 
 def _usage(usage: object) -> _Pairs:
@@ -297,23 +285,23 @@ def _usage(usage: object) -> _Pairs:
 def _raw_attributes(call: GatewayCall) -> _Pairs:
     keys, policy, choices = LightningCallAttributes, call.policy, len((call.reply or {}).get("choices", ()))
     first_frame_seconds = None if call.first_frame_at is None else max(0.0, call.first_frame_at - call.arrived_at)
-    told: dict[LightningCallAttributes, AttributeValue | None] = {
-        keys.CALL_ID: call.call_id,
-        keys.STATE: call.state,
-        keys.HTTP_STATUS: call.http_status,
-        keys.UPSTREAM_TRIES: call.upstream_tries,
-        keys.LATENCY_SECONDS: call.seconds,
-        keys.DIALECT: call.dialect,
-        keys.STREAMED: call.streamed,
-        keys.ROLE: call.role,
-        keys.POLICY: None if policy is None else policy.name,
-        keys.POLICY_KIND: None if policy is None else policy.kind,
-        keys.CHOICES: choices if choices > 1 else None,
-        keys.ERROR_CODE: call.error_code,
-        keys.FIRST_FRAME_SECONDS: first_frame_seconds,
-        keys.WEIGHT_VERSION: call.weight_version,
+    told: dict[str, AttributeValue | None] = {
+        keys.CALL_ID.value: call.call_id,
+        keys.STATE.value: call.state,
+        keys.HTTP_STATUS.value: call.http_status,
+        keys.UPSTREAM_TRIES.value: call.upstream_tries,
+        keys.LATENCY_SECONDS.value: call.seconds,
+        keys.DIALECT.value: call.dialect,
+        keys.STREAMED.value: call.streamed,
+        keys.ROLE.value: call.role,
+        keys.POLICY.value: None if policy is None else policy.name,
+        keys.POLICY_KIND.value: None if policy is None else policy.kind,
+        keys.CHOICES.value: choices if choices > 1 else None,
+        keys.ERROR_CODE.value: call.error_code,
+        keys.FIRST_FRAME_SECONDS.value: first_frame_seconds,
+        keys.WEIGHT_VERSION.value: call.weight_version,
     }
-    yield from ((key.value, value) for key, value in told.items() if value is not None)
+    yield from ((key, value) for key, value in told.items() if value is not None)
     if call.reply is not None:
         yield from _reply_text(call.reply, call.tokens)
     if call.tokens is not None:

@@ -63,10 +63,6 @@ class Secrets:
                 shown, found = shown.replace(form, HIDDEN.encode()), True
         return shown, found
 
-    def begun_in(self, text: str) -> int:
-        """Return how many of the last characters of a text are the begin of a key, but not all of one."""
-        return max((_begun(key, text) for key in self.keys), default=0)
-
     def find(self, text: str) -> tuple[int, int] | None:
         """Return where the first key begins and ends."""
         places = [(at, at + len(key)) for key in self.keys if (at := text.find(key)) >= 0]
@@ -80,6 +76,7 @@ def _forms(key: str) -> list[bytes]:
 
 
 def _begun(key: str, text: str) -> int:
+    """Return how many of the last characters of a text are the begin of the key, but not all of it."""
     end = text[1 - len(key) :]
     at = end.find(key[0])
     while at >= 0:
@@ -208,7 +205,7 @@ class KeyWatch:
             frame.changed = self.found = True
             tail = _Tail()
         text = tail.text + place[name]
-        length = self._secrets.begun_in(text)
+        length = max((_begun(key, text) for key in self._secrets.keys), default=0)
         waits = said.kind is _TextKind.GROWING or (said.kind is _TextKind.WHOLE and length > _TELLS_NOTHING)
         if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
             self._tails.pop(path, None)

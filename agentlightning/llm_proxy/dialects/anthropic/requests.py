@@ -68,7 +68,7 @@ def chat_request(request: Json) -> Json:
         if not chat["stop"] or not all(isinstance(entry, str) for entry in chat["stop"]):
             raise wrong_type("stop_sequences", "a list of strings")
     if request.get("tools"):
-        chat["tools"] = []
+        tools: list[Json] = []
         for tool, place in as_objects(request["tools"], "tools"):
             if tool.get("type") not in (None, "custom"):
                 why = f"{shown(tool['type'])} is a tool of Anthropic's, not of the request"
@@ -77,7 +77,8 @@ def chat_request(request: Json) -> Json:
             schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
             function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
             function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
-            chat["tools"].append({"type": "function", "function": function})
+            tools.append({"type": "function", "function": function})
+        chat["tools"] = tools
     for name, read in _OBJECTS.items():
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))

@@ -20,13 +20,7 @@ from agentlightning.llm_proxy.dialects.base import (
     event,
     openai_error,
 )
-from agentlightning.llm_proxy.dialects.json_values import (
-    Json,
-    object_in,
-    objects,
-    read_json,
-    read_model_request,
-)
+from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects, read_json, read_model_request
 from agentlightning.llm_proxy.dialects.responses.replies import ResponseEvents, chat_of, items_of, response_of
 from agentlightning.llm_proxy.dialects.responses.requests import chat_request
 from agentlightning.llm_proxy.replies import CallFailed
@@ -78,10 +72,11 @@ class NativeResponses(WireDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        events = [("response.created", {"response": {**reply, "output": [], "status": "in_progress"}})]
+        begun: Json = {"response": {**reply, "output": [], "status": "in_progress"}}
+        events = [("response.created", begun)]
         for index, item in enumerate(objects(reply.get("output"))):
-            events.append(("response.output_item.added", {"output_index": index, "item": item}))
-            events.append(("response.output_item.done", {"output_index": index, "item": item}))
+            place: Json = {"output_index": index, "item": item}
+            events += [("response.output_item.added", place), ("response.output_item.done", place)]
         status = reply.get("status")
         events.append((f"response.{status if status in _ENDS else 'completed'}", {"response": reply}))
         return b"".join(event(kind, {"sequence_number": n, **fields}) for n, (kind, fields) in enumerate(events))

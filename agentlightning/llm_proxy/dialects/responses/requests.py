@@ -90,7 +90,7 @@ def chat_request(request: Json) -> Json:
     if request.get("max_output_tokens") is not None:
         chat["max_tokens"] = request["max_output_tokens"]
     if request.get("tools"):
-        chat["tools"] = []
+        tools: list[Json] = []
         for tool, place in as_objects(request["tools"], "tools"):
             if tool.get("type") == "custom":
                 why = (
@@ -103,7 +103,8 @@ def chat_request(request: Json) -> Json:
             refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
             function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
             function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
-            chat["tools"].append({"type": "function", "function": function})
+            tools.append({"type": "function", "function": function})
+        chat["tools"] = tools
     else:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
