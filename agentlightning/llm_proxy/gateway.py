@@ -16,8 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.errors import BusyError, TooLargeError
-from agentlightning.llm_proxy.access.addresses import COUNT_TOKENS, MODELS, CallAddress, dialect_of, parse_address
-from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slots, check_key
+from agentlightning.llm_proxy.access.admission import (
+    COUNT_TOKENS,
+    MODELS,
+    AttemptBook,
+    Budgets,
+    CallAddress,
+    Slots,
+    check_key,
+    dialect_of,
+    parse_address,
+)
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect

@@ -29,7 +29,7 @@ async def _store(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 @asynccontextmanager
 async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.llm_proxy import LLMProxy
-    from agentlightning.llm_proxy.access.addresses import ROUTES
+    from agentlightning.llm_proxy.access.admission import ROUTES
 
     store = InMemoryLightningStore()
     parameters = {"model": "hosted_vllm/policy", "api_base": "http://127.0.0.1:9/v1"}

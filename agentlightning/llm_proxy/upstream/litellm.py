@@ -35,7 +35,7 @@ _REQUEST = (
     *("logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
     *("function_call", "modalities", "audio", "prediction", "reasoning_effort", "thinking", "verbosity"),
 )
-_UNREACHED = frozenset(("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError"))
+_UNREACHED = ("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError")
 """Errors of a failed connection; the library's error may be caused by one."""
 
 
@@ -110,12 +110,10 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
     """Return what the library raised as an answer with the provider's status; without one it could not be reached."""
     status: Any = getattr(error, "status_code", None)
     name = type(error).__name__
-    causes: list[str] = []
     cause: BaseException | None = error
-    while cause is not None:
-        causes.append(type(cause).__name__)
+    while cause is not None and type(cause).__name__ not in _UNREACHED:
         cause = cause.__cause__ or cause.__context__
-    if not _UNREACHED.isdisjoint(causes) or not isinstance(status, int) or not 400 <= status < 600:
+    if cause is not None or not isinstance(status, int) or not 400 <= status < 600:
         logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
         return UpstreamResponse(failure="unreachable", detail=name)
     fields = {
