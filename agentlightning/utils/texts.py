@@ -29,7 +29,9 @@ def mended(text: str) -> str:
 
 def fitting(text: str) -> str:
     """Return a text that a span can hold: mended, and not longer than `MOST_CHARACTERS`."""
-    return mended(shortened(text, MOST_CHARACTERS))
+    if len(text) > MOST_CHARACTERS:
+        text = shortened(text, MOST_CHARACTERS)
+    return mended(text)
 
 
 def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:

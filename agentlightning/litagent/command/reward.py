@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from agentlightning.litagent.command.attempt_folder import AttemptFolder, UnusableFile
 from agentlightning.litagent.command.environment import REWARD_FILE
 from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError
+from agentlightning.terminal import cut
 
 RewardSource = Literal["last_line", "file", "exit_code", "reward_fn", "none"]
 SOURCES: tuple[RewardSource, ...] = ("last_line", "file", "exit_code", "reward_fn", "none")
@@ -62,8 +63,8 @@ def _from_last_line(output: ProgramOutput) -> Any:
         except ValueError:
             continue
         if value is None or isinstance(value, (int, float, dict)):
-            shown = line if len(line) <= 80 else line[:77] + "..."
-            return _reward_in(cast(object, value), f"the last JSON line of the program's output ({shown})")
+            where = f"the last JSON line of the program's output ({cut(line, 80)})"
+            return _reward_in(cast(object, value), where)
     raise ProgramResultError(
         'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
         f"CommandAgent another reward=. {_last_words(output)}"
