@@ -47,8 +47,7 @@ from agentlightning.utils.backoff import retry_for
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.otel import full_qualified_name
-from agentlightning.utils.secret_values import without_keys
-from agentlightning.utils.texts import mended
+from agentlightning.utils.texts import mended, without_keys
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from agentlightning.semconv import CHANGED_TEXTS, HIDDEN_KEYS
 from agentlightning.types import Span
-from agentlightning.utils.secret_values import attributes_without_keys, without_keys
-from agentlightning.utils.texts import fitting, fitting_attributes
+from agentlightning.utils.texts import attributes_without_keys, fitting, fitting_attributes, without_keys
 
 Text = Callable[[str], str]
 """Returns a text as it is to be; the same object if nothing changes."""

@@ -1,17 +1,49 @@
-"""Texts that no store, wire or file could hold as they are: halves of surrogate pairs, and texts without end.
+"""What becomes of texts before they are kept: no store, wire or file could hold some as they are, and some hold keys.
 
-UTF-8 has no form for half a pair, which `json.loads('"\\ud800"')`, a cut emoji or a model's broken output gives. Such a
-half becomes U+FFFD, two that belong together become the character that they mean, and the span says which of its texts
-were changed.
+UTF-8 has no form for half a surrogate pair, which `json.loads('"\\ud800"')`, a cut emoji or a model's broken output
+gives. Such a half becomes U+FFFD, two that belong together become the character that they mean, and the span says which
+of its texts were changed. A text without end is cut.
+
+Keys are known by their shape, wherever they stand: those of providers and of ours, signed tokens, private keys. What is
+found becomes `[hidden 1a2b3c4d]`, with the beginning of its SHA-256: equal keys stay equal, so that the messages of one
+conversation still fit together. A courtesy, no promise: a password has no shape. Each shape begins with a text that is
+looked for as it is, and no pattern looks back: a text costs one search for each.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from agentlightning.terminal import shortened
 
+_SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (begin, re.compile(pattern))
+    for begin, pattern in (
+        ("sk-", r"sk-[A-Za-z0-9_-]{20,}+"),
+        ("ghp_", r"ghp_[A-Za-z0-9]{30,}+"),
+        ("gho_", r"gho_[A-Za-z0-9]{30,}+"),
+        ("ghu_", r"ghu_[A-Za-z0-9]{30,}+"),
+        ("ghs_", r"ghs_[A-Za-z0-9]{30,}+"),
+        ("github_pat_", r"github_pat_[A-Za-z0-9_]{30,}+"),
+        ("glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
+        ("AKIA", r"AKIA[0-9A-Z]{16}+(?![0-9A-Za-z])"),
+        ("ASIA", r"ASIA[0-9A-Z]{16}+(?![0-9A-Za-z])"),
+        ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}+"),
+        ("hf_", r"hf_[A-Za-z0-9]{30,}+"),
+        ("AIza", r"AIza[0-9A-Za-z_-]{35}+"),
+        ("eyJ", r"eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
+        ("agl-", r"agl-[A-Za-z0-9_-]{1,128}+\.[A-Za-z0-9_-]{1,128}+\.[0-9a-f]{32}+"),
+    )
+)
+_SHORTEST = 15
+"""Characters of the shortest key: one that begins with `xox`."""
+_RUN = re.compile(r"[A-Za-z0-9_-]++")
+_BEGIN, _END = "-----BEGIN ", "-----END "
+_PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
+_LINE_END, _READ = 64, 200
 MOST_CHARACTERS = 8 * 1024 * 1024
 """Length of a text on a span; the rest is left out, and the text says how long it was."""
 
@@ -56,3 +88,60 @@ def with_texts(value: object, change: Callable[[str], str]) -> Any:
         if any(new is not old for new, old in zip(changed, items, strict=True)):
             return changed
     return cast(Any, value)
+
+
+# --- keys that are known by their shape -------------------------------------------------------------------------------
+
+
+def without_keys(text: str) -> str:
+    """Return the text with everything hidden that has the shape of a key; the same object if there is nothing."""
+    if len(text) < _SHORTEST:
+        return text
+    found: list[tuple[int, int]] = []
+    for begin, shape in _SHAPES:
+        at = text.find(begin)
+        while at >= 0:
+            end = at + len(begin)
+            if at == 0 or not text[at - 1].isalnum():
+                key = shape.match(text, at)
+                if key is not None:
+                    end = key.end()
+                    if any(character.isdigit() for character in key[0][:_READ]):  # words joined by hyphens have none
+                        found.append(key.span())
+                elif begin == "eyJ" and (run := _RUN.match(text, at)) is not None:
+                    end = run.end()  # not looked at again from within
+            at = text.find(begin, end)
+    if _BEGIN in text:
+        _find_private_keys(text, found)
+    if not found:
+        return text
+    parts: list[str] = []
+    done = 0
+    for at, end in sorted(found):
+        if at >= done:
+            digest = hashlib.sha256(text[at:end].encode("utf-8", "replace")).hexdigest()[:8]
+            parts += (text[done:at], f"[hidden {digest}]")
+            done = end
+    return "".join((*parts, text[done:]))
+
+
+def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
+    """Return attributes without such keys, and the names under which something was hidden; None if nothing was."""
+    kept = {name: with_texts(value, without_keys) for name, value in attributes.items()}
+    changed = {name: value for name, value in kept.items() if value is not attributes[name]}
+    return ({**attributes, **changed}, list(changed)) if changed else None
+
+
+def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
+    at = text.find(_BEGIN)
+    while at >= 0:
+        after = at + len(_BEGIN)
+        if _PRIVATE.match(text, at):
+            closing = text.find(_END, after)
+            if closing < 0:
+                found.append((at, len(text)))
+                return
+            line = text.find("-----", closing + len(_END), closing + _LINE_END)
+            after = line + len("-----") if line >= 0 else closing + len(_END)
+            found.append((at, after))
+        at = text.find(_BEGIN, after)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.types.attempt_key import attempt_key
-from agentlightning.utils.secret_values import attributes_without_keys, without_keys
+from agentlightning.utils.texts import attributes_without_keys, without_keys
 
 A, B = "a1B2c3D4e5F6g7H8i9J0" * 2, "A1B2C3D4E5F6G7H8"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{A}\n{A}\n-----END RSA PRIVATE KEY-----"
