@@ -37,21 +37,18 @@ def _span(span: Span) -> Span:
         values: Mapping[str, object] | None = getattr(span, name)
         if values and (hidden := without_secrets(values)) is not None:
             changes[name] = hidden
-    _note_each(changes, "events", span.events)
-    _note_each(changes, "links", span.links)
+    parts: tuple[tuple[str, Sequence[Event | Link]], ...] = (("events", span.events), ("links", span.links))
+    for name, those in parts:
+        found = [without_secrets(part.attributes) if part.attributes else None for part in those]
+        if any(attributes is not None for attributes in found):
+            changes[name] = [
+                part if attributes is None else part.model_copy(update={"attributes": attributes})
+                for part, attributes in zip(those, found, strict=True)
+            ]
     if (attributes := without_secrets(span.resource.attributes)) is not None:
         changes["resource"] = span.resource.model_copy(update={"attributes": attributes})
     extra = changes.pop("__pydantic_extra__", {})
     return span.model_copy(update={**changes, **extra}) if changes or extra else span
-
-
-def _note_each(changes: dict[str, object], name: str, parts: Sequence[Event | Link]) -> None:
-    hidden = [without_secrets(part.attributes) if part.attributes else None for part in parts]
-    if any(attributes is not None for attributes in hidden):
-        changes[name] = [
-            part if attributes is None else part.model_copy(update={"attributes": attributes})
-            for part, attributes in zip(parts, hidden, strict=True)
-        ]
 
 
 _HIDDEN_IN: dict[str, Callable[[Any], Any]] = {"query_resources": _resources, "query_spans": _span}

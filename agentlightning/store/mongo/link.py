@@ -55,7 +55,8 @@ class Place:
                 f"got one that begins with {uri.partition(':')[0][:20]!r}"
             )
         self._uri = uri
-        given = {*_options(uri), *(name.lower() for name in client_kwargs or ())}
+        named = [piece.partition("=")[0] for piece in uri.partition("?")[2].split("&")]
+        given = {name.lower() for name in (*named, *(client_kwargs or ()))}
         defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
         self._options = {**defaults, **(client_kwargs or {})}
         self._text = "a MongoDB URI"
@@ -122,8 +123,3 @@ class Place:
         return StoreWriteError(
             f"The MongoDB store {self!r} could not do it: {reason}. Repeat the call when the cause is gone."
         )
-
-
-def _options(uri: str) -> set[str]:
-    """Return the names of the options in a URI, in lower case."""
-    return {piece.partition("=")[0].lower() for piece in uri.partition("?")[2].split("&") if piece}

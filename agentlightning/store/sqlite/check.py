@@ -108,11 +108,12 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
         for column, value, expected in zip(COLUMNS, values, columns_of(record), strict=True):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
-        for problem in (*_problems_of_record(record), *_problems_of_spans(db, record)):
+        for problem in tuple(_problems_of_record(db, record)):
             yield f"{name}: {problem}"
 
 
-def _problems_of_record(record: Record) -> Iterator[str]:
+def _problems_of_record(db: sqlite3.Connection, record: Record) -> Iterator[str]:
+    """Yield what contradicts itself in a record, and what its spans contradict in it."""
     rollout, status = record.rollout, record.rollout.status
     if (record.queued_at is not None) != (status in QUEUING):
         yield f"it is {status} and {'not ' if record.queued_at is None else ''}in the queue"
@@ -126,25 +127,22 @@ def _problems_of_record(record: Record) -> Iterator[str]:
         yield "two of its attempts have one id"
     if any(attempt.rollout_id != rollout.rollout_id for attempt in record.attempts):
         yield "it holds an attempt of another rollout"
-
-
-def _problems_of_spans(db: sqlite3.Connection, record: Record) -> Iterator[str]:
     count = size = highest = 0
     attempts = {attempt.attempt_id for attempt in record.attempts}
     query = "SELECT attempt_id, span_id, body FROM spans WHERE rollout_id = ? ORDER BY number"
-    for attempt_id, span_id, body in db.execute(query, (record.rollout.rollout_id,)):
+    for attempt_id, span_id, body in db.execute(query, (rollout.rollout_id,)):
         count, size = count + 1, size + len(body)
         try:
             span = Span.model_validate_json(body)
         except ValidationError as error:
-            where = f"rollout_id = '{record.rollout.rollout_id}' AND attempt_id = '{attempt_id}'"
+            where = f"rollout_id = '{rollout.rollout_id}' AND attempt_id = '{attempt_id}'"
             yield (
                 f"span {span_id} cannot be read: {error.errors()[0]['msg']}. Remove its rollout, or it alone: "
                 f"DELETE FROM spans WHERE {where} AND span_id = '{span_id}'"
             )
             continue
         highest = max(highest, span.sequence_id)
-        if (span.rollout_id, span.attempt_id, span.span_id) != (record.rollout.rollout_id, attempt_id, span_id):
+        if (span.rollout_id, span.attempt_id, span.span_id) != (rollout.rollout_id, attempt_id, span_id):
             yield f"span {span_id} lies under other ids than its own"
         if attempt_id not in attempts:
             yield f"span {span_id} belongs to attempt {attempt_id}, which the rollout does not have"
