@@ -53,6 +53,7 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_workers": Worker,
 }
 _SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
+_OF_RUNS = frozenset(name for name, signature in _SIGNATURES.items() if "run_id" in signature.parameters)
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
@@ -283,11 +284,11 @@ class LightningStoreScoped(StoreWrapper):
         self._whole = complete(store)
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        method = getattr(self._whole, operation)
+        method = getattr(self._whole, operation)  # it knows the whole contract
         if operation == "enqueue_many_rollouts":
             rollouts = cast("Sequence[EnqueueRolloutRequest]", args[0] if args else kwargs["rollouts"])
             mine = {"run_id": self.run_id}
             return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
-        if self.run_id is not None and "run_id" in inspect.signature(method).parameters:
+        if self.run_id is not None and operation in _OF_RUNS:
             kwargs.setdefault("run_id", self.run_id)
         return await method(*args, **kwargs)
