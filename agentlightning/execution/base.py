@@ -15,7 +15,6 @@ from agentlightning.store.base import QUEUING, RUNNING, LightningStore
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
-    from agentlightning.store.base import LightningStore
 
 
 class AlgorithmBundle(Protocol):

@@ -249,13 +249,15 @@ class ProcessTeam:
     def _died(self) -> Exception:
         names = ", ".join(exit_.describe() for exit_ in self._failed)
         causes = "\n".join(exit_.explain() for exit_ in self._failed)
-        spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
-        text = f"Subprocesses failed with unexpected exit codes: {names}"
-        if spent:
-            text += f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})"
         codes = [exit_.exitcode for exit_ in self._failed if self.alone and exit_.report is not None]
         error = error_with(codes[0]) if codes else None
-        return (error or self.error)(f"{text}\n{causes}")
+        text = f"Subprocesses failed with unexpected exit codes: {names}{self._restarted()}\n{causes}"
+        return (error or self.error)(text)
+
+    def _restarted(self) -> str:
+        """Return how often those that failed were restarted, for the end of a sentence; empty if they were not."""
+        spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
+        return f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
 
 
 async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:

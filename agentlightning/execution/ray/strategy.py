@@ -196,11 +196,7 @@ class ActorTeam(ProcessTeam):
     @override
     def _died(self) -> Exception:
         causes = "\n".join(exit_.explain() for exit_ in self._failed)
-        spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
-        text = "Ray actors failed"
-        if spent:
-            text += f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})"
-        return RunnerDiedError(f"{text}: {causes}")
+        return RunnerDiedError(f"Ray actors failed{self._restarted()}: {causes}")
 
 
 def _check_amount(name: str, value: float) -> float:

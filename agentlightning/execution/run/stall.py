@@ -117,7 +117,18 @@ async def stall_report(
     """
     now = time.time()
     lines = [f"  queue: {await _queue(store, now)}"]
-    lines += [f"  {line}" for line in await _runners(store, run_id, now)]
+    workers = [w for w in await store.query_workers() if not w.worker_id.startswith(CONTROL_PREFIX)]
+    mine = [worker for worker in workers if worker.run_id == run_id]
+    if mine:
+        running = await store.query_rollouts(status_in=sorted(RUNNING), sort_by="start_time", limit=_LOOKED_BACK)
+        ended = await store.query_rollouts(sort_by="end_time", sort_order="desc", limit=_LOOKED_BACK)
+        at_work = _by_worker(list(running))
+        last = _by_worker([rollout for rollout in ended if rollout.end_time is not None])
+        shown = mine[:SHOWN]
+        lines += [f"  {_runner(w, at_work.get(w.worker_id), last.get(w.worker_id), now)}" for w in shown]
+        lines += [f"  ... and {len(mine) - SHOWN} more runners"] if len(mine) > SHOWN else []
+    else:
+        lines.append("  runners: none has ever asked for work of this run")
     calls = "not in use"
     if gateway is not None:
         calls = f"{gateway['in_flight']} call(s) at model servers, {gateway['waiting']} waiting for a weight change"
@@ -135,19 +146,6 @@ async def _queue(store: LightningStore, now: float) -> str:
         return f"{page.total} rollout(s); {oldest.rollout_id} may be claimed in {oldest.not_before - now:.0f} s"
     age = now - oldest.start_time
     return f"{page.total} rollout(s) that nobody claims, the oldest {oldest.rollout_id} for {age:.0f} s"
-
-
-async def _runners(store: LightningStore, run_id: str | None, now: float) -> list[str]:
-    workers = [w for w in await store.query_workers() if not w.worker_id.startswith(CONTROL_PREFIX)]
-    mine = [worker for worker in workers if worker.run_id == run_id]
-    if not mine:
-        return ["runners: none has ever asked for work of this run"]
-    running = await store.query_rollouts(status_in=sorted(RUNNING), sort_by="start_time", limit=_LOOKED_BACK)
-    ended = await store.query_rollouts(sort_by="end_time", sort_order="desc", limit=_LOOKED_BACK)
-    at_work = _by_worker(list(running))
-    last = _by_worker([rollout for rollout in ended if rollout.end_time is not None])
-    lines = [_runner(worker, at_work.get(worker.worker_id), last.get(worker.worker_id), now) for worker in mine]
-    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more runners"] if len(lines) > SHOWN else [])
 
 
 def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, AttemptedRollout]:
