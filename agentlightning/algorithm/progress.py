@@ -53,19 +53,15 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Report something that happened."""
-        ...
 
     def rollouts(self, done: int, of: int, what: str) -> None:
         """Report how many rollouts of the present batch have ended."""
-        ...
 
     def step(self, figures: StepFigures) -> None:
         """Report the figures of a step that is over."""
-        ...
 
     def close(self) -> None:
         """End the display."""
-        ...
 
 
 def make_progress(style: Style, stream: TextIO | None = None) -> Progress:

@@ -118,25 +118,22 @@ class WarmStart:
     def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
         """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
         rows: list[list[int]] = []
+        masks: list[list[bool]] = []
         for _ in range(settings.IMITATION_BATCH):
             shows_tool = self._random.random() < shown
             task, expression = draw_imitation_task(self._random)
             messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
             text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
             rows.append(self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"])
+            masks.append([])
+            inside = False
+            for token in rows[-1]:
+                masks[-1].append(inside)
+                inside = token == self._assistant or (inside and token != self._eos)
         length = max(map(len, rows))
         pad = self._tokenizer.pad_token_id
         tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
-        mask = torch.tensor([self._assistant_mask(row) + [False] * (length - len(row)) for row in rows])
-        return tokens, mask
-
-    def _assistant_mask(self, row: list[int]) -> list[bool]:
-        mask: list[bool] = []
-        inside = False
-        for token in row:
-            mask.append(inside)
-            inside = token == self._assistant or (inside and token != self._eos)
-        return mask
+        return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])
 
 
 def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:

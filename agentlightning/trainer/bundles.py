@@ -72,7 +72,16 @@ class AlgorithmSide:
             view = LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
         elif self.rollout_config is not None:
             view = LightningStoreOfRun(store, self.run_id, self.rollout_config)
-        self._bind(algorithm, view)
+        if self.trainer is not None:
+            algorithm.set_trainer(self.trainer)
+        algorithm.set_store(view)
+        algorithm.set_adapter(self.adapter)
+        algorithm.set_rollout_config(self.rollout_config)
+        if self.initial_resources is not None:
+            algorithm.set_initial_resources(self.initial_resources)
+        if self.llm_proxy is not None:
+            self.llm_proxy.set_store(view)
+            algorithm.set_llm_proxy(self.llm_proxy)
         following = contextlib.nullcontext()
         if self.report is not None:
             following = followed(self.report, view, self.progress, live=not algorithm.shows_progress)
@@ -84,18 +93,6 @@ class AlgorithmSide:
                 result = await call_in_thread(lambda: algorithm.run(**datasets), name="algorithm")
             self.result = await result if inspect.isawaitable(result) else result
         return self.result
-
-    def _bind(self, algorithm: Algorithm, store: LightningStore) -> None:
-        if self.trainer is not None:
-            algorithm.set_trainer(self.trainer)
-        algorithm.set_store(store)
-        algorithm.set_adapter(self.adapter)
-        algorithm.set_rollout_config(self.rollout_config)
-        if self.initial_resources is not None:
-            algorithm.set_initial_resources(self.initial_resources)
-        if self.llm_proxy is not None:
-            self.llm_proxy.set_store(store)
-            algorithm.set_llm_proxy(self.llm_proxy)
 
 
 @dataclass
