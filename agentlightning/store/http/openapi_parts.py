@@ -99,14 +99,10 @@ def components(schemas: Schema) -> Schema:
 def other_paths() -> Schema:
     """Return the paths that are no operations."""
     found: Schema = {EVENTS_PATH: {"get": _EVENTS}}
-    content = {
-        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-        "application/json": {"schema": {"type": "object"}},
-    }
-    form = {  # of an error in OTLP's own form, `google.rpc.Status`
-        "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
-        "application/json": {"schema": {"type": "object", "properties": {"message": {"type": "string"}}}},
-    }
+    protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
+    content = {**protobuf, **json_content({"type": "object"})}
+    # of an error in OTLP's own form, `google.rpc.Status`
+    form = {**protobuf, **json_content({"type": "object", "properties": {"message": {"type": "string"}}})}
     errors = {
         code: {"description": _ERRORS[code], "content": form, "headers": VERSION_HEADER}
         for code in ("400", "413", "415", "429", "503")

@@ -19,7 +19,7 @@ from pymongo.errors import BulkWriteError
 
 from agentlightning.errors import TooLargeError
 from agentlightning.store.mongo.schema import Document, prepare
-from agentlightning.store.rules.durable import DAMAGED, RECORD, damaged, read_record
+from agentlightning.store.rules.durable import RECORD, damaged, read_record
 from agentlightning.store.rules.tx import Record
 
 Key = list[tuple[str, int]]
@@ -191,12 +191,6 @@ def stored_record(document: Document) -> Stored:
         return Stored(record, document["change"], document["recent"], document["number"])
     except KeyError as error:
         raise damaged("rollout", rollout_id, error) from None
-
-
-def set_aside(partition: Partition, rollout_id: str) -> None:
-    """Take a rollout whose record cannot be read out of the queue and out of every list."""
-    gone = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
-    partition.rollouts.update_one({"_id": partition.id(rollout_id)}, {"$set": gone})
 
 
 def stored_row(document: Document) -> StoredRow:

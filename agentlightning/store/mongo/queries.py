@@ -12,6 +12,7 @@ from pymongo.collection import Collection
 from agentlightning.errors import BadRequestError
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, Key, Partition
+from agentlightning.store.mongo.queue import in_force
 from agentlightning.store.rules.durable import DAMAGED, readable_records
 from agentlightning.store.rules.query import Plan
 from agentlightning.store.rules.tx import Counts, Notes, Record
@@ -20,6 +21,8 @@ _BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
 """Changes before the last one that are looked at to tell where the present is."""
 _LARGEST = 2**62
+_LOOK_AT = 100
+"""Rollouts that are looked at to tell when the next one may be claimed."""
 
 
 class Queries:
@@ -62,6 +65,16 @@ class Queries:
         query = {"partition": self.partition.name, "deadline": {"$gte": 0, "$lt": now}}
         found = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
         return self._records(found)
+
+    def next_available(self, run_id: str | None) -> float | None:
+        """Return the earliest moment at which something may be claimed: a leased rollout when its lease has run out."""
+        queued = {"partition": self.partition.name, "run_id": run_id, "available_at": {"$gte": 0}}
+        fields, order = {"available_at": 1, "claimed_until": 1}, [("available_at", ASCENDING)]
+        moments: list[float] = []
+        for document in self.partition.rollouts.find(queued, fields, sort=order, limit=_LOOK_AT):
+            lease = document["claimed_until"]
+            moments.append(max(document["available_at"], lease if in_force(lease) else 0.0))
+        return min(moments, default=None)
 
     def any_held(self) -> bool:
         query = {"partition": self.partition.name, "worker_id": {"$gt": ""}}

@@ -20,7 +20,6 @@ LEASE_SECONDS = 10.0
 CLOCKS_DIFFER_SECONDS = 60.0
 """A lease that would run longer was written by a clock that is wrong, and holds nobody up."""
 _ORDER: Key = [("priority", -1), ("available_at", 1), ("number", 1)]
-_LOOK_AT = 100
 
 
 class Leases:
@@ -63,17 +62,6 @@ class Leases:
                 self._partition.rollouts.update_many(
                     {"_id": {"$in": left}, "claimant": self._claimant}, {"$set": {"claimed_until": 0.0, "claimant": ""}}
                 )
-
-
-def next_available(partition: Partition, run_id: str | None) -> float | None:
-    """Return the earliest moment at which something may be claimed: a leased rollout when its lease has run out."""
-    queued = {"partition": partition.name, "run_id": run_id, "available_at": {"$gte": 0}}
-    fields = {"available_at": 1, "claimed_until": 1}
-    moments: list[float] = []
-    for document in partition.rollouts.find(queued, fields, sort=[("available_at", 1)], limit=_LOOK_AT):
-        lease = document["claimed_until"]
-        moments.append(max(document["available_at"], lease if in_force(lease) else 0.0))
-    return min(moments, default=None)
 
 
 def in_force(until: float) -> bool:

@@ -22,12 +22,12 @@ from agentlightning.store.mongo.documents import (
     Partition,
     Stored,
     fitting,
-    set_aside,
     stored_record,
 )
 from agentlightning.store.mongo.queries import Queries
-from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force, next_available
+from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force
 from agentlightning.store.mongo.rows import Rows
+from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan
 from agentlightning.store.rules.tx import ClaimRow, Kind, Record, Row
 from agentlightning.types import Span
@@ -145,12 +145,10 @@ class MongoTx(Queries):
         return None
 
     def set_aside(self, rollout_id: str) -> None:
-        set_aside(self.partition, rollout_id)
+        gone = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
+        self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": gone})
 
     # --- many rollouts ---------------------------------------------------------------------------------------------
-
-    def next_available(self, run_id: str | None) -> float | None:
-        return next_available(self.partition, run_id)
 
     @override
     def find(self, plan: Plan) -> tuple[list[Record], int]:
