@@ -8,7 +8,6 @@ and protection. What is started by `exec` inherits neither; a child that needs t
 
 from __future__ import annotations
 
-import copyreg
 import ctypes
 import logging
 import os
@@ -18,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +102,8 @@ def forget() -> None:
 class Handed:
     """The secrets of this process, on their way to a child that is being spawned: unpickling it there holds them."""
 
-
-def _packed(handed: Handed) -> tuple[Any, ...]:
-    return _receive, (dict(_held),)
-
-
-copyreg.pickle(Handed, _packed)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _receive, (dict(_held),)
 
 
 def _receive(secrets: dict[str, str]) -> Handed:

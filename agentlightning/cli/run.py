@@ -109,19 +109,12 @@ def _result_of(target: str, settings: list[str], given: dict[str, object]) -> ob
         if settings:
             raise BadRequestError("--set changes keys of a file; TARGET is Python, which has its settings itself")
         if not isinstance(found, Trainer):
-            return _called(target, found, given)
+            if not callable(found):
+                expected = "expected a Trainer, or a function to call"
+                raise BadRequestError(f"TARGET {target!r} is a {type(found).__name__}; {expected}")
+            if given:
+                options = ", ".join("--" + name.removesuffix("_dataset") for name in given)
+                raise BadRequestError(f"{options}: TARGET {target!r} is a function, which chooses these itself")
+            return found()
         plan = Plan(trainer=found)
     return fit(replace(plan, **given).checked())
-
-
-def _called(target: str, found: object, given: dict[str, object]) -> object:
-    from agentlightning.errors import BadRequestError
-
-    if not callable(found):
-        raise BadRequestError(
-            f"TARGET {target!r} is a {type(found).__name__}; expected a Trainer, or a function to call"
-        )
-    if given:
-        options = ", ".join("--" + name.removesuffix("_dataset") for name in given)
-        raise BadRequestError(f"{options}: TARGET {target!r} is a function, which chooses these itself")
-    return found()

@@ -182,19 +182,12 @@ class CountingVisitor(NodeTransformer):
             node.test = nodes.And(step, node.test, lineno=node.lineno, environment=self._environment)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._count(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        return self._count(node)
-
     def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(self._step(node), lineno=node.lineno, environment=self._environment))
         return node
+
+    visit_Macro = visit_CallBlock = visit_Block = _count
 
     def _step(self, node: nodes.Node) -> nodes.Expr:
         return self._filter(nodes.Const(None, lineno=node.lineno, environment=self._environment), _TURN, node)
