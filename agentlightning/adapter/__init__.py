@@ -4,12 +4,7 @@ from agentlightning.adapter.base import Adapter, OtelTraceAdapter, TraceAdapter
 from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
 from agentlightning.adapter.explain import CallWitness, ExplainedCall, Explanation
 from agentlightning.adapter.messages import TraceToMessages
-from agentlightning.adapter.rows.samples import (
-    Sample,
-    SampleReading,
-    samples_from_calls,
-    samples_from_triplets,
-)
+from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, samples_from_triplets
 from agentlightning.adapter.rows.seams import RowCause, RowStart, SeamCause
 from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy

@@ -18,12 +18,7 @@ from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.scope import ended_scope
 from agentlightning.types import Attributes, SpanCoreFields, TraceStatus
-from agentlightning.utils.otel import (
-    check_attributes_sanity,
-    emitter_debug,
-    flatten_attributes,
-    sanitize_attributes,
-)
+from agentlightning.utils.otel import check_attributes_sanity, emitter_debug, flatten_attributes, sanitize_attributes
 
 logger = logging.getLogger(__name__)
 

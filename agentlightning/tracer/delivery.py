@@ -12,7 +12,7 @@ from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
 from agentlightning.tracer.mending import mended_span, span_without_keys
-from agentlightning.tracer.scope import Piece, TraceScope
+from agentlightning.tracer.scope import TraceScope
 from agentlightning.types import Span
 from agentlightning.utils.backoff import retry_for
 
@@ -43,7 +43,22 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     pieces = sorted(scope.pieces, key=lambda piece: piece.start_order)
     if not pieces or scope.store is None:
         return
-    await _settle_numbers(scope, pieces, deadline)
+    waiting = [  # the numbers that rewards have requested; where none came the store gives one
+        (piece, asyncio.wrap_future(id) if isinstance(id, concurrent.futures.Future) else id)
+        for piece in pieces
+        if (id := piece.pending_id) is not None
+    ]
+    if waiting:
+        await asyncio.wait([future for _, future in waiting], timeout=max(deadline - time.monotonic(), 0.01) / 2)
+    for piece, future in waiting:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            scope.as_span(piece).sequence_id = future.result()
+        else:
+            future.cancel()
+            logger.warning(
+                "[Rollout %s] a reward got no number when it was emitted; it is ordered behind all calls",
+                scope.rollout_id,
+            )
     stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], deadline)
     numbered = {span.span_id: span for span in stored}
     for piece in pieces:
@@ -75,24 +90,3 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: 
             numbered = {span.span_id: span for span in stored}
             mirror_spans([numbered.get(span.span_id, span) for span in spans])
     return stored
-
-
-async def _settle_numbers(scope: TraceScope, pieces: Sequence[Piece], deadline: float) -> None:
-    """Give each reward the number that it requested; where none came the store gives one at delivery."""
-    waiting = [
-        (piece, asyncio.wrap_future(id) if isinstance(id, concurrent.futures.Future) else id)
-        for piece in pieces
-        if (id := piece.pending_id) is not None
-    ]
-    if not waiting:
-        return
-    await asyncio.wait([future for _, future in waiting], timeout=max(deadline - time.monotonic(), 0.01) / 2)
-    for piece, future in waiting:
-        if future.done() and not future.cancelled() and future.exception() is None:
-            scope.as_span(piece).sequence_id = future.result()
-        else:
-            future.cancel()
-            logger.warning(
-                "[Rollout %s] a reward got no number when it was emitted; it is ordered behind all calls",
-                scope.rollout_id,
-            )

@@ -101,8 +101,12 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
     repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
     if repeated:
         raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")
-    reading = SampleReading([], [], [(call.call_id, reason) for call in calls if (reason := unusable(call))])
-    usable = [call for call in calls if not unusable(call)]
+    reading, usable = SampleReading([], []), list[ModelCall]()
+    for call in calls:
+        if reason := unusable(call):
+            reading.unusable.append((call.call_id, reason))
+        else:
+            usable.append(call)
     trees: dict[str | None, PrefixTree[Sample]] = {}
     seams = Seams(usable, decode)
     for number, call in enumerate(usable):

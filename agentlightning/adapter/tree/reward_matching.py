@@ -58,8 +58,9 @@ def match_rewards(root: NodeT, calls: Sequence[SelectedCall[NodeT]], policy: Rew
     if not rewards:
         return matches
     rewards.sort(key=_when)
-    linked = [node for node in rewards if links(node.span)]
-    free = [node for node in rewards if not links(node.span)]
+    stated = [(node, links(node.span)) for node in rewards]
+    linked = [(node, wanted) for node, wanted in stated if wanted]
+    free = [node for node, wanted in stated if not wanted]
     if linked:
         _by_links(linked, nodes, calls, matches)
     if policy is RewardMatchPolicy.FIRST_SIBLING:
@@ -77,14 +78,17 @@ def _when(node: SpanNode) -> tuple[float, int]:
 
 
 def _by_links(
-    rewards: Sequence[NodeT], nodes: Sequence[NodeT], calls: Sequence[SelectedCall[NodeT]], matches: RewardMatches
+    rewards: Sequence[tuple[NodeT, list[tuple[str, str]]]],
+    nodes: Sequence[NodeT],
+    calls: Sequence[SelectedCall[NodeT]],
+    matches: RewardMatches,
 ) -> None:
     index = _LinkIndex(nodes, calls)
     by_node = {call.node.id: call for call in calls}
-    for reward in rewards:
+    for reward, wanted in rewards:
         meant = [
             call
-            for node in index.find(links(reward.span))
+            for node in index.find(wanted)
             for inner in node.walk()
             if (call := by_node.get(inner.id)) is not None and inner.id not in matches.earned
         ]

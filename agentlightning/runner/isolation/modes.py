@@ -14,7 +14,7 @@ from agentlightning.runner.isolation.pipe import Answer, Ask, Order
 from agentlightning.runner.isolation.process import AgentProcess
 from agentlightning.runner.outcome import TimeLimitExceeded
 from agentlightning.store.base import LightningStore
-from agentlightning.tracer.scope import TraceScope, current_scope
+from agentlightning.tracer.scope import current_scope
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
 from agentlightning.utils.concurrency.threads import Done, Threads
 
@@ -132,8 +132,19 @@ class ProcessExecutor:
         process = self._ready.pop() if self._ready else self._take()
         scope, loop = current_scope(), asyncio.get_running_loop()
 
+        async def answer(question: Ask) -> Answer:
+            try:
+                if question.operation == "add_many_spans" and scope is not None and scope.delivers and scope.is_open:
+                    for span in question.args[0]:  # the trace of the attempt delivers them
+                        scope.append(span)
+                    return Answer(question.number, list(question.args[0]))
+                operation = getattr(self._store, question.operation)
+                return Answer(question.number, await operation(*question.args, **question.kwargs))
+            except Exception as error:  # the boundary: it is raised again in the process that asked
+                return Answer(question.number, error=error)
+
         def ask(question: Ask) -> Answer:
-            return asyncio.run_coroutine_threadsafe(self._answer(question, scope), loop).result()
+            return asyncio.run_coroutine_threadsafe(answer(question), loop).result()
 
         # models behind the gateway get the key of the attempt: the process of the agent does not have the token
         keyed = {name: r.keyed_for(rollout) if isinstance(r, ProxyLLM) else r for name, r in resources.items()}
@@ -185,14 +196,3 @@ class ProcessExecutor:
         process.kill()
         await asyncio.wait({running}, timeout=UNWIND_SECONDS)  # it reads the end of the pipe
         self._drop(process)
-
-    async def _answer(self, question: Ask, scope: TraceScope | None) -> Answer:
-        try:
-            if question.operation == "add_many_spans" and scope is not None and scope.delivers and scope.is_open:
-                for span in question.args[0]:  # the trace of the attempt delivers them
-                    scope.append(span)
-                return Answer(question.number, list(question.args[0]))
-            operation = getattr(self._store, question.operation)
-            return Answer(question.number, await operation(*question.args, **question.kwargs))
-        except Exception as error:  # the boundary: it is raised again in the process that asked
-            return Answer(question.number, error=error)
