@@ -39,7 +39,7 @@ def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable
     parameters = tuple(inspect.signature(operation).parameters)[1:]
 
     @functools.wraps(operation)
-    async def checked(self: object, *args: object, **kwargs: object) -> object:
+    async def checked(self: object, *args: Any, **kwargs: Any) -> object:
         try:
             for value in (*args, *kwargs.values()):
                 if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
