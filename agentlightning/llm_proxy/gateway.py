@@ -125,8 +125,9 @@ class Gateway:
         if self._journal is not None:
             self._journal.begun(call)
         with self._hold(address) as hold:
-            reply = await self._make_call(store, call, dialect, _IncomingRequest(scope, receive, hold), reply_stream)
-            return await self._conclude(store, call, dialect, reply_stream, reply)
+            request = _AgentRequest(dialect, scope, receive, hold, reply_stream)
+            reply = await self._make_call(store, call, request)
+            return await self._conclude(store, call, request, reply)
 
     def _hold(self, address: CallAddress) -> Hold:
         return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)
@@ -170,19 +171,12 @@ class Gateway:
                 text = f"Counting took longer than {self._limits.call_seconds} seconds"
                 raise CallFailed(504, text, code="timeout") from None
 
-    async def _make_call(
-        self,
-        store: LightningStore,
-        call: GatewayCall,
-        dialect: Dialect,
-        incoming: _IncomingRequest,
-        reply_stream: ReplyStream,
-    ) -> AgentReply | None:
+    async def _make_call(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply | None:
         """Make the call and return the reply for the agent; `call` says how it ended."""
         try:
             self._budgets.check(call.rollout_id)
             with self._slots.take(call.rollout_id, call.attempt_id):
-                return await self._while_connected(call, dialect, incoming, reply_stream)
+                return await self._while_connected(call, request)
         except CallFailed as refused:
             failure = refused
         except ClientLeft:
@@ -190,29 +184,27 @@ class Gateway:
             return None
         except asyncio.CancelledError:  # the gateway stops: record the call, then end
             call.failed(CallFailed(503, "The gateway stopped during the call", state="upstream_error"))
-            await self._conclude(store, call, dialect, reply_stream, None, seconds=0.5)
+            await self._conclude(store, call, request, None, seconds=0.5)
             raise
         except Exception:  # boundary: a fault of ours is logged and recorded as one
             logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
             failure = _internal_error()
         call.failed(failure)
-        return _failed_reply(dialect, failure, reply_stream)
+        return request.failed(failure)
 
-    async def _while_connected(
-        self, call: GatewayCall, dialect: Dialect, incoming: _IncomingRequest, reply_stream: ReplyStream
-    ) -> AgentReply:
+    async def _while_connected(self, call: GatewayCall, request: _AgentRequest) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         has_body = asyncio.Event()
 
         async def serve() -> AgentReply:
-            raw = await _body(incoming.scope, incoming.receive, incoming.hold, self._limits.body_bytes)
+            raw = await _body(request.scope, request.receive, request.hold, self._limits.body_bytes)
             has_body.set()
-            await self._hold_value(raw, incoming.hold)
-            return await self._forwarder.serve(call, dialect, raw, reply_stream)
+            await self._hold_value(raw, request.hold)
+            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream)
 
         async def wait_for_disconnect() -> None:
             await has_body.wait()  # nothing is read before the body is there
-            while (await incoming.receive())["type"] != "http.disconnect":
+            while (await request.receive())["type"] != "http.disconnect":
                 pass
 
         work = asyncio.ensure_future(serve())
@@ -241,8 +233,7 @@ class Gateway:
         self,
         store: LightningStore,
         call: GatewayCall,
-        dialect: Dialect,
-        reply_stream: ReplyStream,
+        request: _AgentRequest,
         reply: AgentReply | None,
         seconds: float | None = None,
     ) -> AgentReply | None:
@@ -257,10 +248,10 @@ class Gateway:
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
             logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
             message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
-            return _failed_reply(dialect, CallFailed(503, message, code="record_lost", retry_after=1.0), reply_stream)
+            return request.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
         self.ended[call.state] += 1
         if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
-            return _failed_reply(dialect, CallFailed(500, call.error, code="internal_error"), reply_stream)
+            return request.failed(CallFailed(500, call.error, code="internal_error"))
         if call.state == "no_tokens" and call.is_for_training:
             model, engine = str((call.request or {}).get("model")), call.engine or OTHER
             if model not in self._warned:
@@ -278,19 +269,20 @@ def _internal_error() -> CallFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class _IncomingRequest:
-    """A request whose body is still to be read, and the byte budget that it counts against."""
+class _AgentRequest:
+    """A request for a call, whose body is still to be read, with the byte budget that it counts against."""
 
+    dialect: Dialect
     scope: Scope
     receive: Receive
     hold: Hold
+    reply_stream: ReplyStream
 
-
-def _failed_reply(dialect: Dialect, failure: CallFailed, reply_stream: ReplyStream) -> AgentReply:
-    """Return a failure as a reply, or as the last frames of a stream that has begun."""
-    if reply_stream.begun:
-        return StreamEnd(reply_stream, dialect.stream_failure(failure, reply_stream.frames))
-    return dialect.failure(failure)
+    def failed(self, failure: CallFailed) -> AgentReply:
+        """Return a failure as a reply, or as the last frames of a stream that has begun."""
+        if self.reply_stream.begun:
+            return StreamEnd(self.reply_stream, self.dialect.stream_failure(failure, self.reply_stream.frames))
+        return self.dialect.failure(failure)
 
 
 @contextmanager

@@ -54,8 +54,8 @@ def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], ex
     if not is_object(request):
         raise CallFailed(400, "The body must be a JSON object", code="invalid_json")
     check_shape(request)
-    checked(request, "model", str, "a string")
-    checked(request, field, kind, expected)
+    check_field(request, "model", str, "a string")
+    check_field(request, field, kind, expected)
     return request
 
 
@@ -94,16 +94,14 @@ def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
     return CallFailed(400, f"{what} holds {holds}; at most {most} are taken", param=param, code="too_many_values")
 
 
-def checked(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
-    """Return a field of a request.
+def check_field(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> None:
+    """Let a request pass that has a field of this type.
 
     Raises:
         CallFailed: 400, it is missing or of another type.
     """
-    value = request.get(field)
-    if not isinstance(value, kind):
+    if not isinstance(request.get(field), kind):
         raise wrong_type(field, expected)
-    return value
 
 
 def wrong_type(field: str, expected: str) -> CallFailed:

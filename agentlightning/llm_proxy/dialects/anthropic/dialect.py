@@ -31,7 +31,7 @@ from agentlightning.llm_proxy.dialects.base import (
 )
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
-    checked,
+    check_field,
     object_in,
     objects,
     read_json,
@@ -61,7 +61,7 @@ class NativeMessages(WireDialect):
     @override
     def read_request(self, raw: bytes) -> Json:
         request = read_model_request(raw, "messages", list, "a list")
-        checked(request, "max_tokens", int, "an integer")
+        check_field(request, "max_tokens", int, "an integer")
         return request
 
     @override
