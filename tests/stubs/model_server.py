@@ -206,12 +206,13 @@ class ModelServer:
         if not self.delay and self._open.is_set():
             return True
         ready, left = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
-        await asyncio.wait({ready, left}, return_when=asyncio.FIRST_COMPLETED)
-        stayed = not left.done()
-        ready.cancel()
-        left.cancel()
-        await asyncio.wait({ready, left})
-        return stayed
+        try:
+            await asyncio.wait({ready, left}, return_when=asyncio.FIRST_COMPLETED)
+            return not left.done()
+        finally:  # `_close` waits for both when it has cancelled this
+            ready.cancel()
+            left.cancel()
+            await asyncio.wait({ready, left})
 
     async def _ready(self) -> None:
         await asyncio.sleep(self.delay)
