@@ -110,9 +110,9 @@ def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
     for pairs in attributes:
         for key, value in pairs.items():
             if isinstance(value, str):
-                most += _EACH + len(key) + 12 * len(value)
+                most += _EACH + len(key) + 12 * len(value) + 2
             else:
-                most += _EACH + len(key) + _NUMBER * (1 if isinstance(value, (int, float)) else len(value))
+                most += _EACH + len(key) + _NUMBER * (1 if isinstance(value, (int, float)) else len(value)) + 2
     return most <= budget
 
 

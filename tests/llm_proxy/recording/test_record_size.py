@@ -209,9 +209,11 @@ VALUES = (
 )
 
 
-@given(st.dictionaries(st.text("abc.", min_size=1), VALUES, max_size=8), st.integers(0, 4000))
-def test_what_surely_fits_is_measured_as_fitting(attributes: dict[str, Any], budget: int) -> None:
-    if surely_fit((attributes,), budget):
-        parts = [Part(0, key, value) for key, value in attributes.items()]
-        assert fitting(list(parts), budget) == parts
-        assert sum(part.size for part in parts) <= budget
+@given(st.dictionaries(st.text("abc.", min_size=1), VALUES, min_size=1, max_size=8))
+def test_what_is_measured_as_too_large_never_surely_fits(attributes: dict[str, Any]) -> None:
+    parts = fitting([Part(0, key, value) for key, value in attributes.items()], 10**9)
+    assert not surely_fit((attributes,), sum(part.size for part in parts) - 1)
+
+
+def test_short_texts_surely_fit_into_the_bound_of_a_record() -> None:
+    assert surely_fit(({"a": "b" * 1000, "c": [1, 2, 3], "d": 0.5},), KEPT_BYTES)

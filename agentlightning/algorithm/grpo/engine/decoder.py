@@ -96,8 +96,10 @@ class Decoder:
             output = self._model(
                 input_ids=tokens.to(device), past_key_values=self._cache, use_cache=True, logits_to_keep=kept
             )
+            logits = output.logits[torch.arange(len(place), device=device), place]  # (P, V)
+            del output  # its logits are many times as large: (P, U, V)
             self._running.extend(chunk)
-            self._append(chunk, output.logits[torch.arange(len(place), device=device), place])  # (P, V)
+            self._append(chunk, logits)
         return self._remove_finished()
 
     @torch.inference_mode()
