@@ -77,21 +77,25 @@ class EmptyClaims:
     def __init__(self, write: Callable[[Callable[[Tx], None]], Awaitable[None]], now: Callable[[], float]) -> None:
         self._write = write
         self._now = now
+        self._lock = threading.Lock()
         self._waiting: dict[asyncio.AbstractEventLoop, tuple[list[Call], asyncio.Task[None]]] = {}
 
     async def note(self, token: str, run_id: str | None, worker_id: str | None, limit: int) -> None:
         """Return when the claim is remembered."""
         loop = asyncio.get_running_loop()
-        if loop not in self._waiting:
-            self._waiting = {other: batch for other, batch in self._waiting.items() if not other.is_closed()}
-            self._waiting[loop] = [], asyncio.create_task(self._write_soon(loop))
-        calls, task = self._waiting[loop]
+        with self._lock:
+            if loop not in self._waiting:
+                self._waiting = {other: batch for other, batch in self._waiting.items() if not other.is_closed()}
+                batch: list[Call] = []
+                self._waiting[loop] = batch, asyncio.create_task(self._write_soon(loop, batch))
+            calls, task = self._waiting[loop]
         calls.append(claim_call(token, run_id, worker_id, limit))
         await asyncio.shield(task)
 
-    async def _write_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _write_soon(self, loop: asyncio.AbstractEventLoop, calls: list[Call]) -> None:
         await asyncio.sleep(_TOGETHER_SECONDS)
-        calls, _ = self._waiting.pop(loop)
+        with self._lock:
+            del self._waiting[loop]
         now = self._now()
 
         def script(tx: Tx) -> None:

@@ -126,7 +126,7 @@ class Timeline:
         mono, stretches = monotonic(), self._stretches
         later = stretches[0].mono
         for stretch in reversed(stretches):
-            if stretch.wall <= since <= stretch.end + _JUMP_SECONDS:
+            if stretch.wall <= since <= stretch.end + _JUMP_SECONDS + _NOTED_SECONDS:
                 return max(0.0, mono - (stretch.mono + since - stretch.wall))
         earliest = min(stretch.wall for stretch in stretches)
         if since < earliest:  # before this server began: there is the wall clock alone

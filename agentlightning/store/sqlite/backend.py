@@ -194,14 +194,12 @@ class SQLiteBackend:
                 except (sqlite3.Error, AgentLightningError) as error:
                     if here.writer.in_transaction:
                         here.writer.execute("ROLLBACK")
-                    failure = error
-                    if isinstance(error, sqlite3.Error):
-                        failure = StoreWriteError(
-                            f"The SQLite store {self._path!r} could not write: {error}. "
-                            "Nothing of this call was stored; try it again when the cause is gone."
-                        )
+                    unwritten = StoreWriteError(
+                        f"The SQLite store {self._path!r} could not write: {error}. "
+                        "Nothing of this call was stored; try it again when the cause is gone."
+                    )
                     for job in batch:
-                        job.error = failure
+                        job.error = unwritten if isinstance(error, sqlite3.Error) else error
             settle(batch)
 
 
