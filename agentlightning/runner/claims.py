@@ -111,14 +111,14 @@ class Claims:
         A request that is broken off is ended; a claim that came in between goes back to the queue.
         """
         await asyncio.sleep(0)  # lanes that begin together are asked for together
-        limit = min(self._lanes, MOST_CLAIMS)
-        if limit > 1:
-            claiming = self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
-        else:  # by the operation that every store has
-            claiming = self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
-        request = asyncio.ensure_future(claiming)
-        patience = wait + self._store_unreachable_timeout
+        patience, limit = wait + self._store_unreachable_timeout, min(self._lanes, MOST_CLAIMS)
+        request = None
         try:
+            if limit > 1:
+                claiming = self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
+            else:  # by the operation that every store has
+                claiming = self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
+            request = asyncio.ensure_future(claiming)
             await asyncio.wait({request, stopping.noticed}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not request.done():
                 if stopping.noticed.done():
@@ -139,7 +139,7 @@ class Claims:
                 ) from error
             return 0.0
         finally:
-            if not request.done():
+            if request is not None and not request.done():
                 request.cancel()
                 await asyncio.wait({request}, timeout=SHORTEST_PAUSE * 10)
                 if request.done() and not request.cancelled() and request.exception() is None:

@@ -500,3 +500,25 @@ def test_before_its_time_a_runner_says_what_to_call() -> None:
             call()
     with pytest.raises(RuntimeError, match=r"await iter\(\) to serve the queue, or step"):
         runner.run()
+
+
+class AwayAtTheCall(InMemoryLightningStore):
+    """A store whose claim is a plain function that connects first, and cannot the first time."""
+
+    away = True
+
+    def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
+        if self.away:
+            self.away = False
+            raise ConnectionRefusedError("not yet")
+        return super().dequeue_rollout(*args, **kwargs)
+
+
+async def test_a_store_that_is_away_when_it_is_called_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    store = AwayAtTheCall()
+    await store.enqueue_rollout(input="x")
+    runner = runner_of(max_rollouts=1)
+    with caplog.at_level(logging.WARNING), runner.run_context(agent=one, store=store):
+        await asyncio.wait_for(runner.iter(), 20.0)
+    assert [r.status for r in await store.query_rollouts()] == ["succeeded"]
+    assert "the store does not answer (not yet); asking again" in caplog.text
