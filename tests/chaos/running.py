@@ -189,13 +189,16 @@ def _shoot(
     chance: random.Random,
     progress: bool,
 ) -> None:
-    """Kill a runner every `pause` seconds until the program has ended, and the server whenever another share of the
-    rollouts is done."""
-    done, moved = 0, time.monotonic()
+    """Kill a runner every `pause` seconds until the program has ended, and the server a few times on the way.
+
+    A runner is killed only if another rollout was done since the last kill, or all are.
+    """
+    done, moved = -1, time.monotonic()
     while program.poll() is None:
         time.sleep(pause)
-        losses.runners += _kill_a_runner(program.pid, chance)
         now_done = asyncio.run(_done(keeper))
+        if now_done > done or now_done == rollouts:  # else a slow machine would never get to work
+            losses.runners += _kill_a_runner(program.pid, chance)
         if now_done > done:
             done, moved = now_done, time.monotonic()
         elif time.monotonic() - moved > LIMIT_SECONDS:
