@@ -2,8 +2,9 @@
 
 A deleted file can still be written by who has it open, and what is written goes with the process. So the store looks
 before it acknowledges: database, write-ahead log and shared memory must be the files that they were (device and inode),
-and neither shorter than they were nor gone. A look is three calls of `stat`. What the look cannot see: bytes that
-somebody writes into the files in place.
+and neither shorter than they were nor gone; and the log must begin as a log does, since one that is cut short while a
+transaction runs grows again as that is written. What the look cannot see: other bytes that somebody writes into the
+files in place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from agentlightning.errors import StoreWriteError
 
 _SMALLEST = 512
 """Bytes of a page, at least."""
+_LOG_BEGINS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+"""The first bytes of every write-ahead log that is not empty (SQLite's file format, section 4.1)."""
 _PARTS = {"": "the database", "-wal": "its write-ahead log", "-shm": "the shared memory of its log"}
 
 
@@ -68,7 +71,8 @@ class Presence:
         """Check all files, after a transaction and before it is acknowledged.
 
         Raises:
-            StoreWriteError: one of them is not there, or another one. What the transaction wrote is lost with it.
+            StoreWriteError: one of them is not there, another one, or the log was cut short. What the transaction
+                wrote is lost with it.
         """
         self.check_database()
         for suffix in ("-wal", "-shm"):
@@ -77,6 +81,15 @@ class Presence:
                 self._others.setdefault(suffix, (found.st_dev, found.st_ino))
             if suffix in self._others:
                 self._check(suffix, self._others[suffix], found)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            log = os.open(self.log, os.O_RDONLY)
+            try:
+                begins = os.read(log, 4)
+            finally:
+                os.close(log)
+            if begins and begins not in _LOG_BEGINS:
+                self._damage = "its write-ahead log was cut short"
+                raise self._lost(self._damage)
 
     def _check(self, suffix: str, expected: tuple[int, int] | None, found: os.stat_result | None) -> None:
         if expected is None or (found is not None and (found.st_dev, found.st_ino) == expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from agentlightning.errors import StoreWriteError
 from agentlightning.store import LightningStoreClient, SQLiteLightningStore
+from agentlightning.store.sqlite.presence import Presence
 
 
 def delete(suffix: str) -> Callable[[Path], None]:
@@ -113,6 +115,23 @@ async def test_nothing_that_is_asked_after_the_loss_is_acknowledged(loss: str, s
     assert after == []
     assert refusals  # more than one text, perhaps: the files of a folder are removed one after the other
     assert all(str(path) in refusal and "agl rollouts export" in refusal for refusal in refusals)
+
+
+def test_a_log_that_is_emptied_while_a_transaction_runs_is_noticed_though_it_grows_again(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE t (x)")
+        presence = Presence(str(path))
+        presence.begin(db)
+        db.execute("BEGIN IMMEDIATE")
+        before = os.stat(presence.log).st_size
+        os.truncate(presence.log, 0)
+        db.execute("INSERT INTO t VALUES (1)")
+        db.execute("COMMIT")
+        assert os.stat(presence.log).st_size > before
+        for look in (presence.check, lambda: presence.begin(db)):
+            with pytest.raises(StoreWriteError, match="its write-ahead log was cut short"):
+                look()
 
 
 async def test_what_is_there_can_still_be_read(path: Path) -> None:
