@@ -37,11 +37,12 @@ def refuse_broken_texts(cls: C) -> C:
 
 def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
     parameters = tuple(inspect.signature(operation).parameters)[1:]
+    has_names = not _FREE.issuperset(parameters)
 
     @functools.wraps(operation)
     async def checked(self: object, *args: Any, **kwargs: Any) -> object:
         try:
-            for value in (*args, *kwargs.values()):
+            for value in (*args, *kwargs.values()) if has_names else ():
                 if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
                     for key, each in (*zip(parameters, args, strict=False), *kwargs.items()):
                         if key not in _FREE:
