@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,18 @@ import agentlightning as agl
 from agentlightning.errors import MissingExtraError, RunnerDiedError
 from agentlightning.execution import ExecutionEvent, RayExecutionStrategy, StalledError, StrandedWorkError
 from agentlightning.store import InMemoryLightningStore, LightningStore
-from tests.execution.bundles import DieOnce, Serve, Tasks, blocking_runner, broken_algorithm, broken_runner, deaf_runner
+from tests.execution.bundles import (
+    AtWork,
+    DieOnce,
+    Serve,
+    Tasks,
+    blocking_runner,
+    broken_algorithm,
+    broken_runner,
+    deaf_runner,
+    killed_at_the_end,
+    until_one_is_at_work,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/ray.md"
@@ -149,6 +161,18 @@ def test_a_killed_actor_is_restarted_and_the_run_goes_on(nodes: str, tmp_path: P
     assert len(pids) == 3
     assert (tmp_path / "died").exists()
     assert_gone(pids)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("token")
+def test_an_actor_that_is_killed_while_the_run_ends_costs_no_result(
+    nodes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        run = strategy(nodes, graceful_timeout=15.0).execute
+        assert run(until_one_is_at_work, AtWork(killed_at_the_end), InMemoryLightningStore()) == "at work"
+    assert "was killed while the run was ending" in caplog.text
 
 
 @needs_ray

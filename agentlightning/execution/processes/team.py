@@ -230,7 +230,8 @@ class ProcessTeam:
         known = not self._blamed.isdisjoint(held)
         self._blamed |= held
         used = self._restarts.get(exit_.index, 0) + (0 if known else 1)
-        killed_by_another = signum is not None and (exit_.index, signum) not in self._sent
+        was_killed = signum is not None or exit_.exitcode is None  # None: a Ray actor died; or nobody knows
+        killed_by_another = was_killed and (exit_.index, signum) not in self._sent
         if not exit_.may_restart() or used > self.max_restarts or (self.event.is_set() and not killed_by_another):
             self._failed.append(exit_)
             return
