@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-vendors test-chaos soak bench bench-store bench-trainer bench-gateway bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-vendors test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ test: lint types layers
 
 test-heavy: setup-dev
 	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
+
+# The page on the documents' snippets, docs/reference/documents.md, from what their tests find
+documents: setup-dev
+	WRITE_DOCUMENTS=1 $(BIN)/python -m pytest -q tests/seeds $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)

@@ -12,7 +12,7 @@ FOLDERS = {
     "deploy": "the recipes of deploy/",
     "drift": "tokenizers, templates and agents against the adapter and the gateway together",
     "frameworks": "agents of other frameworks, through gateway, runner and adapter",
-    "seeds": "guides of the older system, program by program",
+    "seeds": "the documents, snippet by snippet, word for word",
     "store/conformance": "what every store promises, by kinds of work; runs on each backend and over HTTP",
 }
 """Folders whose tests belong to no one package, and what they are for."""

@@ -1,0 +1,199 @@
+"""Programs of the documents, word for word, and how a test runs one.
+
+`documents/NNN.md` holds the snippets of one document in its order; a line `Left out:` says what is no program and why.
+
+To add a snippet: put it into its document's file (a heading with its name, the place in the document, a fenced block;
+its words as they stand, only lost indentation restored), write a test that runs it, and let the table be made again
+with `make documents`, which writes docs/reference/documents.md:
+
+    @pytest.mark.snippet("004/shared-memory")
+    def test_shared_memory_by_its_class(shown: Shown) -> None:
+        trainer = shown.run(n_runners=2).trainer    # names that the text around the snippet gives
+        ...                                         # use what it made, and assert what it did
+
+    @pytest.mark.snippet("004/own-store", because="a store in Redis is not part of the release")
+    def test_a_store_of_ones_own(shown: Shown) -> None:
+        with shown.explains(ModuleNotFoundError, "write-a-store"):
+            shown.run()
+
+A test of a snippet takes the fixture `shown` and calls `run` (`await shown.start(...)` in an event loop), or reads
+`text`, `exports` and `commands` of a shell's snippet. `explains` is for an error that tells what to write instead; it
+needs the reason `because`. `tells` adds what a snippet that runs says beside it. A test over two seconds is `heavy`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import linecache
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent / "documents"
+_BLOCK = re.compile(
+    r"^## (?P<name>[\w-]+)\n\n(?P<place>[^\n]+)\n\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One program of a document."""
+
+    document: str
+    """Number of the document: `000`."""
+    name: str
+    place: str
+    """Heading that it stands under."""
+    language: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.document}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its title, what of it is no program, its snippets in order."""
+
+    number: str
+    title: str
+    left_out: str
+    snippets: tuple[Snippet, ...]
+
+
+@cache
+def documents() -> tuple[Document, ...]:
+    """Return all documents, in the order of their numbers."""
+    return tuple(_document(path) for path in sorted(FOLDER.glob("*.md")))
+
+
+def _document(path: Path) -> Document:
+    text = path.read_text(encoding="utf-8")
+    found = tuple(Snippet(path.stem, **block.groupdict()) for block in _BLOCK.finditer(text))
+    assert len(found) == len(re.findall("^## ", text, re.MULTILINE)), f"{path.name}: a heading without its block"
+    title = text.partition("\n")[0].removeprefix("# ")
+    left_out = "".join(re.findall(r"^Left out: (.+)$", text, re.MULTILINE))
+    return Document(path.stem, title, left_out, found)
+
+
+@cache
+def snippets() -> dict[str, Snippet]:
+    """Return all snippets by their ids, `000/mongo-store`."""
+    return {snippet.id: snippet for document in documents() for snippet in document.snippets}
+
+
+class Shown:
+    """A snippet in a test: runs it, and keeps what it said for the table."""
+
+    def __init__(self, snippet: Snippet, because: str, patch: pytest.MonkeyPatch) -> None:
+        self.snippet = snippet
+        self.text = snippet.text
+        self.because = because
+        self.used = False
+        self.said: list[str] = []
+        self._patch = patch
+
+    def run(self, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+        """Run the snippet and return its module, whose attributes are the names that it made.
+
+        `after` are ids of snippets that the text puts before it and that run first, in the same module. `given` are
+        the names that the text around it gives. `name` is the module's name; `__main__` for a program that asks.
+        """
+        made = [asyncio.run(waiting) for waiting in self._module(after, name, given) if isawaitable(waiting)]
+        assert all(value is None for value in made)
+        return self._made
+
+    async def start(self, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+        """`run` for a test with an event loop: a snippet that awaits at its top level awaits there."""
+        for waiting in self._module(after, name, given):
+            if isawaitable(waiting):
+                await waiting
+        return self._made
+
+    def _module(self, after: Sequence[str], name: str, given: dict[str, Any]) -> Iterator[Any]:
+        """Run one snippet after the other; yield what is to be awaited of it."""
+        self.used = True
+        module = types.ModuleType("snippet")  # the name by which its functions are found again
+        vars(module).update(given)
+        self._made = module
+        self._patch.setitem(sys.modules, "snippet", module)
+        for snippet in (*(snippets()[earlier] for earlier in after), self.snippet):
+            assert snippet.language == "python", f"{snippet.id} is no Python"
+            file = f"<{snippet.id} {next(_NUMBERS)}>"
+            linecache.cache[file] = (len(snippet.text), None, snippet.text.splitlines(keepends=True), file)
+            code = compile(snippet.text, file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            module.__name__ = name if snippet is self.snippet else "snippet"
+            yield eval(code, vars(module))
+
+    def project(self, module: str, **names: Any) -> None:
+        """Let the snippet import these names from a module of its own project."""
+        parts = module.split(".")
+        for length in range(1, len(parts) + 1):
+            path = ".".join(parts[:length])
+            if path not in sys.modules:
+                self._patch.setitem(sys.modules, path, types.ModuleType(path))
+        vars(sys.modules[module]).update(names)
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """Variables that a shell's snippet exports or a Dockerfile's `ENV` sets, as the shell reads their values."""
+        self.used = True
+        joined = self.text.replace("\\\n", " ")
+        lines = re.findall(r"^(?:export|ENV) (.+)$", joined, re.MULTILINE)
+        return dict(word.split("=", 1) for line in lines for word in shlex.split(line) if "=" in word)
+
+    def export(self, **instead: str) -> None:
+        """Set the variables that the snippet exports; `instead` gives those that only its own machines can have."""
+        assert instead.keys() <= self.exports.keys()
+        for variable, value in (self.exports | instead).items():
+            self._patch.setenv(variable, value)
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Commands of a shell's snippet but for `export`, in words, variables as they stand."""
+        self.used = True
+        lines = [line for line in self.text.splitlines() if line and not line.startswith(("#", "export "))]
+        return [shlex.split(line) for line in lines]
+
+    @contextmanager
+    def explains(self, error: type[BaseException], *said: str, **hidden: str) -> Iterator[None]:
+        """Expect an error that says what to write: it matches each of `said`. Its text goes into the table.
+
+        `hidden` is what differs from run to run: `port="4747"` lets the table say `<port>` in its place.
+        """
+        assert self.because, f"{self.snippet.id} does not run: say why, because=..."
+        with pytest.raises(error) as caught:
+            yield
+        assert self.used
+        text = " ".join(str(caught.value).split())
+        assert all(re.search(pattern, text) for pattern in said), text
+        for word, value in hidden.items():
+            text = text.replace(value, f"<{word}>")
+        self.said.append(f"`{type(caught.value).__name__}: {text.replace('`', chr(39))}`")
+
+    def tells(self, text: str) -> None:
+        """Keep for the table what the snippet said although it ran: a warning, or a line that it printed."""
+        self.said.append(f"`{' '.join(text.split()).replace('`', chr(39))}`")
+
+    @property
+    def outcome(self) -> str:
+        """The snippet's cell in the table."""
+        if self.because:
+            return f"says {'; '.join(self.said)}, because {self.because}"
+        return f"runs, and says {'; '.join(self.said)}" if self.said else "runs"
+
+
+_NUMBERS = itertools.count()
