@@ -268,6 +268,8 @@ def _pause(response: UpstreamResponse, tries: int) -> float:
 def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelEndpoint) -> CallFailed:
     assert call.request is not None
     model, tries = call.request["model"], call.upstream_tries
+    if response.failure == "not_asked":
+        return unusable(f"The model server of {model!r} was not asked: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
         what = {"unreachable": "cannot be reached", "cut": "closed the connection"}.get(response.failure)
         text = f"The model server of {model!r} {what or 'gave no usable reply'}: {response.outcome}; tries: {tries}"

@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -35,8 +35,18 @@ _REQUEST = (
     *("logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions"),
     *("function_call", "modalities", "audio", "prediction", "reasoning_effort", "thinking", "verbosity"),
 )
-_UNREACHED = ("APIConnectionError", "APITimeoutError", "Timeout", "ConnectError")
-"""Errors of a failed connection; the library's error may be caused by one."""
+_UNREACHED: Final = {
+    "aiohttp": ("ClientConnectionError",),
+    "botocore": ("HTTPClientError",),
+    "httpcore": ("NetworkError", "TimeoutException"),
+    "httpx": ("NetworkError", "TimeoutException", "ProtocolError"),
+    "httpx2": ("NetworkError", "TimeoutException", "ProtocolError"),
+    "litellm": ("Timeout",),
+    "openai": ("APIConnectionError",),
+    "requests": ("ConnectionError", "Timeout"),
+}
+"""Errors of a failed connection, by their packages. LiteLLM's `APIConnectionError` is none: it wraps any error."""
+_SHOWN_CHARS: Final = 1000
 
 
 async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> UpstreamResponse | UpstreamStream:
@@ -47,10 +57,10 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
             text = f"{name!r} cannot be served: it is no field that is passed on to the provider of this model"
             fields = {"message": text, "type": "invalid_request_error", "param": name, "code": "unsupported_value"}
             return UpstreamResponse(400, json_bytes({"error": fields}))
-    litellm: Any = await asyncio.to_thread(_library)
     options: dict[str, Any] = json.loads(endpoint.options)
     settings = {"api_base": endpoint.api_base or None, "api_key": endpoint.api_key, **options}
     try:
+        litellm: Any = await asyncio.to_thread(_library)
         reply = await litellm.acompletion(**{**request, **settings, "model": endpoint.model, "max_retries": 0})
     except Exception as error:  # boundary: whatever the library raises is what the provider answered, if it did
         return _failed_response(error, endpoint)
@@ -86,7 +96,8 @@ class LiteLLMStream(UpstreamStream):
         except CallFailed:
             raise
         except Exception as error:  # boundary: see `ask_litellm`
-            raise self.broken(f"{type(error).__name__} after {size} bytes of the stream") from error
+            text = type(error).__name__ if _was_not_reached(error) else _reason(error, self._endpoint)
+            raise self.broken(f"{text} after {size} bytes of the stream") from error
         yield frame_of(DONE)
 
 
@@ -107,21 +118,75 @@ def _library() -> Any:
 
 
 def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamResponse:
-    """Return what the library raised as an answer with the provider's status; without one it could not be reached."""
-    status: Any = getattr(error, "status_code", None)
-    name = type(error).__name__
-    cause: BaseException | None = error
-    while cause is not None and type(cause).__name__ not in _UNREACHED:
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None or not isinstance(status, int) or not 400 <= status < 600:
+    """Return what the library raised as an answer: the provider's own status, or why there is none.
+
+    The library gives nearly every error a status and the name of a connection error, those of its own code as well; so
+    what caused it decides.
+    """
+    status, name = _status(error), type(error).__name__
+    missing = next((cause for cause in _causes(error) if isinstance(cause, ImportError)), None)
+    if missing is not None:
+        reason = _words(missing, endpoint)
+        text = f"LiteLLM lacks a package, {reason}; pip install 'agl-framework[litellm]' brings what it needs"
+        logger.error("LiteLLM cannot ask for %r: %s", endpoint.model, reason)
+        return UpstreamResponse(failure="not_asked", detail=text)
+    if _was_not_reached(error):
         logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
         return UpstreamResponse(failure="unreachable", detail=name)
+    if status is None or name == "APIConnectionError":
+        reason = _reason(error, endpoint)
+        logger.error("LiteLLM failed before it had an answer for %r: %s", endpoint.model, reason)
+        return UpstreamResponse(failure="not_asked", detail=f"LiteLLM failed, {reason}")
     fields = {
         "error": {"message": str(getattr(error, "message", error)), "type": name, "param": None, "code": str(status)}
     }
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
     after = retry_after_seconds(headers.get("retry-after"))
-    body, _ = Secrets(endpoint.secrets).hide(json_bytes(fields))
-    return UpstreamResponse(
-        status, body.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else body, after
-    )
+    return UpstreamResponse(status, _without_secrets(json_bytes(fields), endpoint), after)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Give the error and what it was raised from, outermost first."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _was_not_reached(error: BaseException) -> bool:
+    """True if a connection failed or timed out, by the word of what made it."""
+    for cause in _causes(error):
+        package = _package(type(cause))
+        for kind in type(cause).__mro__:
+            names = _UNREACHED.get(_package(kind), ())
+            if kind in (ConnectionError, TimeoutError) or (_package(kind) == package and kind.__name__ in names):
+                return True
+    return False
+
+
+def _package(kind: type[BaseException]) -> str:
+    return kind.__module__.split(".")[0]
+
+
+def _status(error: BaseException) -> int | None:
+    status: Any = getattr(error, "status_code", None)
+    return status if isinstance(status, int) and 400 <= status < 600 else None
+
+
+def _reason(error: BaseException, endpoint: ModelEndpoint) -> str:
+    """Return the words of the error that caused all others."""
+    *_, innermost = _causes(error)
+    return _words(innermost, endpoint)
+
+
+def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
+    """Return an error's own words; without keys and addresses."""
+    text = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
+    return _without_secrets(text.encode("utf-8", "replace"), endpoint).decode("utf-8", "replace")
+
+
+def _without_secrets(body: bytes, endpoint: ModelEndpoint) -> bytes:
+    shown, _ = Secrets(endpoint.secrets).hide(body)
+    return shown.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else shown

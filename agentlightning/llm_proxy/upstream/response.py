@@ -32,7 +32,8 @@ class UpstreamResponse:
     """Seconds."""
     hid_key: bool = False
     """The server's key was in it; its tokens would spell it."""
-    failure: Literal["", "unreachable", "cut", "garbage"] = ""
+    failure: Literal["", "unreachable", "cut", "garbage", "not_asked"] = ""
+    """`not_asked`: it failed on this side, by a missing package or a wrong setting; `detail` says how."""
     detail: str = ""
 
     @property

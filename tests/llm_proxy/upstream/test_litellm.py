@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -129,3 +130,76 @@ async def test_a_provider_that_is_not_there_is_502() -> None:
 def test_a_wrong_entry_is_named_at_construction(parameters: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         LLMProxy(model_list=[entry(**parameters)])
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+
+
+@needs_litellm
+async def test_tools_are_served_plain_and_streamed(harness: GatewayHarness) -> None:
+    harness.model.answer = lambda request: {"content": None, "tool_calls": [CALL]}
+    attempt = await harness.attempt()
+    asked: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+        whole = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls or []
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [c.choices[0].delta.tool_calls or [] async for c in stream if c.choices]
+    functions = [call.function for pieces in deltas for call in pieces if call.function]
+    assert [(call.id, call.function.name, call.function.arguments) for call in whole] == [
+        ("call_1", "weather", '{"city": "Oslo"}')
+    ]
+    assert ("".join(f.name or "" for f in functions), "".join(f.arguments or "" for f in functions)) == (
+        "weather",
+        '{"city": "Oslo"}',
+    )
+    assert {exchange.request["tools"][0]["function"]["name"] for exchange in harness.model.calls} == {"weather"}
+
+
+@needs_litellm
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_package_that_litellm_lacks_is_named_and_the_call_is_not_repeated(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("mcp", "litellm.proxy", "litellm.responses.mcp"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mcp", None)  # as if it were not installed
+    attempt = await harness.attempt()
+    status, body = await harness.post(harness.url(attempt), {**HI, "tools": [WEATHER], "stream": streamed})
+    assert status == 502
+    assert "mcp" in body["error"]["message"]
+    assert "agl-framework[litellm]" in body["error"]["message"]
+    assert "cannot be reached" not in body["error"]["message"]
+    assert (await harness.raw(attempt))[0]["upstream_tries"] == 1
+    assert harness.model.calls == []
+
+
+@needs_litellm
+async def test_a_setting_that_litellm_cannot_work_with_is_told_in_its_words() -> None:
+    wrong = {"model_name": "policy", "litellm_params": {"model": "nobody-knows/m", "engine": "litellm", "api_key": "x"}}
+    async with GatewayHarness(model_list=[wrong]) as harness:
+        attempt = await harness.attempt()
+        status, body = await harness.post(harness.url(attempt), HI)
+        assert 400 <= status < 600
+        assert "LLM Provider NOT provided" in body["error"]["message"]
+        assert (await harness.raw(attempt))[0]["upstream_tries"] == 1
+
+
+@needs_litellm
+async def test_an_error_in_the_library_itself_is_told_in_its_words_and_without_the_key(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import litellm
+
+    async def broken(**_: object) -> None:
+        raise litellm.exceptions.APIConnectionError(f"no field 'x' {PROVIDER_KEY}", "openai", "m")  # as it wraps all
+
+    monkeypatch.setattr(litellm, "acompletion", broken)
+    attempt = await harness.attempt()
+    status, body = await harness.post(harness.url(attempt), HI)
+    message = body["error"]["message"]
+    assert (status, "no field 'x'" in message, "cannot be reached" in message) == (502, True, False)
+    assert PROVIDER_KEY not in message
