@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-vendors test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -78,8 +78,20 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
 	@touch $@
 
-test-frameworks: $(FRAMEWORKS_STAMP)
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
+# What has an environment from the first day: the frameworks beside tests/frameworks/harness.py, Ray, the schemas.
+test-first-frameworks: $(FRAMEWORKS_STAMP)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks/test_*.py tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
+
+test-frameworks: test-first-frameworks
+	$(PYTHON) -m tests.frameworks.environments
+
+# One or some of the others: make test-framework NAMES="dspy crewai" ARGS="-k stream"
+test-framework:
+	$(PYTHON) -m tests.frameworks.environments $(NAMES) -- $(ARGS)
+
+# The first ones, and three of the others: which, the hash of the commit says.
+test-frameworks-in-turn: test-first-frameworks
+	$(PYTHON) -m tests.frameworks.environments --in-turn 3
 
 $(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requirements.txt
 	$(PYTHON) -m venv $(VENDORS)
@@ -100,4 +112,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(VENDORS) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) dist build runs .pytest_cache .ruff_cache .hypothesis

@@ -45,7 +45,11 @@ def test_no_version_with_a_published_hole_may_be_installed(name: str) -> None:
     assert admitted == []
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "constraints-frameworks.txt", "constraints-vendors.txt"])
+CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt", "constraints-vendors.txt")
+OF_GROUPS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/frameworks/*/constraints.txt"))
+
+
+@pytest.mark.parametrize("file", [*CONSTRAINTS, *OF_GROUPS])
 def test_what_the_tests_ran_with_may_be_installed(file: str) -> None:
     lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
     pinned = dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line)

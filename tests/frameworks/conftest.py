@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +16,53 @@ NOT_OURS = (
     "ignore:Pydantic serializer warnings",  # some packages dump parsed answers by the type of unparsed ones
 )
 
+IN_GROUPS = ("ignore", "error:::agentlightning")  # of their own packages these warn on every path; ours stays an error
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let pass what the packages warn of in themselves."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for warning in NOT_OURS:
+        folder = Path(__file__).parent
+        if folder in item.path.parents:
+            in_group = item.path.parent != folder or "AGL_TEST_FRAMEWORK" in os.environ
+            for warning in IN_GROUPS if in_group else NOT_OURS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+REACHED: list[str] = []
+"""The hosts beyond this machine that somebody asked for, from the import of the framework on."""
+
+
+def _stay_here() -> None:
+    """Answer no question for the address of another machine, and note it."""
+    ask = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in (None, "", "localhost", "127.0.0.1", "0.0.0.0", "::1", "::", socket.gethostname()):
+            REACHED.append(str(name))
+            raise socket.gaierror(socket.EAI_NONAME, f"the tests of a framework do not reach {name}")
+        return ask(host, *arguments, **options)
+
+    socket.getaddrinfo = getaddrinfo
+
+
+if os.environ.get("AGL_TEST_FRAMEWORK"):
+    _stay_here()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_reaches_out() -> Iterator[None]:
+    yield
+    assert REACHED == []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In the environment of a framework nothing of it may be missing: a test that is skipped for that has failed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("AGL_TEST_FRAMEWORK") and reporter is not None:
+        skipped = [report for report in reporter.stats.get("skipped", []) if "is not installed" in str(report.longrepr)]
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED if skipped else session.exitstatus
 
 
 @pytest.fixture(autouse=True, scope="module")

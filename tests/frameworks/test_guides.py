@@ -19,6 +19,7 @@ PACKAGES = {
     "openai-agents": "agents",
     "autogen": "autogen_agentchat.agents",
     "bash": "agentlightning",
+    "litellm": "litellm",
 }
 
 

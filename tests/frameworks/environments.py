@@ -1,0 +1,209 @@
+"""Make the environments of the frameworks and run their tests: `make test-frameworks`.
+
+A folder beside this file that has a `requirements.txt` is a group: frameworks whose packages fit into one environment.
+It holds that file, the versions that were found to fit (`constraints.txt`), for Node a `package.json` with its lock
+file, and `test_<framework>.py` for each framework. The environment is `.venv-frameworks-<group>` in the root of the
+repository; it is made again when one of these files or `pyproject.toml` changes. Packages come by uv and its cache.
+
+    python -m tests.frameworks.environments                      every framework
+    python -m tests.frameworks.environments dspy crewai          these
+    python -m tests.frameworks.environments --in-turn 3          three, chosen by the hash of the commit
+    python -m tests.frameworks.environments dspy -- -k stream    what follows goes to pytest
+    python -m tests.frameworks.environments --lock openai2       write the versions of a group anew
+
+It needs the standard library only, since it runs before there is an environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+UV = ROOT / ".venv-frameworks-uv/bin/uv"
+TESTING = HERE / "testing.txt"
+"""What the tests of every group need."""
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else its prices come from a network as it is imported
+}
+"""What keeps frameworks from reaching out on their own; each is told in the guide of its framework."""
+PYTHON = "3.11"
+"""The oldest Python that the package supports; `--lock` finds versions for it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Frameworks that share an environment."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def environment(self) -> Path:
+        return ROOT / f".venv-frameworks-{self.name}"
+
+    @property
+    def frameworks(self) -> list[str]:
+        return sorted(path.stem.removeprefix("test_").replace("_", "-") for path in self.folder.glob("test_*.py"))
+
+    def state(self) -> str:
+        """Return a hash of all that decides what is in the environment."""
+        names = ("requirements.txt", "constraints.txt", "package.json", "package-lock.json")
+        files = [self.folder / name for name in names if (self.folder / name).exists()]
+        parts = [path.read_bytes() for path in (*files, TESTING, ROOT / "pyproject.toml")]
+        return hashlib.sha256(b"\0".join([sys.version.encode(), *parts])).hexdigest()
+
+
+def groups() -> list[Group]:
+    return [Group(path.parent) for path in sorted(HERE.glob("*/requirements.txt"))]
+
+
+def homes() -> dict[str, Group]:
+    """Return each framework with its group; those of one group come after one another."""
+    return {name: group for group in groups() for name in group.frameworks}
+
+
+def in_turn(names: Sequence[str], count: int, commit: str) -> list[str]:
+    """Return `count` neighbours of the list. Their place is the commit's hash, so commits take all of them in time."""
+    start = int(commit[:12] or "0", 16)
+    return [names[(start + i) % len(names)] for i in range(min(count, len(names)))]
+
+
+# --- installing ------------------------------------------------------------------------------------------------------
+
+
+def index_settings(pip_settings: str) -> dict[str, str]:
+    """Return for uv, as environment variables, where packages come from, out of what `pip config list` prints.
+
+    A setting of the environment (`:env:`) wins over one of a file, as with pip. Extra indexes are taken over if they
+    are on a network: a folder in pip's form may lack what it does not offer, which uv calls an error.
+    """
+    found: dict[str, str] = {}
+    for line in sorted(pip_settings.splitlines(), key=lambda line: line.startswith(":env:")):
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = str(ast.literal_eval(value))
+    extra = [address for address in found.get("extra-index-url", "").split() if "://" in address]
+    settings = {
+        "UV_DEFAULT_INDEX": found.get("index-url", ""),
+        "UV_INDEX": " ".join(address for address in extra if not address.startswith("file:")),
+        "UV_FIND_LINKS": ",".join(found.get("find-links", "").split()),
+        "SSL_CERT_FILE": found.get("cert", ""),
+    }
+    return {name: value for name, value in settings.items() if value}
+
+
+def uv(*arguments: str | Path) -> None:
+    """Run uv, which is installed with pip once.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; it has said why.
+    """
+    if not UV.exists():
+        subprocess.run([sys.executable, "-m", "venv", UV.parents[1]], check=True)
+        pip = [UV.with_name("python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "-c", ROOT / "constraints-frameworks.txt", "uv"], check=True)
+    pip = [UV.with_name("python"), "-m", "pip", "config", "list"]
+    told = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
+    environment = {"UV_HTTP_TIMEOUT": "180", **index_settings(told), **os.environ}
+    subprocess.run([UV, *arguments], check=True, env=environment, cwd=ROOT)
+
+
+def prepare(group: Group) -> Path:
+    """Return the Python of the environment of a group, which is made if it is not as the files of the group say."""
+    python, stamp = group.environment / "bin/python", group.environment / ".agl-setup"
+    if stamp.exists() and stamp.read_text() == group.state():
+        return python
+    uv("venv", "--quiet", "--clear", "--python", sys.executable, group.environment)
+    files = ["-c", group.folder / "constraints.txt", "-r", group.folder / "requirements.txt", "-r", TESTING]
+    uv("pip", "install", "--quiet", "--python", python, *files, "--editable", ROOT)
+    if (group.folder / "package.json").exists():
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(group.folder / name, group.environment)
+        npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+        subprocess.run(npm, cwd=group.environment, check=True, timeout=900)
+    stamp.write_text(group.state())
+    return python
+
+
+def lock(group: Group) -> None:
+    """Write the newest versions that fit together into `constraints.txt`."""
+    out = group.folder / "constraints.txt"
+    out.unlink(missing_ok=True)
+    given = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file", out]
+    uv("pip", "compile", *given, group.folder / "requirements.txt", TESTING, "pyproject.toml")
+    out.write_text(f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{out.read_text()}")
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def run(framework: str, group: Group, arguments: Sequence[str]) -> bool:
+    """Run the tests of one framework and the program of its guide, in its environment; say whether all passed."""
+    name = framework.replace("-", "_")
+    guide = f"tests/frameworks/test_guides.py::test_the_program_of_a_guide_is_captured[{framework}]"
+    command = [str(prepare(group)), "-m", "pytest", str(group.folder / f"test_{name}.py"), guide, *arguments]
+    told = {**QUIET, "AGL_TEST_FRAMEWORK": framework, "AGL_TEST_NODE_MODULES": str(group.environment / "node_modules")}
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
+
+
+def commit() -> str:
+    """Return the hash of the commit; "" where this is no checkout."""
+    if shutil.which("git") is None:
+        return ""
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments name and print what passed, with seconds."""
+    own, pytest_arguments = list(arguments), []
+    if "--" in own:
+        own, pytest_arguments = own[: own.index("--")], own[own.index("--") + 1 :]
+    known = homes()
+    parser = argparse.ArgumentParser(prog="python -m tests.frameworks.environments")
+    parser.add_argument("names", nargs="*", metavar="framework", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--in-turn", type=int, metavar="N", help="run N of them, chosen by the hash of the commit")
+    parser.add_argument("--lock", metavar="GROUP", help="find the versions of a group of frameworks anew")
+    given = parser.parse_args(own)
+    if given.lock:
+        lock({group.name: group for group in groups()}[given.lock])
+        return 0
+    if unknown := [name for name in given.names if name not in known]:
+        parser.error(f"no framework {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = given.names or list(known)
+    if given.in_turn:
+        at = commit()
+        chosen = in_turn(list(known), given.in_turn, at)
+        left = ", ".join(name for name in known if name not in chosen)
+        print(f"Commit {at[:12]} runs {', '.join(chosen)}. Not run this time: {left}; make test-frameworks runs all.")
+    lines: list[str] = []
+    failed = 0
+    for name in chosen:
+        print(f"--- {name} (environment {known[name].name})", flush=True)
+        began = time.monotonic()
+        prepare(known[name])
+        made = time.monotonic()
+        passed = run(name, known[name], pytest_arguments)
+        failed += not passed
+        ended = time.monotonic()
+        word = "passed" if passed else "FAILED"
+        lines.append(f"{name:<22}{word}  {ended - made:4.0f} s, environment {made - began:4.0f} s")
+    print("\n".join(lines))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

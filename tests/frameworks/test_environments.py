@@ -1,0 +1,77 @@
+"""The environments of the frameworks: what is in their files, which of them a commit runs, where packages come from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.environments import Group, groups, homes, in_turn, index_settings, main
+
+ROOT = Path(__file__).parents[2]
+
+each_group = pytest.mark.parametrize("group", groups(), ids=lambda group: group.name)
+
+
+@each_group
+def test_what_a_group_asks_for_is_pinned_and_holds_no_torch(group: Group) -> None:
+    def names(file: str) -> set[str]:
+        lines = (group.folder / file).read_text().splitlines()
+        found = [re.match(r"[\w.-]+", line) for line in lines]
+        return {name[0].lower().replace("_", "-").replace(".", "-") for name in found if name}
+
+    pinned = names("constraints.txt")
+    assert names("requirements.txt") - pinned == set()
+    assert [name for name in pinned if name == "torch" or name.startswith("nvidia-")] == []
+    unpinned = [line for line in (group.folder / "constraints.txt").read_text().splitlines() if "==" not in line]
+    assert [line for line in unpinned if not line.startswith("#")] == []
+
+
+@each_group
+def test_a_group_has_frameworks_and_for_node_a_lock_file(group: Group) -> None:
+    assert group.frameworks
+    assert (group.folder / "package.json").exists() == (group.folder / "package-lock.json").exists()
+
+
+def test_every_framework_has_a_guide() -> None:
+    guides = {path.stem for path in (ROOT / "docs/how-to/frameworks").glob("*.md")}
+    assert sorted(set(homes()) - guides) == []
+
+
+def test_commits_take_all_frameworks_and_the_same_commit_always_the_same() -> None:
+    names = [f"framework-{number}" for number in range(15)]
+    commits = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(100)]
+    turns = [in_turn(names, 3, commit) for commit in commits]
+    assert {name for turn in turns for name in turn} == set(names)
+    assert {len(set(turn)) for turn in turns} == {3}
+    assert turns == [in_turn(names, 3, commit) for commit in commits]
+    assert in_turn(names, 3, "") == names[:3]
+    assert in_turn(names[:2], 3, commits[0]) != []
+
+
+def test_uv_is_told_what_pip_was_told() -> None:
+    said = """
+global.extra-index-url='https://more.example/simple file:///srv/wheels/simple'
+global.index-url='https://files.example/simple'
+global.cert='/srv/old.crt'
+:env:.cert='/srv/certificates.crt'
+:env:.find-links='/srv/a /srv/b'
+:env:.default-timeout='180'
+"""
+    assert index_settings(said.strip()) == {
+        "UV_DEFAULT_INDEX": "https://files.example/simple",
+        "UV_INDEX": "https://more.example/simple",
+        "UV_FIND_LINKS": "/srv/a,/srv/b",
+        "SSL_CERT_FILE": "/srv/certificates.crt",
+    }
+    assert index_settings("") == {}
+
+
+def test_an_unknown_framework_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["no-such-framework"])
+    said = capsys.readouterr().err
+    assert "no framework no-such-framework; there are " in said
+    assert all(name in said for name in homes())
