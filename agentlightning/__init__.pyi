@@ -26,6 +26,7 @@ from . import (
     types as types,
     utils as utils,
 )
+from agentlightning import integrations as integrations
 from agentlightning import reward as reward
 from agentlightning.adapter import (
     Adapter as Adapter,

@@ -1,0 +1,1 @@
+from agentlightning.integrations.dspy import dspy_lm as dspy_lm
