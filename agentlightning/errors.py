@@ -127,6 +127,10 @@ class NoTrainableCallError(AgentLightningError, ValueError):
     """No model call of a rollout can be trained; says who saw which call, why each is left out, and what to try."""
 
 
+class NoScoredRolloutError(AgentLightningError, RuntimeError):
+    """A run that was to learn ended without one rollout to learn from; says how they ended and the first error."""
+
+
 class TooMuchDriftError(AgentLightningError, RuntimeError):
     """Too many prompts came back in other tokens than were recorded (`max_drift`); the text shows an example."""
 

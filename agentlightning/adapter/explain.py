@@ -26,6 +26,10 @@ _MOST_SEAMS: Final = 3
 """Seams that are shown with their tokens; the table names all."""
 
 BASE_URL: Final = "pass llm.get_base_url(rollout_id, attempt_id) as base_url to the agent's client"
+CACHE: Final = (
+    "if a cache of the agent's client answered without a call (DSPy has one), switch it off for training: "
+    "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)"
+)
 _TO_TRY: Final[Mapping[str, str]] = {
     "no_tokens": "the model server gave no token ids: take one that does (vLLM from 0.10.2 on, the engine of GRPO); "
     "the gateway's warning says how to turn them on",
@@ -45,6 +49,9 @@ _TO_TRY: Final[Mapping[str, str]] = {
     "cancelled": "the attempt was cancelled: allow more time per rollout or per step",
     "budget": "the attempt was past its budget: allow more tokens or a higher cost per rollout",
     "no_reward": "the attempt earned no reward: return a number from the agent, or call emit_reward in it",
+    "helper": "they are no turns of the agent's work (titles, summaries), known or named by ignore= of the adapter",
+    "refused_call": "a call of the attempt was refused for good, so its reward tells nothing of the policy: see the "
+    "line of that call, and take out what it asked for; refused_calls='train' of GRPO trains such rollouts",
     "unfinished": "the attempt has not ended: wait for it",
     "not_a_train_rollout": "the rollout was sampled for evaluation (mode val or test), which is never trained",
 }
@@ -155,7 +162,7 @@ class Explanation:
     def to_try(self) -> list[str]:
         """Return what may help where a call is in no row, the most frequent trouble first."""
         if not self.calls:
-            return [f"no model call was seen at all: {BASE_URL}"]
+            return [f"no model call was seen at all: {BASE_URL}", CACHE]
         advice: list[str] = []
         unseen = [each for each in self.calls if each.seen_by == "tracer" and each.row is None]
         if unseen:

@@ -23,6 +23,7 @@ from agentlightning.adapter.calls.calls import (
     is_of_other_policy,
     model_calls,
 )
+from agentlightning.adapter.calls.helpers import Ignore, helper_rule, without_calls, without_helpers
 from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import SampleReading, samples_from_calls, unusable
@@ -94,6 +95,13 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
     policy: str | None = None
     """The policy whose calls are selected; None is every call, but for those of policies that are not trained."""
+    ignore: Ignore | None = None
+    """Which calls are helpers and are left out, beside those of known programs (`calls/helpers.py`): a regular
+    expression that is searched in the prompt (`role: content`, a line per message), or a function of the call."""
+
+    def is_helper(self, call: ModelCall) -> bool:
+        """True for a call that is no turn of the agent's work."""
+        return helper_rule(self.ignore)(call)
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
@@ -113,6 +121,15 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         by_name = calls_by_name(calls)
         found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
         return CallSelection([call for call in found if call is not None], reading.problems)
+
+    def _of_the_work(
+        self, source: Sequence[Span], calls: Sequence[ModelCall]
+    ) -> tuple[Sequence[Span], Sequence[ModelCall]]:
+        """Return spans and calls without the helper calls."""
+        is_helper = helper_rule(self.ignore)
+        helpers = [call for call in calls if is_helper(call)]
+        refs = {call.ref for call in helpers}
+        return without_calls(source, helpers), [call for call in calls if call.ref not in refs]
 
     def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
         """Return what became of every model call in the spans of a rollout; print it to read it.
@@ -134,7 +151,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
             usable = [call for call in selected.values() if call.state not in FAILED_STATES and not call.stale]
             readings.append(samples_from_calls(usable, decode=decode))
             in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
-            reasons.update({call.ref: _why_left_out(call, self.policy) for call in own if call.ref not in in_rows})
+            reasons.update({call.ref: _why_left_out(call, self) for call in own if call.ref not in in_rows})
             named.extend(own)
         named.sort(key=lambda call: call.sequence_id)
         rollout_id = source[0].rollout_id if source else "-"
@@ -155,6 +172,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
         reward_match: How rewards without a link find their call.
         policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
             or external.
+        ignore: Leave out helper calls (titles, summaries): a regular expression that is searched in the prompt's text,
+            or a function of the `ModelCall`. Those of known programs are left out without it.
         _skip_empty_token_spans: Leave out calls without token ids before rewards are matched.
 
     Raises:
@@ -171,6 +190,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         _skip_empty_token_spans: bool = False,
         *,
         policy: str | None = None,
+        ignore: Ignore | None = None,
     ) -> None:
         self.repair_hierarchy = repair_hierarchy
         self.llm_call_match = _expression("llm_call_match", llm_call_match)
@@ -178,6 +198,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self.reward_match = RewardMatchPolicy(reward_match)
         self.policy = checked_policy(policy)
+        self.ignore = _checked_ignore(ignore)
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
@@ -208,6 +229,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         """Return those of the calls that the adapter selects, without making triplets of them."""
         if type(self).read is not TracerTraceToTriplet.read:  # a subclass chooses among the triplets
             return super().select(source, calls)
+        source, calls = self._of_the_work(source, calls)
         with garbage_collection_paused():
             tree, by_name = self._tree(source), calls_by_name(calls)
             rules = SelectionRules(
@@ -239,7 +261,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return tree
 
     def _tree(self, source: Sequence[Span] | Sequence[ReadableSpan]) -> TraceTree:
-        tree = TraceTree.from_spans([_stored(span) for span in source])
+        spans = [_stored(span) for span in source]
+        tree = TraceTree.from_spans(without_helpers(spans, self.ignore) or spans)
         if self.repair_hierarchy:
             tree.repair_hierarchy()
         return tree
@@ -255,10 +278,12 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     Args:
         policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
             or external.
+        ignore: As for `TracerTraceToTriplet`.
     """
 
-    def __init__(self, *, policy: str | None = None) -> None:
+    def __init__(self, *, policy: str | None = None, ignore: Ignore | None = None) -> None:
         self.policy = checked_policy(policy)
+        self.ignore = _checked_ignore(ignore)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """Return the triplets in the order of the sequence ids; none for no spans."""
@@ -268,12 +293,13 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        return self._read(source, {})
+        return self._read(without_helpers(source, self.ignore), {})
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
         """Return those of the calls that the adapter selects, without reading their spans again."""
         if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass chooses among the triplets
             return super().select(source, calls)
+        source, calls = self._of_the_work(source, calls)
         known = {id(call.spans.record): call.spans.reading for call in calls if call.spans is not None}
         return self._selection(self._read(source, known), calls)
 
@@ -311,14 +337,22 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         return TripletReading(triplets, problems)
 
 
-def _why_left_out(call: ModelCall, policy: str | None) -> str:
+def _why_left_out(call: ModelCall, adapter: TraceToTripletBase) -> str:
+    policy = adapter.policy
     if call.stale:
         return "stale"
+    if adapter.is_helper(call):
+        return "helper"
     if call.state in FAILED_STATES:
         return "budget" if call.spans is not None and refused_for_budget(call.spans.record) else call.state
     if is_call_of_other_policy(call, policy):
         return "not_selected"
     return unusable(call) or "not_selected"
+
+
+def _checked_ignore(ignore: Ignore | None) -> Ignore | None:
+    helper_rule(ignore)
+    return ignore
 
 
 def _stored(span: Span | ReadableSpan) -> Span:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from agentlightning.adapter.spans.rewards import final_reward
 from agentlightning.adapter.spans.tokens import is_stale
-from agentlightning.algorithm.ledger.record import attempt_verdict
-from agentlightning.errors import ConflictError
+from agentlightning.algorithm.ledger.record import attempt_verdict, refusal_of
+from agentlightning.errors import AgentLightningError, ConflictError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout, Span
+
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.25
 """Seconds between two reports to `on_done`; the end itself is noticed at once."""
@@ -50,6 +53,7 @@ class Evidence:
         return final_reward(self.counted)
 
 
+OnEnded = Callable[[Sequence[Rollout]], Awaitable[None]]
 LatePolicy = Literal["drop", "wait", "resubmit"]
 """What becomes of rollouts that are late: they are cancelled; or waited for as long as others still end, each end
 beginning the time anew; or cancelled and enqueued once more, with the same time limit."""
@@ -61,15 +65,18 @@ async def collect(
     *,
     timeout_seconds: float,
     on_done: Callable[[int], None] | None = None,
+    on_ended: OnEnded | None = None,
     late: LatePolicy = "drop",
 ) -> list[Rollout]:
     """Enqueue the requests and return their rollouts, in order, once all are at an end.
 
     Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
     wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
-    told how many are done, from time to time. When the caller is cancelled, so are the open rollouts.
+    told how many are done, from time to time; `on_ended` is awaited with those that have ended since, while others are
+    still open. When the caller is cancelled, so are the open rollouts.
     """
-    rollouts, again = await _collect_once(store, requests, timeout_seconds, on_done, patient=late == "wait")
+    first = _collect_once(store, requests, timeout_seconds, on_done, on_ended, patient=late == "wait")
+    rollouts, again = await first
     if late != "resubmit" or not again:
         return rollouts
     given_up = [rollouts[i] for i in again]
@@ -79,7 +86,7 @@ async def collect(
         if on_done:
             on_done(done + count)
 
-    fresh, _ = await _collect_once(store, [requests[i] for i in again], timeout_seconds, tell, patient=False)
+    fresh, _ = await _collect_once(store, [requests[i] for i in again], timeout_seconds, tell, on_ended, patient=False)
     for i, rollout in zip(again, fresh, strict=True):
         rollouts[i] = rollout
     return rollouts + given_up
@@ -90,6 +97,7 @@ async def _collect_once(
     requests: Sequence[EnqueueRolloutRequest],
     timeout_seconds: float,
     on_done: Callable[[int], None] | None,
+    on_ended: OnEnded | None,
     *,
     patient: bool,
 ) -> tuple[list[Rollout], list[int]]:
@@ -100,13 +108,16 @@ async def _collect_once(
     ended: dict[str, Rollout] = {}
     try:
         while len(ended) < len(ids) and (left := end - time.monotonic()) > 0:
-            pause = min(left, _LOOK_EVERY) if on_done or patient else left
+            pause = min(left, _LOOK_EVERY) if on_done or on_ended or patient else left
             before = len(ended)
+            known = set(ended)
             ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
             if patient and len(ended) > before:
                 end = time.monotonic() + timeout_seconds
             if on_done:
                 on_done(len(ended))
+            if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in known]):
+                await on_ended(fresh)
     finally:
         given_up = [i for i, rollout_id in enumerate(ids) if rollout_id not in ended]
         for rollout_id in (ids[i] for i in given_up):
@@ -120,8 +131,27 @@ async def _collect_once(
     return [ended[rollout_id] for rollout_id in ids], late
 
 
-async def evidence(store: LightningStore, rollout: Rollout) -> Evidence:
-    """Return a rollout with its attempts and spans."""
-    attempts = await store.query_attempts(rollout.rollout_id)
-    spans = await store.query_spans(rollout.rollout_id)
-    return Evidence(rollout, sorted(attempts, key=lambda attempt: attempt.sequence_id), list(spans))
+async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = False) -> Evidence:
+    """Return a rollout with its attempts and spans.
+
+    The latest attempt has the reason `refused_call` where a call of it was refused for good. That can be told by every
+    reader of every store, whatever ran the agent; with `note` the store is told too, so that lists show it.
+    """
+    attempts = sorted(await store.query_attempts(rollout.rollout_id), key=lambda attempt: attempt.sequence_id)
+    found = Evidence(rollout, attempts, list(await store.query_spans(rollout.rollout_id)))
+    reason = None if found.latest is None else refusal_of(found.latest, found.counted)
+    if found.latest is not None and reason is not None:
+        attempts[-1] = found.latest.model_copy(update={"outcome_reason": reason})
+        if note:
+            await _note_reason(store, attempts[-1])
+    return found
+
+
+async def _note_reason(store: LightningStore, attempt: Attempt) -> None:
+    try:
+        await store.update_attempt(attempt.rollout_id, attempt.attempt_id, outcome_reason=attempt.outcome_reason)
+    except (AgentLightningError, OSError) as error:  # readers find the reason in the spans again
+        logger.warning(
+            "[Rollout %s | Attempt %s] the store did not take the reason %s: %s",
+            *(attempt.rollout_id, attempt.attempt_id, attempt.outcome_reason, error),
+        )

@@ -1,6 +1,8 @@
-"""Watches a training run as it reads rollouts: are there calls to train, and do their tokens drift?
+"""Watches a training run as it reads rollouts: are there calls to train, were some refused, and do their tokens drift?
 
-Rollouts without a trainable call are excluded and the run goes on; a report with a table of one of them is given once.
+The first rollout with a reward is looked at when it ends, not at the end of its step: an agent that goes past the
+gateway gives nothing to learn from. Rollouts without a trainable call, and those with a call that was refused for good,
+are excluded and the run goes on; a report on one of each kind is given once.
 Where a whole first batch has none, and where the tokens drift more than is allowed, the run ends.
 """
 
@@ -8,11 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.seams import describe
+from agentlightning.algorithm.collect import Evidence
 from agentlightning.algorithm.ledger.record import RolloutRecord
 from agentlightning.errors import NoTrainableCallError, TooMuchDriftError
+
+WAYS_OUT: Final = (
+    "Two ways out: let the agent take the model, `def agent(task, llm: agl.LLM)`, and give its client "
+    "base_url=llm.get_base_url(), api_key=llm.api_key and model=llm.model; or run the agent as a program of its own "
+    "(agl.CommandAgent), whose environment holds OPENAI_BASE_URL, OPENAI_API_KEY and the like. If the client has a "
+    "cache that answers without a call (DSPy has), switch it off"
+)
+
+
+def first_refusal(record: RolloutRecord) -> str:
+    """Return what the agent was told by the first call of a rollout that was refused for good."""
+    calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
+    spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
+    return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")
 
 
 @dataclass
@@ -28,6 +48,37 @@ class DriftGuard:
     """Those among them that begin a row because of template or tokenizer."""
     _first_step_seen: bool = field(default=False, init=False)
     _reported: bool = field(default=False, init=False)
+    _told_of_refusals: bool = field(default=False, init=False)
+    has_looked: bool = field(default=False, init=False)
+    """The first rollout with a reward was looked at."""
+
+    def first_look(self, found: Evidence) -> str | None:
+        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway."""
+        latest = found.latest
+        if self.has_looked or found.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
+            return None
+        self.has_looked = True
+        calls = model_calls(found.counted)
+        if any(call.spans is not None and call.spans.record is not None for call in calls):
+            return None
+        seen = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
+        return (
+            f"the first rollout with a reward ({found.rollout.rollout_id}) has no model call through the gateway "
+            f"({seen}), so nothing of it can be trained. {WAYS_OUT}"
+        )
+
+    def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
+        """Return a report on rollouts that are left out for a refused call, the first time that there are any."""
+        refused = [record for record in records if record.verdict == REFUSED_CALL]
+        if not refused or self._told_of_refusals:
+            return None
+        self._told_of_refusals = True
+        return (
+            f"{len(refused)} of {len(records)} rollouts had a model call that was refused for good; they are left out "
+            f"as {REFUSED_CALL}, and this is said once. The first, rollout {refused[0].rollout_id}: "
+            f"{first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
+            "refused_calls='train'"
+        )
 
     @property
     def drift_rate(self) -> float:
@@ -60,7 +111,7 @@ class DriftGuard:
             NoTrainableCallError: it is the first step, and no rollout with a reward has such a call.
         """
         first, self._first_step_seen = not self._first_step_seen, True
-        earned = [record for record in records if record.verdict is None]
+        earned = [record for record in records if record.verdict in (None, "no_call")]
         without = [record for record in earned if not record.samples]
         if not without or self._reported:
             return None

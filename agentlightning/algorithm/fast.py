@@ -36,6 +36,8 @@ class BaselineResult:
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     seconds: list[float] = field(default_factory=list[float])
     """Of each rollout, from its start to its end."""
+    first_error: str | None = None
+    """Class and message of the first attempt that failed; None if none did."""
 
     @property
     def mean_reward(self) -> float | None:
@@ -128,9 +130,11 @@ class Baseline(FastAlgorithm):
                 ]
                 rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds, late=self.late_rollouts)
                 for rollout in rollouts[: len(requests)]:
-                    self._sum_up(await evidence(store, rollout), result, outcomes)
+                    self._sum_up(await evidence(store, rollout, note=True), result, outcomes)
         result.outcomes = dict(outcomes)
         logger.info("%s", result)
+        if result.mean_reward is None:  # said and not raised: a smoke test is there to show it
+            logger.warning("no rollout has a reward: %s; the first error: %s", result, result.first_error or "none")
         return result
 
     def _sum_up(self, found: Evidence, result: BaselineResult, outcomes: Counter[str]) -> None:
@@ -140,6 +144,8 @@ class Baseline(FastAlgorithm):
         result.seconds.append(seconds)
         outcome = (latest.outcome if latest else None) or rollout.status
         outcomes[outcome] += 1
+        if latest is not None and latest.error is not None and result.first_error is None:
+            result.first_error = f"{latest.error.type}: {latest.error.message}"
         logger.info(
             "[Rollout %s] %s (%s) in %.2f s, reward %s", rollout.rollout_id, rollout.status, outcome, seconds, reward
         )

@@ -44,6 +44,8 @@ class StepFigures:
     """What the learning core says of its update."""
     seams: Mapping[str, int] = field(default_factory=dict[str, int])
     """Why rows began, by cause."""
+    rollouts_excluded: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those of which nothing is trained, by reason, such as `refused_call`, `no_call` or `infrastructure_fault`."""
     drift_rate: float = 0.0
     """Share of the run's turns so far that began a row because of template or tokenizer."""
 
@@ -112,10 +114,16 @@ def step_line(figures: StepFigures) -> str:
     phases = "  ".join(f"{name} {seconds:.2f}s" for name, seconds in figures.seconds.items())
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
-        f"rollouts {figures.rollouts_done} done {figures.rollouts_failed} failed  "
+        f"rollouts {figures.rollouts_done} done {figures.rollouts_failed} failed{left_out_text(figures)}  "
         f"calls {figures.calls_trained} trained {excluded_text(figures.calls_excluded)}  "
         f"{figures.tokens_per_second:.0f} tok/s  {phases}"
     )
+
+
+def left_out_text(figures: StepFigures) -> str:
+    """Return which rollouts of a step are not trained, by reason, in brackets; empty if all are."""
+    left_out = excluded_text(figures.rollouts_excluded).partition("(")[2].rstrip(")")
+    return f" (not trained: {left_out})" if left_out else ""
 
 
 def excluded_text(excluded: Mapping[str, int]) -> str:

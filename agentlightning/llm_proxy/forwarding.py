@@ -86,7 +86,12 @@ class Forwarder:
             CallFailed: there is no reply, or a stream broke off.
         """
         call.bytes = len(raw)
-        asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw)
+        try:
+            asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw)
+        except CallFailed as refused:
+            if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
+                call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
+            raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
         call.policy = self._policies.of_call(call.role, asked["model"], dialect.route)
@@ -241,6 +246,15 @@ def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[object]]:
     with _blamed_on(_AGENT):
         asked = dialect.read_request(raw)
         return asked, dialect.prompt_of(asked)
+
+
+def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[object] | None]:
+    """Return model and prompt of a request that cannot be served, for its record; None where they are unusable."""
+    asked = read_json(raw)
+    try:
+        return (None, None) if asked is None else ({"model": str(asked.get("model"))}, dialect.prompt_of(asked))
+    except Exception:  # boundary: the request was refused, so anything may be wrong with it
+        return None, None
 
 
 def _upstream_request(

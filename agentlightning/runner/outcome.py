@@ -4,6 +4,7 @@
 | ---------------------------------------------- | --------- | -------------------- | ----------------- |
 | returned or emitted a reward                   | succeeded | scored               |                   |
 | ... and had more spans than are kept           | succeeded | scored               | spans_cut         |
+| ... and a model call was refused for good      | succeeded | scored               | refused_call      |
 | returned None and emitted no reward            | succeeded | unscored             | no_reward         |
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
@@ -19,7 +20,9 @@
 | died with its process, its runner's too        | failed    | infrastructure_fault | runner_died       |
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
-A policy fault earns exactly the reward that was said for it. Nothing that is not in the first three rows is trained.
+A policy fault earns exactly the reward that was said for it. Nothing is trained that is not scored or a policy fault.
+The reason `refused_call` is told by readers of the spans, whichever runner ran the agent (`algorithm/collect.py`), and
+such an attempt is trained only if the algorithm is told to.
 What was lost because the store was away is made again, beside `max_attempts` (`store/rules/lifecycle.py`).
 """
 

@@ -13,6 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
+from agentlightning.errors import NoScoredRolloutError
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
 
 ENDS: list[Any] = ["good", "better", "raises", "raises", "no call", "none", "nan", "inf", "string", "too long"]
@@ -69,10 +70,16 @@ async def test_every_step_adds_up_however_agents_end(untrained_model: Path, tmp_
     calls = await calls_of(store, await rollouts_of(store))
     assert sum(figures.calls_captured for figures in result.metrics) == len(calls)
     # Five tasks of four rollouts raise or return what is no reward; one returns None; one calls in vain.
-    expected = {"infrastructure_fault": 20, "no_reward": 4, "upstream_error": 4}
+    expected = {"infrastructure_fault": 20, "no_reward": 4, "upstream_error": 4, "refused_call": 4}
     for figures in result.metrics:
         assert expected.items() <= figures.calls_excluded.items()
-        assert figures.calls_trained + figures.calls_excluded.get("equal_rewards", 0) == 8 * 2 + 4
+        assert figures.calls_trained + figures.calls_excluded.get("equal_rewards", 0) == 8 * 2
+        assert figures.rollouts_excluded == {
+            "infrastructure_fault": 20,
+            "no_call": 4,
+            "no_reward": 4,
+            "refused_call": 4,
+        }
 
 
 async def test_a_crash_is_excluded_and_never_a_reward_of_zero(untrained_model: Path, tmp_path: Path) -> None:
@@ -267,8 +274,8 @@ def test_a_step_without_any_reward_is_told_with_its_commonest_cause(
     def agent(task: str, llm: agl.LLM) -> float:
         raise ConnectionError("the database is down")
 
-    result = fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, steps=1, progress="plain")
-    assert result.steps == 0
+    with pytest.raises(NoScoredRolloutError, match="the database is down"):
+        fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, steps=1, progress="plain")
     told = capsys.readouterr().out
     assert "none of 4 rollouts has a reward to learn from" in told
     assert "ConnectionError: the database is down (4 of 4)" in told

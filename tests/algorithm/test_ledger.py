@@ -21,7 +21,7 @@ from agentlightning.algorithm.ledger.ledger import (
 )
 from agentlightning.errors import LedgerError
 from agentlightning.types import Attempt, Rollout, Span, Triplet
-from tests.adapter.span_maker import chat, gateway_call, reward, span, with_attributes
+from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 
 LATE = {"agentlightning.stale": True}
 
@@ -125,10 +125,84 @@ def test_a_late_call_of_the_latest_attempt_is_not_trained() -> None:
 
 @pytest.mark.parametrize("state", sorted(FAILED_STATES))
 def test_a_call_without_an_answer_is_excluded_by_how_it_ended(state: Any) -> None:
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), *gateway_call("x", 3, [1], [2], state=state), final()])
+    failed = gateway_call("x", 0, [1], [2], state=state)  # its turn is answered after it
+    record = read_rollout(rollout(), [attempt()], [*failed, *two_turns(), final()])
     assert reasons(record) == {"x": state}
     assert len(record.samples) == 1
     assert state in get_args(ExclusionReason)
+
+
+@pytest.mark.parametrize("state", ["refused", "upstream_error"])
+def test_a_scored_rollout_with_a_call_that_was_refused_for_good_trains_nothing_unless_asked(state: Any) -> None:
+    spans = [*two_turns(), *gateway_call("x", 3, [], [], state=state), final(0.0)]
+    record = read_rollout(rollout(), [attempt()], spans)
+    assert (record.verdict, record.reward) == ("refused_call", 0.0)
+    assert reasons(record) == {"c1": "refused_call", "c2": "refused_call", "x": state}
+    assert closed(record) == {"captured": 3, "trained": 0, "refused_call": 2, state: 1}
+    assert closed(read_rollout(rollout(), [attempt()], spans, train_refused=True)) == {
+        "captured": 3, "trained": 2, state: 1,
+    }  # fmt: skip
+
+
+def test_a_fault_of_the_policy_is_trained_also_after_a_refused_call() -> None:
+    spans = [*two_turns(), *gateway_call("x", 3, [], [], state="refused"), final(-1.0)]
+    record = read_rollout(rollout(), [attempt(outcome="policy_fault", status="failed")], spans)
+    assert (record.verdict, len(record.samples)) == (None, 1)
+
+
+def test_a_refused_call_of_an_older_attempt_or_a_late_one_does_not_count() -> None:
+    older = gateway_call("old", 1, [], [], state="refused", attempt_id="at-0")
+    late = gateway_call("late", 8, [], [], state="refused", **LATE)
+    attempts = [attempt("at-0", 1, outcome="infrastructure_fault", status="failed"), attempt("at", 2)]
+    record = read_rollout(rollout(), attempts, [*older, *two_turns(), *late, final()])
+    assert (record.verdict, len(record.samples)) == (None, 1)
+
+
+def test_a_reward_without_any_call_of_the_policy_is_no_call() -> None:
+    assert read_rollout(rollout(), [attempt()], [final()]).verdict == "no_call"
+    judge = gateway_call("judge", 1, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
+    record = read_rollout(rollout(), [attempt()], [*judge, final()])
+    assert (record.verdict, reasons(record)) == ("no_call", {"judge": "not_selected"})
+    assert closed(record) == {"captured": 1, "trained": 0, "not_selected": 1}
+    assert read_rollout(rollout(), [attempt(outcome="unscored")], []).verdict == "no_reward"
+
+
+def title(number: int) -> list[Span]:
+    """The call with which Claude Code finds a title for the terminal."""
+    instruction = "... If it does, extract a 2-3 word title that captures the new topic. Format your response as a JSON"
+    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": "fix the bug"}]
+    return spoken_call(f"title-{number}", number, [1, 2, 3, 9], [8], messages)
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
+def test_a_known_helper_call_changes_neither_the_row_nor_where_the_reward_goes(adapter: TraceToTripletBase) -> None:
+    first, second = gateway_call("c1", 1, [1, 2], [3]), gateway_call("c2", 3, [1, 2, 3, 4], [5, 6])
+    spans = [*first, *title(2), *second, *title(4), final(1.0)]
+    record = read_rollout(rollout(), [attempt()], spans, adapter)
+    assert reasons(record) == {"title-2": "helper", "title-4": "helper"}
+    assert [row.call_ids for row in record.samples] == [["c1", "c2"]]
+    assert [(t.metadata["call_id"], t.reward) for t in adapter.adapt(spans)] == [("c1", None), ("c2", 1.0)]
+    assert [each.reason for each in adapter.explain(spans).calls] == [None, "helper", None, "helper"]
+    assert closed(record) == {"captured": 4, "trained": 2, "helper": 2}
+
+
+def test_a_rollout_of_helper_calls_only_has_no_call_and_a_refused_helper_is_none_of_its_matter() -> None:
+    assert read_rollout(rollout(), [attempt()], [*title(1), final()]).verdict == "no_call"
+    refused = title(3)
+    refused[1] = with_attributes(refused[1], {"agentlightning.call.state": "refused"})
+    record = read_rollout(rollout(), [attempt()], [*two_turns(), *refused, final()])
+    assert (record.verdict, reasons(record)) == (None, {"title-3": "helper"})
+
+
+@pytest.mark.parametrize("kind", [TracerTraceToTriplet, LlmProxyTraceToTriplet])
+@pytest.mark.parametrize("rule", [r"system: You name sessions", lambda call: len(call.completion_token_ids) == 4])
+def test_a_rule_of_the_user_names_helper_calls(kind: Any, rule: Any) -> None:
+    messages = [{"role": "system", "content": "You name sessions."}, {"role": "user", "content": "hi"}]
+    spans = [*two_turns(), *spoken_call("own", 3, [1], [2, 3, 4, 5], messages), final()]
+    record = read_rollout(rollout(), [attempt()], spans, kind(ignore=rule))
+    assert reasons(record) == {"own": "helper"}
+    assert [t.reward for t in kind(ignore=rule).adapt(spans)] == [None, 1.0]
+    assert reasons(read_rollout(rollout(), [attempt()], spans, kind())) == {}
 
 
 def test_a_call_refused_for_its_budget_says_so() -> None:

@@ -62,7 +62,9 @@ class Evaluator(FastAlgorithm):
     async def _read(self, rollouts: Sequence[Rollout]) -> list[EvaluatedRollout]:
         store, read = self.get_store(), list[EvaluatedRollout]()
         for start in range(0, len(rollouts), _READ_AT_ONCE):
-            found = await asyncio.gather(*(evidence(store, r) for r in rollouts[start : start + _READ_AT_ONCE]))
+            found = await asyncio.gather(
+                *(evidence(store, r, note=True) for r in rollouts[start : start + _READ_AT_ONCE])
+            )
             read.extend(map(_sample, found))
         return read
 

@@ -84,6 +84,7 @@ class GRPO(Algorithm):
             NonFiniteLossError: the loss was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             TooMuchDriftError: more turns drifted than `max_drift` allows.
+            NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
         tasks, held_out = _items(train_dataset), _items(val_dataset)
         self._check_tasks(tasks, held_out)

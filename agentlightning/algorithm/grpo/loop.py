@@ -19,6 +19,7 @@ from pathlib import Path
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.policy import Policy
@@ -90,6 +91,7 @@ class GRPORun:
     """What the Trainer says of attempts, time limits and retries."""
     _skipped: int = 0
     _late: LateCalls = field(default_factory=LateCalls)
+    _endings: Endings = field(default_factory=Endings)
 
     async def train(self) -> GRPOResult:
         """Evaluate, take every step, evaluate, save; what was learned is saved on every way out.
@@ -98,6 +100,7 @@ class GRPORun:
             NonFiniteLossError: the loss was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             TooMuchDriftError: more turns drifted than `max_drift` allows.
+            NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
         settings = self.settings
         result = GRPOResult(self.folder.path, 0)
@@ -117,6 +120,7 @@ class GRPORun:
                 self._check_skipped()
         finally:
             self.policy.save(self.folder.model)
+        self._endings.require_scored()
         return result
 
     async def _publish(self, purpose: str, temperature: float) -> str:
@@ -155,6 +159,7 @@ class GRPORun:
             requests,
             timeout_seconds=settings.step_timeout_seconds,
             on_done=lambda done: self.progress.rollouts(done, len(requests), what),
+            on_ended=None if self.guard.has_looked else self._look_at_first,
             late=settings.late_rollouts,
         )
         ledger = Ledger(step=step)
@@ -177,6 +182,7 @@ class GRPORun:
             cpu_seconds=cpu,
             update=update,
             seams=rows.seams,
+            rollouts_excluded=rows.excluded_rollouts,
             drift_rate=self.guard.drift_rate,
         )
 
@@ -189,16 +195,35 @@ class GRPORun:
         """Read the evidence of every rollout and choose the rows to train on."""
         in_hand = self.proxy.stats()["in_hand"]
         await self._late.enter(self.store, ledger, in_hand=in_hand)
-        found = [await evidence(self.store, rollout) for rollout in rollouts]
+        found = [await evidence(self.store, rollout, note=True) for rollout in rollouts]
         groups = [number // self.settings.group_size for number in range(len(rollouts))]
-        rows = choose_rows(found, groups, self.adapter, ledger, scale=self.settings.scale, decode=self.guard.decode)
+        rows = choose_rows(
+            found,
+            groups,
+            self.adapter,
+            ledger,
+            scale=self.settings.scale,
+            decode=self.guard.decode,
+            train_refused=self.settings.refused_calls == "train",
+        )
+        self._endings.add(found, rows)
         self._late.expect(found, in_hand=in_hand)
         self.guard.count_drift(rows.records)
         if (report := self.guard.untrainable(rows.records)) is not None:
             self._note(f"step {ledger.step}: {report}", logging.WARNING)
+        if (report := self.guard.refusals(rows.records)) is not None:
+            self._note(f"step {ledger.step}: {report}", logging.WARNING)
         if rows.mean_reward is None:
             self._report_failure(ledger.step, found)
         return rows
+
+    async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
+        """Look at the first rollout with a reward as soon as it is there."""
+        for rollout in ended:
+            if self.guard.has_looked:
+                return
+            if (report := self.guard.first_look(await evidence(self.store, rollout))) is not None:
+                self._note(report, logging.WARNING)
 
     def _report_failure(self, step: int, found: Sequence[Evidence]) -> None:
         text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"

@@ -1,9 +1,10 @@
 """Chooses the token rows that one step trains, each with its advantage, and enters all others into the ledger.
 
-A group is the rollouts of one task. Rollouts without a usable reward leave their group; a group of fewer than two, or
-one whose rewards are all equal, teaches nothing and is excluded with that reason. The loss stays a mean over all usable
-rows of the step, those included: without them a step that has little left to learn would move the weights as far as the
-first one.
+A group is the rollouts of one task. Rollouts without a usable reward leave their group, and so do those without a call
+that can be trained: advantages compare what is trained with what is trained. A group of fewer than two, or one whose
+rewards are all equal, teaches nothing and is excluded with that reason; one that loses all its members has no rows, and
+the step goes on without it. The loss stays a mean over all usable rows of the step, those included: without them a step
+that has little left to learn would move the weights as far as the first one.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class StepRows:
         return count / (count + idle) if count else 0.0
 
     @property
+    def excluded_rollouts(self) -> dict[str, int]:
+        """How many rollouts each reason keeps from being trained."""
+        return dict(Counter(str(record.verdict) for record in self.records if record.verdict is not None).most_common())
+
+    @property
     def mean_reward(self) -> float | None:
         """Mean over the rollouts with a usable reward; None without any."""
         return math.fsum(self.rewards) / len(self.rewards) if self.rewards else None
@@ -72,20 +78,26 @@ def choose_rows(
     *,
     scale: Scale = "std",
     decode: Decode | None = None,
+    train_refused: bool = False,
 ) -> StepRows:
     """Read every rollout, enter its excluded calls into the ledger, and return the rows that are left.
 
     Shapes: found: (N,) rollouts, groups: (N,) the group of each. `decode` turns token ids into their text: it is asked
-    where rows part.
+    where rows part. `train_refused`: see `read_rollout`.
     """
-    records = [read_rollout(one.rollout, one.attempts, one.spans, adapter, decode=decode) for one in found]
+    records = [
+        read_rollout(one.rollout, one.attempts, one.spans, adapter, decode=decode, train_refused=train_refused)
+        for one in found
+    ]
     for record in records:
         ledger.add(record)
-    usable = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
+    scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
+    usable = [(record, group) for record, group in scored if record.samples]
     rewards = [record.reward for record, _ in usable if record.reward is not None]
     advantages = group_advantages(rewards, [group for _, group in usable], scale=scale)
     reasons = _teaches_nothing(rewards, [group for _, group in usable])
-    rows = StepRows(rewards=rewards, seams=_seams(records), records=records)
+    earned = [record.reward for record, _ in scored if record.reward is not None]
+    rows = StepRows(rewards=earned, seams=_seams(records), records=records)
     for (record, group), advantage in zip(usable, advantages, strict=True):
         rows.idle_rollouts += group in reasons and bool(record.samples)
         for sample in record.samples:

@@ -17,12 +17,14 @@ from agentlightning.field_help import explain_fields
 
 Schedule = Literal["constant", "linear"]
 Aggregation = Literal["tokens", "rollouts"]
+RefusedCalls = Literal["exclude", "train"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": get_args(Schedule),
     "scale": get_args(Scale),
     "aggregation": get_args(Aggregation),
     "progress": get_args(Style),
     "late_rollouts": get_args(LatePolicy),
+    "refused_calls": get_args(RefusedCalls),
 }
 
 
@@ -76,6 +78,9 @@ class GRPOSettings:
     rollout that ends. `resubmit`: it is cancelled, and its task enqueued once more."""
     rollout_timeout_seconds: float | None = None
     """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
+    refused_calls: RefusedCalls = "exclude"
+    """What becomes of a scored rollout one of whose calls was refused for good (4xx, or an error that no retry got
+    over): `exclude` leaves it out as `refused_call`, since its reward may tell of the refusal; `train` trains it."""
     engine_batch: int = 64
     """Model calls that are generated at once."""
     max_drift: float | None = None

@@ -4,26 +4,31 @@ Pure: everything comes in as arguments. The rules, in the order in which they ap
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
-3. A call that gave the agent no answer, or by its nature generates nothing, is excluded by how it ended.
-4. The attempt's outcome decides (`attempt_verdict`), then the reward: none is never filled in.
-5. The adapter selects among the calls that are left.
-6. A call that has no token ids, or not one log-probability per token, cannot be trained.
+3. A call that is no turn of the agent's work is a `helper`; the adapter says which.
+4. A call that gave the agent no answer, or by its nature generates nothing, is excluded by how it ended.
+5. The attempt's outcome decides (`attempt_verdict`), then the reward: none is never filled in.
+6. A scored attempt one of whose calls was refused for good (`refused_for_good`) trains nothing unless it is asked for,
+   and one without any call of the policy has nothing to train.
+7. The adapter selects among the calls that are left.
+8. A call that has no token ids, or not one log-probability per token, cannot be trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall, is_call_of_other_policy, model_calls, policies_of
+from agentlightning.adapter.calls.helpers import is_known_helper, without_calls
+from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.explain import Explanation, explain_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.rows.seams import RowCause
 from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import final_reward
-from agentlightning.adapter.spans.tokens import FAILED_STATES, is_stale, refused_for_budget
+from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.field_help import explain_fields
 from agentlightning.types import Attempt, Outcome, Rollout, Span
@@ -39,6 +44,7 @@ ExclusionReason = Literal[
     "client_left",
     "stale",
     "not_selected",
+    "helper",
     # what became of its attempt
     "superseded_attempt",
     "infrastructure_fault",
@@ -46,6 +52,8 @@ ExclusionReason = Literal[
     "budget",
     "no_reward",
     "unfinished",
+    "refused_call",
+    "no_call",
     # what the algorithm decided
     "not_a_train_rollout",
     "no_group",
@@ -57,6 +65,9 @@ ExclusionReason = Literal[
 
 `no_generation`: there was nothing to generate (embeddings). `not_selected`: the adapter left it out (a grader's call,
 another agent's or another policy's; all of them, where several policies are trained and the adapter names none).
+`helper`: it is no turn of the agent's work, but a title, a summary or the like. `refused_call`: a call of its attempt
+was refused for good, so the reward tells nothing of the policy. `no_call`: a rollout has a reward and no call of the
+policy, as where a cache of the agent's client answered; no call can have this reason, a rollout can.
 `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its attempt had not ended
 when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all rewards of its group
 are the same, so there is nothing to learn.
@@ -131,10 +142,12 @@ def read_rollout(
     adapter: TraceToTripletBase | None = None,
     *,
     decode: Decode | None = None,
+    train_refused: bool = False,
 ) -> RolloutRecord:
     """Return what a rollout gives to a training step. `spans` are those of all its attempts.
 
-    `decode` turns token ids into their text: see `samples_from_calls`.
+    `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout is trained
+    although one of its calls was refused for good.
 
     Raises:
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
@@ -144,12 +157,20 @@ def read_rollout(
     latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
     counted = [] if latest is None else _counted(spans, latest)
     reward = final_reward(counted)
+    adapter = adapter or TracerTraceToTriplet()
+    helpers = {call.ref for call in calls if adapter.is_helper(call)}
+    own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
+    work = [call for call in own if call.ref not in helpers]
     verdict = _verdict(rollout, latest, reward)
+    if verdict is None and not train_refused and latest is not None and _was_refused(latest, work):
+        verdict = REFUSED_CALL
+    if verdict is None and all(is_call_of_other_policy(call, adapter.policy) for call in work):
+        verdict = "no_call"
     exclusions: dict[CallRef, ExclusionReason] = {
-        call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict)) is not None
+        call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict, helpers)) is not None
     }
     candidates = [call for call in calls if call.ref not in exclusions]
-    adapter = adapter or TracerTraceToTriplet()
+    counted = without_calls(counted, [call for call in own if call.ref in helpers])
     selected: dict[CallRef, ModelCall] = {}
     if candidates:
         selection = adapter.select(counted, candidates)
@@ -192,18 +213,43 @@ def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> 
     return verdict or ("no_reward" if reward is None else None)
 
 
-def _exclusion(call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None) -> ExclusionReason | None:
+def refusal_of(attempt: Attempt, spans: Sequence[Span]) -> str | None:
+    """Return `refused_call` for an attempt that was scored although one of its calls was refused for good.
+
+    None for every other attempt, and for one whose end has a reason already: a fault of the policy is the user's word.
+    `spans` are those of the attempt that were not late.
+    """
+    scored = attempt.outcome == "scored" or (attempt.outcome is None and attempt.status == "succeeded")
+    if not scored or attempt.outcome_reason is not None or not any(map(_tells_no_answer, spans)):
+        return None
+    work = [call for call in model_calls(spans) if not is_known_helper(call)]
+    return REFUSED_CALL if refused_for_good(work) else None
+
+
+def _tells_no_answer(span: Span) -> bool:
+    return is_gateway_call(span) and has_failed(span)
+
+
+def _was_refused(latest: Attempt, work: Sequence[ModelCall]) -> bool:
+    return latest.outcome != "policy_fault" and bool(refused_for_good(work))
+
+
+def _exclusion(
+    call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None, helpers: Collection[CallRef]
+) -> ExclusionReason | None:
     if verdict == "not_a_train_rollout":
         return verdict
     if call.stale:
         return "stale"
     if latest is None or call.ref.attempt_id != latest.attempt_id:
         return "superseded_attempt"
+    if call.ref in helpers:
+        return "helper"
     if call.state == "refused" and (latest.outcome_reason == "budget" or _was_over_budget(call)):
         return "budget"
     if call.state == "no_generation" or call.state in FAILED_STATES:
         return cast(ExclusionReason, call.state)  # the names of the two lists are the same
-    return verdict
+    return None if verdict == "no_call" else verdict  # what other policies were asked was not selected
 
 
 def _was_over_budget(call: ModelCall) -> bool:

@@ -1,0 +1,106 @@
+"""Helper calls: what a program asks a model beside its task, such as a title for the session or a summary of it.
+
+Such a call is no turn of the agent's work. It is excluded from training (`helper`), makes no row, and earns no reward.
+Programs known to make them are recognised by texts that stand in their code, and nothing else is guessed; a rule of the
+user (`ignore=` of an adapter) names others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from agentlightning.adapter.calls.calls import ModelCall, model_calls
+from agentlightning.adapter.calls.conversation import conversation_of
+from agentlightning.types import Span
+
+Ignore = str | re.Pattern[str] | Callable[[ModelCall], bool]
+"""Which calls are helpers: a regular expression that is searched in `call_text`, or a function of the call."""
+
+_PROMPT: Final = "gen_ai.prompt"
+_MOST_SYSTEM_MESSAGES: Final = 3
+_SYSTEM: Final = re.compile(
+    r"extract a 2-3 word title that captures the new topic"  # Claude Code: the title of the terminal
+    r"|Summarize this coding conversation in under 50 characters"  # Claude Code: the list of sessions
+    r"|succinct title for a coding session based on the provided description"  # Claude Code: a remote session
+    r"|Generate a concise, sentence-case title"  # Claude Code: the title of a session
+    r"|^You are a title generator\. You output ONLY a thread title"  # opencode
+)
+_LAST: Final = re.compile(
+    r"(?:^|\"text\": ?\")\s*(?:"
+    r"Your task is to create a detailed summary of the conversation so far"  # Claude Code: compaction
+    r"|Please write a 5-10 word title for the following conversation"  # Claude Code
+    r"|Generate a title for this conversation:"  # opencode
+    r")"
+)
+
+
+def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
+    """Return the rule that tells helper calls: those of known programs, and those that `ignore` names.
+
+    Raises:
+        ValueError: it is neither a valid regular expression nor a function.
+    """
+    if ignore is None:
+        return is_known_helper
+    if isinstance(ignore, str | re.Pattern):
+        try:
+            pattern = re.compile(ignore)
+        except re.error as error:
+            raise ValueError(f"ignore={ignore!r} is not a valid regular expression: {error}") from error
+        return lambda call: is_known_helper(call) or pattern.search(call_text(call)) is not None
+    if callable(ignore):
+        return lambda call: is_known_helper(call) or bool(ignore(call))
+    raise ValueError(f"ignore must be a regular expression or a function of a ModelCall; got {ignore!r}")
+
+
+def call_text(call: ModelCall) -> str:
+    """Return the prompt of a call as text, one message after the other as `role: content`; empty if none was kept."""
+    spans = () if call.spans is None else (call.spans.request, call.spans.record, call.spans.seen)
+    conversation = conversation_of(*spans)
+    if conversation is None:
+        return ""
+    system = [f"system: {conversation.system}"] if conversation.system else []
+    return "\n".join([*system, *(line.describe() for line in conversation.lines)])
+
+
+def is_known_helper(call: ModelCall) -> bool:
+    """True for a helper call of a program whose texts are known."""
+    own = call.spans
+    spans = () if own is None else (own.request, own.record, own.seen)
+    return any(_says_helper(span.attributes) for span in spans if span is not None)
+
+
+def without_helpers(spans: Sequence[Span], ignore: Ignore | None) -> Sequence[Span]:
+    """Return the spans without those of helper calls."""
+    if ignore is None and not any(_says_helper(span.attributes) for span in spans):
+        return spans
+    is_helper = helper_rule(ignore)
+    return without_calls(spans, [call for call in model_calls(spans) if is_helper(call)])
+
+
+def without_calls(spans: Sequence[Span], calls: Iterable[ModelCall]) -> Sequence[Span]:
+    """Return the spans without those that record the calls."""
+    owners = [call.spans for call in calls if call.spans is not None]
+    left_out = {id(span) for own in owners for span in (own.record, own.request, own.seen) if span is not None}
+    return [span for span in spans if id(span) not in left_out] if left_out else spans
+
+
+def _says_helper(attributes: Mapping[str, object]) -> bool:
+    first = attributes.get(f"{_PROMPT}.0.content")
+    if not isinstance(first, str):
+        return False
+    for index in range(_MOST_SYSTEM_MESSAGES):
+        if attributes.get(f"{_PROMPT}.{index}.role") not in ("system", "developer"):
+            break
+        if _SYSTEM.search(str(attributes.get(f"{_PROMPT}.{index}.content"))):
+            return True
+    if f"{_PROMPT}.1.role" not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
+        return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
+    last = 0
+    while f"{_PROMPT}.{last + 1}.role" in attributes:
+        last += 1
+    if attributes.get(f"{_PROMPT}.{last}.role") != "user":
+        return False
+    return _LAST.search(str(attributes.get(f"{_PROMPT}.{last}.content"))) is not None

@@ -1,0 +1,83 @@
+"""Which calls of an attempt got no answer for good, so that its reward tells nothing of the policy.
+
+A framework may take a refusal in, return an empty text, and have the rollout scored 0 for it; a program may give up
+after its last retry. That is a fault of the surroundings, and a fault is not a low reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from agentlightning.adapter.calls.calls import ModelCall
+from agentlightning.adapter.calls.conversation import Conversation, conversation_of
+from agentlightning.adapter.spans.tokens import refused_for_budget
+
+REFUSED_CALL: Final = "refused_call"
+"""Reason of an attempt with such a call."""
+_WITHOUT_ANSWER: Final = frozenset(("refused", "upstream_error"))
+
+
+def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
+    """Return the calls of one attempt to which the gateway gave an error, and no answer to the same request later.
+
+    An error is a refusal of the gateway (4xx), an error passed on from the model server, or a failure on the way (429,
+    5xx, a timeout of the gateway, a stream that broke off): these differ in what a retry may do, not in what the agent
+    got. So a 429 or 503 counts only if the program's retries, or its lack of them, left it without an answer. Not
+    counted: a call that was refused for its budget, which has a reason of its own, and one whose connection the program
+    closed itself (`client_left`).
+
+    *The same request* is the same turn of the same conversation. A call is one if its messages are those of the failed
+    one in order, in role, text and tool calls, where
+
+    - fields beside the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
+      dialect), so the retry of a framework that takes out the field that was refused is one;
+    - system messages do not count, and the last message may go on after the text of the failed one, and further
+      messages may follow that are not the assistant's: the fallback may put its format into words there.
+
+    It must have been answered, and have ended after the failed call had begun. A failed call whose messages are not
+    known (its body was no JSON, or the gateway keeps no texts) counts as never answered.
+    """
+    failed = [call for call in calls if _got_an_error(call)]
+    if not failed:
+        return []
+    answered = [(call, _conversation(call)) for call in calls if call.state not in ("client_left", *_WITHOUT_ANSWER)]
+    return [call for call in failed if not _is_answered(call, answered)]
+
+
+def _got_an_error(call: ModelCall) -> bool:
+    record = None if call.spans is None else call.spans.record
+    return record is not None and call.state in _WITHOUT_ANSWER and not refused_for_budget(record)
+
+
+def _is_answered(failed: ModelCall, answered: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
+    asked = _conversation(failed)
+    if asked is None:
+        return False
+    return any(
+        again is not None and _ended_after(call, failed) and _is_same_turn(asked, again) for call, again in answered
+    )
+
+
+def _conversation(call: ModelCall) -> Conversation | None:
+    own = call.spans
+    return None if own is None else conversation_of(own.request, own.record, own.seen)
+
+
+def _ended_after(call: ModelCall, failed: ModelCall) -> bool:
+    if call.sequence_id > failed.sequence_id:
+        return True
+    spans = [None if each.spans is None else each.spans.record for each in (call, failed)]
+    end, start = getattr(spans[0], "end_time", None), getattr(spans[1], "start_time", None)
+    return end is not None and start is not None and end >= start
+
+
+def _is_same_turn(asked: Conversation, again: Conversation) -> bool:
+    if not asked.lines:
+        return asked.system == again.system and not again.lines
+    count = len(asked.lines)
+    if len(again.lines) < count or again.lines[: count - 1] != asked.lines[:-1]:
+        return False
+    last, there = asked.lines[-1], again.lines[count - 1]
+    goes_on = (last.role, last.calls) == (there.role, there.calls) and there.text.startswith(last.text)
+    return goes_on and all(line.role != "assistant" for line in again.lines[count:])
