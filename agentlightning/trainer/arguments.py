@@ -143,6 +143,11 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
             raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
     if not isinstance(config, RolloutConfig):
         raise TypeError(f"rollout_config must be an agl.RolloutConfig or a dict of its fields; got {config!r}")
+    if config.mode is not None:
+        raise ValueError(
+            f"rollout_config: mode={config.mode!r} would have no effect: the algorithm gives each rollout its mode, "
+            "'train' for those of train_dataset and 'val' for those of val_dataset"
+        )
     for name in ("timeout_seconds", "unresponsive_seconds"):
         seconds = getattr(config, name)
         if seconds is not None and seconds <= 0:

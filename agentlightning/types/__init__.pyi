@@ -23,7 +23,6 @@ from agentlightning.types.core import (
     RetentionPolicy as RetentionPolicy,
     Rollout as Rollout,
     RolloutConfig as RolloutConfig,
-    RolloutMode as RolloutMode,
     RolloutStatus as RolloutStatus,
     TaskInput as TaskInput,
     Worker as Worker,
@@ -33,6 +32,7 @@ from agentlightning.types.events import (
     EventPage as EventPage,
     RolloutEvent as RolloutEvent,
 )
+from agentlightning.types.mode import RolloutMode as RolloutMode
 from agentlightning.types.query import (
     FilterField as FilterField,
     FilterOptions as FilterOptions,

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
+from agentlightning.types.mode import RolloutMode
 
 TaskInput = Any
 """What the agent is asked to do: any JSON value."""
 
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
-RolloutMode = Literal["train", "val", "test"]
 WorkerStatus = Literal["idle", "busy", "unknown"]
 Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
 """How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
@@ -46,6 +47,25 @@ class RolloutConfig(Value):
     """By how much the pause grows with each further retry."""
     retry_delay_max_seconds: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     """Longest pause before a retry."""
+    mode: RolloutMode | None = Field(default=None, exclude=True)
+    """The same as the mode of the request or rollout that it is given with, to which it moves."""
+
+
+def with_mode_of_config(
+    mode: RolloutMode | None, config: RolloutConfig | None
+) -> tuple[RolloutMode | None, RolloutConfig | None]:
+    """Return the mode of a rollout, which its config may say too, and the config without it.
+
+    Raises:
+        BadRequestError: they say different ones.
+    """
+    if config is None or config.mode is None:
+        return mode, config
+    if mode is not None and mode != config.mode:
+        raise BadRequestError(
+            f"mode={mode!r} and config.mode={config.mode!r} differ; a rollout has one mode, give mode="
+        )
+    return config.mode, config.model_copy(update={"mode": None})
 
 
 class AttemptError(Value):
@@ -175,7 +195,7 @@ class EnqueueRolloutRequest(Value):
     model_config = ConfigDict(extra="forbid")
 
     input: TaskInput
-    """What the agent is asked to do: any JSON value."""
+    """What the agent is asked to do: any JSON value. Left out beside a `task_id`, it is that."""
     mode: RolloutMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
@@ -190,6 +210,27 @@ class EnqueueRolloutRequest(Value):
     """Higher is claimed first; equal ones in the order in which they became claimable."""
     not_before: float | None = Field(default=None, allow_inf_nan=False)
     """Wall-clock seconds before which it may not be claimed."""
+
+    task_id: str | None = Field(default=None, exclude=True)
+    """A name of the task in the program's own words; kept in `metadata["task_id"]`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_task(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("task_id") is not None:
+            return {"input": given["task_id"], **given}
+        return given
+
+    @model_validator(mode="after")
+    def _moved(self) -> Self:
+        if self.config is not None and self.config.mode is not None:
+            self.mode, self.config = with_mode_of_config(self.mode, self.config)
+        if self.task_id is not None:
+            known = (self.metadata or {}).get("task_id", self.task_id)
+            if known != self.task_id:
+                raise ValueError(f"task_id={self.task_id!r} and metadata['task_id']={known!r} differ; give one of them")
+            self.metadata = {**(self.metadata or {}), "task_id": self.task_id}
+        return self
 
 
 class Worker(Value):

@@ -208,10 +208,10 @@ def test_values_survive_copies_and_pickles() -> None:
     ("model", "fields", "name"),
     [
         (RolloutConfig, {"max_attempts": 0}, "max_attempts"),
-        (RolloutConfig, {"mode": "train"}, "mode"),
+        (RolloutConfig, {"mode": "eval"}, "mode"),
         (RolloutConfig, {"retry_condition": ["lost"]}, "retry_condition"),
         (RolloutConfig, {"retry_backoff": 0.5}, "retry_backoff"),
-        (EnqueueRolloutRequest, {"input": 1, "task_id": "x"}, "task_id"),
+        (EnqueueRolloutRequest, {"input": 1, "user_id": "x"}, "user_id"),
         (EnqueueRolloutRequest, {"mode": "train"}, "input"),
         (EnqueueRolloutRequest, {"input": 1, "mode": "eval"}, "'train', 'val' or 'test'"),
         (EnqueueRolloutRequest, {"input": 1, "not_before": math.inf}, "not_before"),

@@ -72,6 +72,7 @@ from agentlightning.types import (
     Worker,
     WorkerStatus,
 )
+from agentlightning.types.core import with_mode_of_config
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
@@ -289,7 +290,9 @@ class EngineStore(LightningStore):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
             with valid("config"):
-                changes["config"] = RolloutConfig.model_validate(config).model_copy(deep=True)
+                own = RolloutConfig.model_validate(config).model_copy(deep=True)
+            asked, changes["config"] = with_mode_of_config(changes.get("mode"), own)
+            changes |= {} if asked is None else {"mode": asked}
         changes = checked(Rollout, changes)
         if "status" in changes:
             check_rollout_status(changes["status"])

@@ -21,7 +21,8 @@ from typing_extensions import TypedDict
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
-from agentlightning.types import PaginatedResult
+from agentlightning.types import PaginatedResult, RolloutConfig
+from agentlightning.types.core import with_mode_of_config
 
 PREFIX = "/v1/agl"
 API_AGL_PREFIX = "/agl"
@@ -225,13 +226,18 @@ class Operation:
 
         Raises:
             TypeError: the call does not fit the signature.
+            BadRequestError: mode and config say different modes.
         """
         bound = self.signature.bind(None, *args, **kwargs).arguments
         bound.pop("self")
         parameters = self.signature.parameters
-        return {
+        arguments = {
             name: value for name, value in bound.items() if value is not UNSET and value is not parameters[name].default
         }
+        config = arguments.get("config")
+        if isinstance(config, RolloutConfig) and config.mode is not None:  # it does not travel inside of the config
+            arguments["mode"], arguments["config"] = with_mode_of_config(arguments.get("mode"), config)
+        return arguments
 
     def path_of(self, arguments: Arguments) -> str:
         """Take the arguments out that travel in the path, and return the path with them, escaped."""

@@ -12,7 +12,14 @@ from pydantic import BaseModel
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, request_token
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, RolloutConfig
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    PromptTemplate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+)
 
 
 async def test_an_enqueued_rollout_waits_without_an_attempt(store: LightningStore) -> None:
@@ -182,3 +189,43 @@ async def test_times_are_wall_clock_seconds(store: LightningStore) -> None:
     assert before - 1 <= started.start_time <= time.time() + 1
     assert started.attempt.start_time == started.start_time
     assert started.config.max_attempts == 2
+
+
+# --- forms that programs use beside the arguments -----------------------------------------------------------------
+
+
+async def test_a_request_may_name_its_task_and_say_the_mode_in_its_config(store: LightningStore) -> None:
+    request = EnqueueRolloutRequest.model_validate(
+        {"task_id": "task-001", "config": RolloutConfig(mode=RolloutMode.TRAINING, max_attempts=2), "priority": 1}
+    )
+    named = EnqueueRolloutRequest(input={"q": 1}, task_id="task-002", metadata={"a": 1})
+    made = await store.enqueue_many_rollouts([named, request])
+    assert [(each.input, each.metadata, each.mode) for each in made] == [
+        ({"q": 1}, {"a": 1, "task_id": "task-002"}, None),
+        ("task-001", {"task_id": "task-001"}, "train"),
+    ]
+    assert (made[1].config.max_attempts, made[1].config.mode) == (2, None)
+    claim = await store.dequeue_rollout()
+    assert claim is not None
+    assert claim.rollout_id == made[1].rollout_id
+
+
+async def test_a_mode_in_the_config_becomes_that_of_the_rollout_wherever_a_config_is_given(
+    store: LightningStore,
+) -> None:
+    validation = RolloutConfig(mode=RolloutMode.VALIDATION)
+    started = await store.start_rollout("x", config=validation)
+    queued = await store.enqueue_rollout("x", "val", config=validation)
+    plain = await store.enqueue_rollout("x", "train")
+    changed = await store.update_rollout(plain.rollout_id, config=RolloutConfig(mode="test", max_attempts=3))
+    assert [each.mode for each in (started, queued, changed)] == ["val", "val", "test"]
+    assert [each.config.mode for each in (started, queued, changed)] == [None] * 3
+    assert changed.config.max_attempts == 3
+    assert validation.mode == "val"
+    for call in (
+        lambda: store.start_rollout("x", "train", config=validation),
+        lambda: store.enqueue_rollout("x", "train", config=validation),
+        lambda: store.update_rollout(plain.rollout_id, mode="train", config=validation),
+    ):
+        with pytest.raises(ValueError, match=r"mode='train' and config\.mode='val' differ; a rollout has one mode"):
+            await call()
