@@ -22,6 +22,7 @@ from agentlightning.types import (
     AttemptStatus,
     EnqueueRolloutRequest,
     EventPage,
+    FilterOptions,
     NamedResources,
     Outcome,
     PaginatedResult,
@@ -526,9 +527,11 @@ class LightningStore:
         )
         return await self._existing(rollout_id)
 
-    async def list_rollouts(self, **filters: Any) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """The same as `query_rollouts`."""
-        return await self.query_rollouts(**filters)
+    async def list_rollouts(
+        self, options: FilterOptions | None = None, /, **filters: Any
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """The same as `query_rollouts`; takes a `FilterOptions`, too."""
+        return await self.query_rollouts(**(options or {}), **filters)
 
     async def _existing(self, rollout_id: str) -> Rollout:
         """Return a rollout whose attempt was just ended."""

@@ -47,7 +47,7 @@ class RolloutConfig(Value):
     """By how much the pause grows with each further retry."""
     retry_delay_max_seconds: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     """Longest pause before a retry."""
-    mode: RolloutMode | None = Field(default=None, exclude=True)
+    mode: RolloutMode | None = Field(default=None, exclude=True, repr=False)
     """The same as the mode of the request or rollout that it is given with, to which it moves."""
 
 

@@ -2,38 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NotRequired, TypeVar, overload
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
 
-from typing_extensions import TypedDict, override
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
+from typing_extensions import override
 
+from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
+from agentlightning.types.core import RolloutStatus, WorkerStatus
 
 T = TypeVar("T")
 
 
-class FilterField(TypedDict, total=False):
-    """Conditions on one field."""
+Operator = Literal["eq", "in", "contains"]
+"""`eq`: the field has this value; `in`: one of these; `contains`: it is a text with this in it."""
 
-    exact: Any
-    """The field has this value."""
-    within: Sequence[Any]
-    """The field has one of these values."""
-    contains: str
-    """The field is a text with this in it."""
+_TEXTS = ("trace_id", "span_id", "parent_id", "name", "resources_id")
+_ARGUMENTS: dict[tuple[str, Operator], str] = {
+    **{(name, "eq"): name for name in (*_TEXTS, "run_id")},
+    **{(name, "contains"): f"{name}_contains" for name in (*_TEXTS, "rollout_id", "worker_id")},
+    **{(name, operator): f"{name}_in" for name in ("status", "rollout_id") for operator in ("eq", "in")},
+}
+"""The argument of a store's query for each field that it can be asked for, by operator."""
+_STATUSES = frozenset((*get_args(RolloutStatus), *get_args(WorkerStatus)))
+_MEANT: dict[str, str] = {
+    "pending": "queuing",
+    "queued": "queuing",
+    "enqueued": "queuing",
+    "in_progress": "running",
+    "completed": "succeeded",
+    "finished": "succeeded",
+    "success": "succeeded",
+    "succeed": "succeeded",
+    "done": "succeeded",
+    "error": "failed",
+    "canceled": "cancelled",
+    "offline": "unknown",
+}
+"""Words that programs use for a status, and the status."""
 
 
-FilterOptions = Mapping[str, Any]
-"""Field name to `FilterField`, and the reserved keys `_aggregate` ("and" or "or") and `_must`."""
+def status_hint(word: object) -> str:
+    """Return what to write in the place of a word that is no status, as the end of a sentence; empty if unknown."""
+    meant = _MEANT.get(word.lower()) if isinstance(word, str) else None
+    return f"; write {meant!r}" if meant else ""
 
 
-class SortOptions(TypedDict):
-    """The field to sort by; ascending unless said otherwise."""
+class FilterField(Value):
+    """A condition on one field of what is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
+    """The field, such as `status`."""
+    operator: Operator = "eq"
+    """How it is compared."""
+    value: Any
+    """What it is compared with; a list for `in`."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Self:
+        if (self.name, self.operator) not in _ARGUMENTS:
+            known = ", ".join(f"{name} {operator}" for name, operator in sorted(_ARGUMENTS))
+            raise BadRequestError(f"No query filters by {self.name!r} with {self.operator!r}; there are: {known}")
+        if self.operator == "in" and (isinstance(self.value, str) or not isinstance(self.value, Sequence)):
+            raise BadRequestError(f"{self.name} in: the value must be a list; got {self.value!r}")
+        values: Sequence[object] = self.value if self.operator == "in" else [self.value]
+        for value in values if self.name == "status" else ():
+            if value not in _STATUSES:
+                statuses = ", ".join(map(repr, get_args(RolloutStatus)))
+                raise BadRequestError(f"No rollout has the status {value!r}, but {statuses}{status_hint(value)}")
+        return self
+
+
+class SortOptions(Value):
+    """The field to sort by; ascending unless said otherwise. Also called `field` and `direction`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(validation_alias=AliasChoices("name", "field"))
     """The field to sort by."""
-    order: NotRequired[Literal["asc", "desc"]]
-    """`asc` if it is not given."""
+    order: Literal["asc", "desc"] = Field(default="asc", validation_alias=AliasChoices("order", "direction"))
+    """`asc` or `desc`."""
+
+
+class FilterOptions(Value):
+    """Which items of a store are asked for, in what order, which page: `await store.query_rollouts(**filters)`.
+
+    It unpacks into the arguments of a query; a field that this query does not know is a `TypeError` of the call, one
+    that it cannot sort by a `BadRequestError`. `store.list_rollouts(filters)` takes it as it is.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    fields: Sequence[FilterField] = ()  # pyright: ignore[reportIncompatibleMethodOverride] -- a deprecated name of pydantic
+    """The conditions."""
+    filter_logic: Literal["and", "or"] = "and"
+    """Whether all of them must hold, or one."""
+    sort: SortOptions | None = None
+    """The order; None is that of the query."""
+    offset: int = Field(default=0, ge=0)
+    """How many matches come before the page."""
+    limit: int = Field(default=-1, ge=-1)
+    """Largest number of items; -1 is all."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        names = [_ARGUMENTS[field.name, field.operator] for field in self.fields]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadRequestError(f"{', '.join(twice)} is asked for twice; join the values by operator='in'")
+        return self
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of the arguments."""
+        return tuple(self._arguments())
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arguments()[name]
+
+    def _arguments(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for field in self.fields:
+            argument = _ARGUMENTS[field.name, field.operator]
+            found[argument] = [field.value] if argument.endswith("_in") and field.operator == "eq" else field.value
+        if self.filter_logic != "and":
+            found["filter_logic"] = self.filter_logic
+        if self.sort is not None:
+            found |= {"sort_by": self.sort.name, "sort_order": self.sort.order}
+        return {**found, "offset": self.offset, "limit": self.limit}
 
 
 class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[reportUnsafeMultipleInheritance] -- both are data

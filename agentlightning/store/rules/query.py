@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Rollout, RolloutStatus
+from agentlightning.types.query import status_hint
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -88,7 +89,7 @@ def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> Non
         raise BadRequestError(f"{name} must be a list of {', '.join(words)}; got the text {chosen!r}")
     for word in chosen or ():
         if word not in words:
-            raise BadRequestError(f"{name} holds {word!r}; expected any of {', '.join(words)}")
+            raise BadRequestError(f"{name} holds {word!r}; expected any of {', '.join(words)}{status_hint(word)}")
 
 
 def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> None:

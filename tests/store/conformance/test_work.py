@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,
+    FilterField,
+    FilterOptions,
     PromptTemplate,
     Rollout,
     RolloutConfig,
     RolloutMode,
+    SortOptions,
 )
 
 
@@ -229,3 +232,36 @@ async def test_a_mode_in_the_config_becomes_that_of_the_rollout_wherever_a_confi
     ):
         with pytest.raises(ValueError, match=r"mode='train' and config\.mode='val' differ; a rollout has one mode"):
             await call()
+
+
+async def test_filter_options_unpack_into_the_arguments_of_a_query(store: LightningStore) -> None:
+    ended = [await store.start_rollout(number) for number in range(3)]
+    for rollout in ended:
+        await store.finish_rollout(rollout.rollout_id)
+    await store.enqueue_rollout("queued")
+    filters = FilterOptions(
+        fields=[FilterField(name="status", operator="eq", value="succeeded")],
+        sort=SortOptions.model_validate({"field": "start_time", "direction": "desc"}),
+        offset=0,
+        limit=2,
+    )
+    page = await store.query_rollouts(**filters)
+    assert [rollout.input for rollout in page] == [2, 1]
+    assert (page.limit, page.offset, page.total) == (2, 0, 3)
+    assert [rollout.input for rollout in await store.list_rollouts(filters)] == [2, 1]
+    either = FilterOptions(
+        fields=[
+            FilterField(name="status", operator="in", value=["queuing", "cancelled"]),
+            FilterField(name="rollout_id", value=ended[0].rollout_id),
+        ],
+        filter_logic="or",
+        sort=SortOptions(name="start_time"),
+    )
+    assert [rollout.input for rollout in await store.query_rollouts(**either)] == [0, "queued"]
+    with pytest.raises(BadRequestError, match="'create_time': field does not exist on Rollout"):
+        await store.query_rollouts(**FilterOptions(sort=SortOptions(name="create_time")))
+    with pytest.raises(TypeError, match="worker_id_contains"):
+        await store.query_rollouts(
+            **FilterOptions(fields=[FilterField(name="worker_id", operator="contains", value="w")])
+        )
+    assert len(await store.query_workers(**FilterOptions(fields=[FilterField(name="status", value="busy")]))) == 0

@@ -200,3 +200,11 @@ async def test_a_list_without_a_limit_comes_whole_however_long() -> None:
     assert (len(tail), tail.offset) == (CHUNK, CHUNK + 1)
     await client.close()
     await served.stop()
+
+
+async def test_a_status_of_other_words_is_refused_with_the_right_one() -> None:
+    store: Any = InMemoryLightningStore()
+    with pytest.raises(BadRequestError, match=r"'completed'; expected any of queuing, .*; write 'succeeded'$"):
+        await store.query_rollouts(status_in=["completed"])
+    with pytest.raises(BadRequestError, match=r"'offline'; expected any of idle, busy, unknown; write 'unknown'$"):
+        await store.query_workers(status_in=["offline"])
