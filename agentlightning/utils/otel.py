@@ -1,20 +1,18 @@
-"""OpenTelemetry helpers: the provider in use, and the attributes of tags, links and exceptions.
+"""OpenTelemetry helpers: the provider in use, and the attributes of exceptions.
 
-The encoding of attributes lives in `utils/attributes.py` and is offered here too.
+Tags and links live in `utils/links.py`, the encoding of attributes in `utils/attributes.py`; both are offered here too.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from opentelemetry import trace as trace_api
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Tracer as SdkTracer
 
-from agentlightning.semconv import LightningSpanAttributes, LinkAttributes, LinkPydanticModel
 from agentlightning.utils.attributes import (
     check_attributes_sanity,
     filter_and_unflatten_attributes,
@@ -27,19 +25,19 @@ from agentlightning.utils.attributes import (
 )
 from agentlightning.utils.env import resolve_bool_env_var
 from agentlightning.utils.exceptions import message_of, readable
+from agentlightning.utils.links import (
+    extract_links_from_attributes,
+    extract_tags_from_attributes,
+    make_link_attributes,
+    make_tag_attributes,
+    query_linked_spans,
+)
 
 logger = logging.getLogger(__name__)
 
 INSTRUMENTATION_NAME = "agentlightning"
-_TAG = LightningSpanAttributes.TAG.value
-_LINK = LightningSpanAttributes.LINK.value
-_KEY = LinkAttributes.KEY_MATCH.value
-_VALUE = LinkAttributes.VALUE_MATCH.value
 
 P = TypeVar("P", bound=SpanProcessor)
-
-
-S = TypeVar("S")
 
 
 def full_qualified_name(cls: type[Any]) -> str:
@@ -111,77 +109,6 @@ def get_tracer(use_active_span_processor: bool = True) -> trace_api.Tracer:
         shutdown_on_exit=False,
     )
     return cast(SdkTracer, silent.get_tracer(INSTRUMENTATION_NAME))
-
-
-# --- tags and links ----------------------------------------------------------------------------------------------
-
-
-def make_tag_attributes(tags: Sequence[str]) -> dict[str, Any]:
-    """Return the attributes that put these tags on a span."""
-    return {f"{_TAG}.{index}": tag for index, tag in enumerate(tags)}
-
-
-def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
-    """Return the tags, none if there are none.
-
-    Raises:
-        ValueError: a tag is no string, or the keys are not numbered from 0.
-    """
-    tags = filter_and_unflatten_attributes(attributes, _TAG)
-    if not tags:
-        return []
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in cast(list[Any], tags)):
-        raise ValueError(f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {tags!r}")
-    return cast(list[str], tags)
-
-
-def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
-    """Return the attributes that link a span to all spans whose attribute `key` equals `value`, for each pair.
-
-    The keys `trace_id` and `span_id` compare the span's own ids (hexadecimal).
-
-    Raises:
-        ValueError: a value is no string.
-    """
-    attributes: dict[str, Any] = {}
-    for index, (key, value) in enumerate(links.items()):
-        if not isinstance(value, str):
-            raise ValueError(f"Link value must be a string, got: {type(value).__name__} for key '{key}'")
-        attributes[f"{_LINK}.{index}.{_KEY}"] = key
-        attributes[f"{_LINK}.{index}.{_VALUE}"] = value
-    return attributes
-
-
-def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
-    """Return the links, none if there are none.
-
-    Raises:
-        ValueError: a link lacks its key or value, or the keys are not numbered from 0.
-    """
-    links = filter_and_unflatten_attributes(attributes, _LINK)
-    if not links:
-        return []
-    if not isinstance(links, list):
-        raise ValueError(f"Links must stand under {_LINK}.0, {_LINK}.1, ...; got: {links!r}")
-    return [LinkPydanticModel.model_validate(link) for link in cast(list[Any], links)]
-
-
-def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -> list[S]:
-    """Return the spans that match all of the links; every span if there are none."""
-    return [span for span in spans if all(_matches(span, link) for link in links)]
-
-
-def _matches(span: Any, link: LinkPydanticModel) -> bool:
-    name = link.key_match
-    if name not in ("trace_id", "span_id"):
-        attributes: Mapping[str, object] = span.attributes or {}
-        return attributes.get(name) == link.value_match
-    own = getattr(span, name, None)
-    if not isinstance(own, str):
-        context = span.get_span_context() if hasattr(span, "get_span_context") else None
-        digits = "032x" if name == "trace_id" else "016x"
-        own = None if context is None else format(getattr(context, name), digits)
-    return own == link.value_match
 
 
 # --- exceptions --------------------------------------------------------------------------------------------------

@@ -5,57 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-from agentlightning.semconv import LinkPydanticModel
 from agentlightning.types import Span
 from agentlightning.utils.otel import (
-    extract_links_from_attributes,
-    extract_tags_from_attributes,
     format_exception_attributes,
     full_qualified_name,
-    make_link_attributes,
-    make_tag_attributes,
-    query_linked_spans,
 )
-
-
-def test_tags_come_back_in_order() -> None:
-    assert extract_tags_from_attributes({**make_tag_attributes(["fast", "good"]), "other": 1}) == ["fast", "good"]
-
-
-def test_no_tags_is_no_error() -> None:
-    assert extract_tags_from_attributes({"other": 1}) == []
-
-
-def test_a_tag_that_is_no_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="Tags must be strings"):
-        extract_tags_from_attributes({"agentlightning.tag.0": 1})
-
-
-def test_links_come_back() -> None:
-    attributes = make_link_attributes({"gen_ai.response.id": "chatcmpl-7", "trace_id": "ab"})
-    assert attributes["agentlightning.link.0.key_match"] == "gen_ai.response.id"
-    assert extract_links_from_attributes(attributes) == [
-        LinkPydanticModel(key_match="gen_ai.response.id", value_match="chatcmpl-7"),
-        LinkPydanticModel(key_match="trace_id", value_match="ab"),
-    ]
-    assert extract_links_from_attributes({}) == []
-
-
-def test_a_link_to_something_else_than_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="Link value must be a string, got: int"):
-        make_link_attributes({"k": 1})  # type: ignore[dict-item] -- the mistake under test
-
-
-def test_linked_spans_satisfy_every_link() -> None:
-    right = Span.from_attributes(attributes={"id": "x", "turn": "1"}, span_id="a" * 16)
-    wrong = Span.from_attributes(attributes={"id": "x"}, span_id="b" * 16)
-    by_attribute = extract_links_from_attributes(make_link_attributes({"id": "x", "turn": "1"}))
-    by_id = extract_links_from_attributes(make_link_attributes({"span_id": "b" * 16}))
-    assert query_linked_spans([right, wrong], by_attribute) == [right]
-    assert query_linked_spans([right, wrong], by_id) == [wrong]
-    assert query_linked_spans([right, wrong], []) == [right, wrong]
 
 
 def test_an_exception_carries_its_stack() -> None:
