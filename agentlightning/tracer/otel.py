@@ -19,10 +19,11 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
-from agentlightning.tracer.base import Tracer, typed_as_contract
+from agentlightning.tracer.base import typed_as_contract
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
+from agentlightning.tracer.manual import ManualTracing
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.sequence_ids import SequenceIds
@@ -104,17 +105,33 @@ class OtelSpanRecordingContext:
 
 
 @typed_as_contract
-class OtelTracer(Tracer):
-    """The default tracer. `store` is the store to use where `lifespan` and `init_worker` are given none."""
+class OtelTracer(ManualTracing):
+    """The default tracer.
+
+    Args:
+        store: the store to use where `lifespan` and `init_worker` are given none; also `store_client`.
+        rollout_id, attempt_id: what the tracer is for, where a trace is opened without ids; any others are refused.
+    """
 
     tracer_name: ClassVar[str | None] = None
     """Put on the resource of the spans, where not every reader of them may take them for plain OpenTelemetry."""
     success: ClassVar[StatusCode] = "UNSET"
     """Status of an operation that did not raise."""
 
-    def __init__(self, store: LightningStore | None = None) -> None:
+    def __init__(
+        self,
+        store: LightningStore | None = None,
+        *,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        store_client: LightningStore | None = None,
+    ) -> None:
         super().__init__()
-        self._default_store = store
+        if store is not None and store_client is not None and store is not store_client:
+            raise TypeError("store and store_client are two names of one setting; give one of them")
+        self._default_store = store if store is not None else store_client
+        self.rollout_id = rollout_id
+        self.attempt_id = attempt_id
         self._otel_tracer: trace_api.Tracer | None = None
         self._last: TraceScope | None = None
         self._ids: SequenceIds | None = None
@@ -122,7 +139,8 @@ class OtelTracer(Tracer):
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; the copy needs its own `init_worker`."""
-        return {**self.__dict__, "_otel_tracer": None, "_last": None, "_ids": None, "_mirrors": False}
+        mine = {"_otel_tracer": None, "_last": None, "_ids": None, "_mirrors": False, "_opened": None}
+        return {**self.__dict__, **mine}
 
     def __deepcopy__(self, memo: dict[int, object]) -> OtelTracer:
         """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
@@ -159,8 +177,7 @@ class OtelTracer(Tracer):
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
         scope.open()
-        self._last = scope
-        _last_scope.set(scope)
+        self._opened_scope(scope)
         failed, seconds = False, None
         try:
             with self._root(name or rollout_id or "") as given:
@@ -242,6 +259,19 @@ class OtelTracer(Tracer):
         span.end(moment)
         return True
 
+    @override
+    def _bound_store(self) -> LightningStore | None:
+        return self._store if self._store is not None else self._default_store
+
+    @override
+    def _is_initialised(self) -> bool:
+        return self._otel_tracer is not None
+
+    @override
+    def _opened_scope(self, scope: TraceScope) -> None:
+        self._last = scope
+        _last_scope.set(scope)
+
     def _tracer(self, missing: str = "TracerProvider") -> trace_api.Tracer:
         if self._otel_tracer is None:
             raise RuntimeError(f"{missing} is not initialized. Call init_worker() first.")
@@ -256,11 +286,16 @@ class OtelTracer(Tracer):
                 DeprecationWarning,
                 stacklevel=4,
             )
+        asked = rollout_id is not None or attempt_id is not None
+        rollout_id = self._agreed("rollout_id", self.rollout_id, rollout_id)
+        attempt_id = self._agreed("attempt_id", self.attempt_id, attempt_id)
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("rollout_id and attempt_id must be either all provided or all None")
         bound = store if store is not None else self._store
         if rollout_id is None:
             return TraceScope(self)
+        if bound is None and not asked:  # the ids of the tracer, of which the spans are kept here
+            return TraceScope(self, None, rollout_id, attempt_id)
         if bound is None:
             raise ValueError("store is required to be initialized when rollout_id and attempt_id are provided")
         return TraceScope(self, bound, rollout_id, attempt_id, self._ids)

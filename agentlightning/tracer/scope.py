@@ -16,6 +16,7 @@ so it lies behind the calls that it judges and before those that follow; `emit_r
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -24,7 +25,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from opentelemetry import trace as trace_api
 from opentelemetry.sdk.trace import ReadableSpan
@@ -75,7 +76,10 @@ class TraceScope:
         rollout_id: str | None = None,
         attempt_id: str | None = None,
         ids: SequenceIds | None = None,
+        *,
+        loop: asyncio.AbstractEventLoop | Literal["running"] | None = "running",
     ) -> None:
+        """`loop` is the one on which numbers are asked for; None leaves all numbers to the delivery."""
         self.tracer = tracer
         self.store = store
         self.rollout_id = rollout_id
@@ -90,7 +94,7 @@ class TraceScope:
         self._begun: dict[int, int] = {}
         self._count = 0
         self._lock = threading.Lock()
-        self._loop = running_loop()
+        self._loop = running_loop() if loop == "running" else loop
         self._closed = False
         self._pid = os.getpid()
 

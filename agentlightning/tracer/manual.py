@@ -1,0 +1,217 @@
+"""Traces that a program opens and closes by hand: one attempt of one rollout at a time, without an event loop.
+
+    tracer = OtelTracer(rollout_id=rollout.rollout_id, store_client=store)
+    tracer.open_rollout(user_id="user-123")
+    tracer.open_attempt()
+    tracer.emit_span("tool_execution", {"tool": "web_search"})
+    tracer.close_attempt()
+    tracer.close_rollout()
+
+Between `open_attempt` and `close_attempt` the emitters work too (`emit_reward`, `operation`). Rollout and attempt are
+those of the store, which alone makes and ends them (`start_rollout`, `finish_rollout`); without a store any ids will do
+and the spans are kept for `get_last_trace`. Code with an event loop has `Tracer.trace_context` for the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.delivery import TraceDeliveryError, deliver
+from agentlightning.tracer.scope import TraceScope, entered
+from agentlightning.tracer.store_thread import StoreThread
+from agentlightning.types import Attributes, SpanCoreFields, TraceStatus
+from agentlightning.utils.attributes import flatten_attributes, sanitize_attributes
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 60.0
+"""Longest wait for an answer of the store."""
+_ATTEMPT_NUMBER = "attempt.sequence_id"
+
+
+@dataclass
+class _Opened:
+    """The rollout that is open, and of it the attempt."""
+
+    rollout_id: str
+    notes: Attributes
+    """Put on every span."""
+    thread: StoreThread | None
+    own_worker: bool
+    """The tracer was initialised for it, and is torn down with it."""
+    scope: TraceScope | None = None
+    attempt_notes: Attributes = field(default_factory=dict[str, Any])
+
+    def ask(self, work: Callable[[LightningStore], Coroutine[object, None, T]], seconds: float = ANSWER_SECONDS) -> T:
+        """Return the store's answer, asked in a thread of its own: the caller may hold an event loop up."""
+        assert self.thread is not None
+        return self.thread.call(work).result(seconds)
+
+
+class ManualTracing(Tracer):
+    """The part of a tracer that opens and closes attempts by hand."""
+
+    rollout_id: str | None = None
+    """The rollout that the tracer was made for; None is any."""
+    attempt_id: str | None = None
+    """The attempt that the tracer was made for; None is any."""
+    _opened: _Opened | None = None
+
+    def open_rollout(self, rollout_id: str | None = None, **attributes: object) -> None:
+        """Open a rollout of the store; what else is given, such as `user_id`, is put on each of its spans.
+
+        Raises:
+            RuntimeError: another one is open here.
+            BadRequestError: no id, or another one than the tracer was made for.
+            NotFoundError: the store has no such rollout.
+        """
+        if self._opened is not None:
+            raise RuntimeError(f"Rollout {self._opened.rollout_id} is open already; close_rollout() comes first")
+        rollout_id = self._agreed("rollout_id", self.rollout_id, rollout_id)
+        if rollout_id is None:
+            raise BadRequestError(
+                "open_rollout needs a rollout_id; of a store: (await store.start_rollout(input)).rollout_id"
+            )
+        store = self._bound_store()
+        thread = None if store is None else StoreThread(store, "agentlightning-manual-trace")
+        opened = _Opened(rollout_id, _as_attributes(attributes), thread, own_worker=not self._is_initialised())
+        try:
+            if thread is not None and opened.ask(lambda store: store.get_rollout_by_id(rollout_id)) is None:
+                raise NotFoundError(
+                    f"Rollout {rollout_id} not found: the store knows those that it made itself, by "
+                    "await store.start_rollout(input) or enqueue_rollout(input)"
+                )
+            if opened.own_worker:
+                self.init()
+                self.init_worker(0, store)
+        except BaseException:
+            if thread is not None:
+                thread.close()
+            raise
+        self._opened = opened
+
+    def open_attempt(self, attempt_id: str | None = None, sequence_id: int | None = None) -> None:
+        """Open an attempt of the open rollout; None is the latest in the store. `sequence_id` is its number, 1 first.
+
+        Raises:
+            RuntimeError: no rollout is open, or an attempt is.
+            BadRequestError: no id and no store, another id than the tracer was made for, or another number.
+            NotFoundError: the rollout has no such attempt.
+            ValueError: a trace is open in this context already.
+        """
+        opened = self._rollout_open("open_attempt")
+        if opened.scope is not None:
+            raise RuntimeError(f"Attempt {opened.scope.attempt_id} is open already; close_attempt() comes first")
+        attempt_id = self._agreed("attempt_id", self.attempt_id, attempt_id)
+        number = sequence_id
+        if opened.thread is not None:
+            attempts = opened.ask(lambda store: store.query_attempts(opened.rollout_id))
+            known = {attempt.attempt_id: attempt.sequence_id for attempt in attempts}
+            attempt_id = attempt_id or next(reversed(known), None)
+            if attempt_id not in known:
+                has = f"it has {', '.join(known)}" if known else "it has none; await store.start_attempt(rollout_id)"
+                raise NotFoundError(f"Attempt {attempt_id} not found for rollout {opened.rollout_id}: {has}")
+            number = known[attempt_id]
+            if sequence_id not in (None, number):
+                raise BadRequestError(f"Attempt {attempt_id} has the sequence_id {number}, not {sequence_id}")
+        if attempt_id is None:
+            raise BadRequestError("open_attempt needs an attempt_id where there is no store that knows the latest")
+        opened.attempt_notes = {} if number is None else {_ATTEMPT_NUMBER: number}
+        scope = TraceScope(self, self._bound_store(), opened.rollout_id, attempt_id, loop=None)
+        scope.open()
+        opened.scope = scope
+        self._opened_scope(scope)
+
+    def emit_span(
+        self, name: str, attributes: Mapping[str, object] | None = None, status: TraceStatus | None = None
+    ) -> SpanCoreFields:
+        """Record a span that begins and ends now, in the open attempt. Nested attributes are flattened.
+
+        Raises:
+            RuntimeError: no attempt is open.
+        """
+        opened, scope = self._attempt_open("emit_span")
+        given = {**opened.notes, **opened.attempt_notes, **_as_attributes(attributes or {})}
+        with entered(scope):
+            return self.create_span(name, attributes=given, status=status)
+
+    def close_attempt(self) -> None:
+        """Close the attempt: its spans go to the store. Blocks until they are there. It does not end the attempt.
+
+        Raises:
+            RuntimeError: no attempt is open.
+            TraceDeliveryError: the store did not take them; `get_last_trace` has them.
+        """
+        opened, scope = self._attempt_open("close_attempt")
+        opened.scope = None
+        scope.close()
+        if opened.thread is None:
+            return
+
+        async def to_store(store: LightningStore) -> None:
+            scope.store = store  # the handle of the thread
+            await deliver(scope, self.store_unreachable_timeout)
+
+        try:
+            opened.ask(to_store, self.store_unreachable_timeout + ANSWER_SECONDS)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            raise TraceDeliveryError(
+                f"The store took no spans of rollout {scope.rollout_id}, attempt {scope.attempt_id} in time",
+                unanswered=True,
+            ) from error
+
+    def close_rollout(self) -> None:
+        """Close the rollout; another one may be opened then. It does not end the rollout in the store.
+
+        Raises:
+            RuntimeError: no rollout is open, or an attempt of it still is.
+        """
+        opened = self._rollout_open("close_rollout")
+        if opened.scope is not None:
+            raise RuntimeError(f"Attempt {opened.scope.attempt_id} is still open; close_attempt() comes first")
+        self._opened = None
+        if opened.thread is not None:
+            opened.thread.close()
+        if opened.own_worker:
+            self.teardown_worker(0)
+            self.teardown()
+
+    # --- what the tracer knows -----------------------------------------------------------------------------------
+
+    def _bound_store(self) -> LightningStore | None:
+        """Return the store of the worker, else that of the constructor."""
+        raise NotImplementedError
+
+    def _is_initialised(self) -> bool:
+        raise NotImplementedError
+
+    def _opened_scope(self, scope: TraceScope) -> None:
+        """Remember the scope for `get_last_trace`."""
+        raise NotImplementedError
+
+    def _agreed(self, name: str, own: str | None, given: str | None) -> str | None:
+        """Return the id that is meant, of which the tracer may have one of its own."""
+        if own is not None and given is not None and own != given:
+            raise BadRequestError(f"This tracer was made with {name}={own!r}; got {given!r}. Make another one for it")
+        return own if given is None else given
+
+    def _rollout_open(self, what: str) -> _Opened:
+        if self._opened is None:
+            raise RuntimeError(f"{what}(): no rollout is open here; open_rollout(rollout_id=...) comes first")
+        return self._opened
+
+    def _attempt_open(self, what: str) -> tuple[_Opened, TraceScope]:
+        opened = self._rollout_open(what)
+        if opened.scope is None:
+            raise RuntimeError(f"{what}(): no attempt is open here; open_attempt(attempt_id=...) comes first")
+        return opened, opened.scope
+
+
+def _as_attributes(values: Mapping[str, object]) -> Attributes:
+    return sanitize_attributes(flatten_attributes(values))
