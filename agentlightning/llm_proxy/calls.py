@@ -11,6 +11,8 @@ from agentlightning.llm_proxy.endpoints.engines import Engine
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.policies import CallPolicy
 from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.responses_state.memory import StoredResponse
+from agentlightning.llm_proxy.responses_state.turns import Turn
 from agentlightning.semconv import CallState
 from agentlightning.utils.id import generate_id
 
@@ -54,6 +56,10 @@ class GatewayCall:
     bytes: int = 0
     """Of request and reply, as far as they came."""
     upstream_tries: int = 0
+    turn: Turn | None = None
+    """What the request leans on, in the Responses dialect."""
+    to_remember: StoredResponse | None = None
+    """The response, where it can be continued by its id."""
     state: CallState = "upstream_error"
     http_status: int = 500
     """What the agent got; 499 if it had left."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from agentlightning.llm_proxy.access.limits import MOST_FRAMES, count_of
+from typing_extensions import override
+
+from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.dialects import CHAT, MESSAGES
+from agentlightning.llm_proxy.dialects import CHAT, RESPONSES
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
@@ -29,17 +31,20 @@ from agentlightning.llm_proxy.replies import (
     JsonReply,
     ReplyStream,
     StreamEnd,
-    json_reply,
+    busy,
     unusable,
 )
+from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
+from agentlightning.llm_proxy.responses_state.turns import Turn, begin
 from agentlightning.llm_proxy.sse import Frames, data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
 from agentlightning.llm_proxy.weights import WeightGate
+from agentlightning.utils.http.byte_budget import Hold
 
 logger = logging.getLogger(__name__)
 
-_AGENT, _SERVER = "The request", "The model server's reply"
+AGENT, _SERVER = "The request", "The model server's reply"
 _FRAMES_A_TURN = 64
 """So many frames are handed on before other calls get a turn."""
 
@@ -71,16 +76,19 @@ class Forwarder:
         policies: PolicyTable,
         gate: WeightGate,
         upstream: Upstream,
-        call_seconds: float,
+        limits: GatewayLimits,
         call_file: CallFile | None,
     ) -> None:
         self._models, self._policies, self._gate, self._upstream = models, policies, gate, upstream
         self._off_loop = upstream.off_loop
-        self._call_seconds = call_seconds
+        self._limits = limits
+        self.memory = ResponseMemory(limits)
         self._call_file = call_file
 
-    async def serve(self, call: GatewayCall, dialect: Dialect, raw: bytes, reply_stream: ReplyStream) -> AgentReply:
-        """Make the call; `call` says how it ended.
+    async def serve(
+        self, call: GatewayCall, dialect: Dialect, raw: bytes, reply_stream: ReplyStream, hold: Hold
+    ) -> AgentReply:
+        """Make the call; `call` says how it ended. What it takes beside `raw` is counted in `hold`.
 
         Raises:
             CallFailed: there is no reply, or a stream broke off.
@@ -99,8 +107,14 @@ class Forwarder:
         if replays and asked["model"] not in self._models().names:  # only the file knows it: no endpoint is needed
             wire, found = _wires(dialect)[-1], []
         else:
-            wire, found = self._wire_and_endpoints(dialect, asked["model"], call.rollout_id)
-        request = await self._off_loop.run(len(raw), _upstream_request, dialect, wire, found, asked)
+            wire, found = wire_and_endpoints(self._models(), dialect, asked["model"], call.rollout_id)
+        if dialect is RESPONSES and wire is CHAT:
+            call.turn = begin(self.memory, (call.rollout_id, call.attempt_id), asked, self._limits.body_bytes)
+            with busy():
+                hold.add(call.turn.size)
+            call.bytes += call.turn.size
+            asked = await self._off_loop.run(call.bytes, call.turn.expanded)
+        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked)
         call.request, call.prompt = request.body, request.prompt
         if self._call_file is not None and self._call_file.replays:
             on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
@@ -108,8 +122,9 @@ class Forwarder:
                 return await self._whole_reply(call, request, on_file, json_bytes(on_file), reply_stream)
         endpoints = request.endpoints or self._models().endpoints(asked["model"], call.rollout_id)
         call.weight_version = await self._gate.enter()
+        deadline = call.began + self._limits.call_seconds
         try:
-            async with self._upstream.ask(call, request.wire, endpoints, call.began + self._call_seconds) as response:
+            async with self._upstream.ask(call, request.wire, endpoints, deadline) as response:
                 if isinstance(response, UpstreamStream):
                     return await self._pass_stream(call, request, response, reply_stream)
                 reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
@@ -120,51 +135,9 @@ class Forwarder:
         finally:
             self._gate.leave()
 
-    async def count_tokens(self, raw: bytes, rollout_id: str) -> JsonReply:
-        """Reply with the tokens that a prompt of the messages dialect has, as the model server counts them.
-
-        Raises:
-            CallFailed: 400 that names the field that is wrong; 501, the server does not count; its own refusal.
-        """
-        asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(MESSAGES.read_count), raw)
-        wire, endpoints = self._wire_and_endpoints(MESSAGES, asked["model"], rollout_id)
-        if wire is not MESSAGES.native:
-            asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(MESSAGES.count_to_chat), asked)
-        for endpoint in endpoints[:-1]:
-            try:
-                return await self._count(endpoint, wire, asked, len(raw))
-            except CallFailed as failure:
-                if failure.status != 502:
-                    raise
-        return await self._count(endpoints[-1], wire, asked, len(raw))
-
-    async def _count(self, endpoint: ModelEndpoint, wire: WireDialect, request: Json, size: int) -> JsonReply:
-        body = await self._off_loop.run(size, wire.upstream_request, request, endpoint.model, {})
-        native = wire is MESSAGES.native
-        base, route = (endpoint.api_base, "/messages/count_tokens") if native else (endpoint.root, "/tokenize")
-        response = await self._upstream.count(endpoint, base, route, wire, body)
-        count = (read_json(response.body) or {}).get("input_tokens" if native else "count")
-        if type(count) is not int or count != count_of(count):
-            text = f"The model server of {endpoint.model!r} does not count the tokens of messages"
-            raise CallFailed(501, text, code="not_supported", state="upstream_error")
-        return JsonReply(200, response.body) if native else json_reply({"input_tokens": count})
-
-    def _wire_and_endpoints(
-        self, dialect: Dialect, model: str, rollout_id: str
-    ) -> tuple[WireDialect, list[ModelEndpoint]]:
-        """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
-
-        Raises:
-            CallFailed: 404, there is no such model; 400, none of its servers can be asked in this dialect.
-        """
-        endpoints = self._models().endpoints(model, rollout_id)
-        for endpoint in endpoints:
-            for wire in _wires(dialect):
-                if wire.route in endpoint.dialects:
-                    return wire, [other for other in endpoints if wire.route in other.dialects]
-        routes = ", ".join(sorted({route for endpoint in endpoints for route in endpoint.dialects}))
-        text = f"The model {model!r} is served by {routes} only, not by {dialect.route}"
-        raise CallFailed(400, text, code="unsupported_dialect", param="model")
+    async def _prepare_to_remember(self, call: GatewayCall, said: Json | None) -> None:
+        if call.turn is not None and call.turn.stores and said is not None:
+            call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
 
     async def _record(self, request: _UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
@@ -175,8 +148,12 @@ class Forwarder:
     ) -> AgentReply:
         """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
         call.bytes += len(body)
-        record, tokens, shown = await self._off_loop.run(len(body), _convert_reply, request, reply, body, call.streamed)
+        if call.turn is not None:
+            reply = {**reply, "id": call.turn.named(self.memory, reply.get("id"))}
+        converted = await self._off_loop.run(len(body), _convert_reply, request, reply, body, call.streamed)
+        record, tokens, shown, said = converted
         call.answered(record, tokens, generated=request.wire.generates)
+        await self._prepare_to_remember(call, said)
         return StreamEnd(reply_stream, shown) if call.streamed else JsonReply(200, shown)
 
     async def _pass_stream(
@@ -186,6 +163,8 @@ class Forwarder:
         wire, translated = request.wire, request.translated
         reader = wire.read_stream(request.body)
         writer = None if translated is None else translated.write_stream(request.agent_request)
+        if writer is not None and call.turn is not None:
+            writer = _NamedStream(writer, call.turn, self.memory)
         last, number = b"", 0
         try:
             async for frame in stream.frames():
@@ -205,14 +184,35 @@ class Forwarder:
                 raise unusable("The model server ended its stream before the reply was complete")
             ended = await self._off_loop.run(call.bytes, _end_stream, request, reader, writer, stream.hid_key)
             reply, record, tokens, end = ended
+            if call.turn is not None:
+                record = {**record, "id": call.turn.name}
         except BaseException:  # what came of the reply is kept, whatever ends it
             with suppress(Exception):  # the reply may break off because it cannot be read
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
             raise
         call.answered(record, tokens, generated=wire.generates)
+        await self._prepare_to_remember(call, None if writer is None else writer.reply)
         await self._record(request, reply)
         return StreamEnd(reply_stream, last if writer is None else end)
+
+
+def wire_and_endpoints(
+    models: ModelTable, dialect: Dialect, model: str, rollout_id: str
+) -> tuple[WireDialect, list[ModelEndpoint]]:
+    """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
+
+    Raises:
+        CallFailed: 404, there is no such model; 400, none of its servers can be asked in this dialect.
+    """
+    endpoints = models.endpoints(model, rollout_id)
+    for endpoint in endpoints:
+        for wire in _wires(dialect):
+            if wire.route in endpoint.dialects:
+                return wire, [other for other in endpoints if wire.route in other.dialects]
+    routes = ", ".join(sorted({route for endpoint in endpoints for route in endpoint.dialects}))
+    text = f"The model {model!r} is served by {routes} only, not by {dialect.route}"
+    raise CallFailed(400, text, code="unsupported_dialect", param="model")
 
 
 def _wires(dialect: Dialect) -> tuple[WireDialect, ...]:
@@ -224,7 +224,7 @@ def _wires(dialect: Dialect) -> tuple[WireDialect, ...]:
 
 
 @contextmanager
-def _blamed_on(who: str) -> Generator[None, None, None]:
+def blamed_on(who: str) -> Generator[None, None, None]:
     """Turn an error in reading a request or response into that call's failure, which names its sender.
 
     No such error is known; the dialects refuse by name what they cannot read.
@@ -236,14 +236,14 @@ def _blamed_on(who: str) -> Generator[None, None, None]:
     except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
         logger.exception("a part of a call could not be read: %s", who)
         text = f"{who} cannot be read ({type(error).__name__})"
-        if who == _AGENT:
+        if who == AGENT:
             raise CallFailed(400, text, code="invalid_request") from error
         raise unusable(text) from error
 
 
 def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
-    with _blamed_on(_AGENT):
+    with blamed_on(AGENT):
         asked = dialect.read_request(raw)
         return asked, dialect.prompt_of(asked)
 
@@ -261,19 +261,36 @@ def _upstream_request(
     dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json
 ) -> _UpstreamRequest:
     """Return the request for these endpoints, which speak `wire`."""
-    with _blamed_on(_AGENT):
+    with blamed_on(AGENT):
         if isinstance(dialect, TranslatedDialect) and wire is CHAT:
             chat = dialect.to_chat(asked)
             return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, dialect)
         return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
 
 
+class _NamedStream(StreamWriter):
+    """Writes a response whose id is not in every case the model server's."""
+
+    def __init__(self, writer: StreamWriter, turn: Turn, memory: ResponseMemory) -> None:
+        self._writer, self._turn, self._memory = writer, turn, memory
+
+    @override
+    def feed(self, chunk: Json) -> bytes:
+        return self._writer.feed({**chunk, "id": self._turn.named(self._memory, chunk.get("id"))})
+
+    @override
+    def end(self) -> bytes:
+        events = self._writer.end()
+        self.reply = self._writer.reply
+        return events
+
+
 def _convert_reply(
     request: _UpstreamRequest, reply: Json, body: bytes, streamed: bool
-) -> tuple[Json, CallTokens | None, bytes]:
-    """Return the record of a whole reply, its tokens, and the bytes for the agent."""
+) -> tuple[Json, CallTokens | None, bytes, Json | None]:
+    """Return the record of a whole reply, its tokens, the bytes for the agent, and the translated reply in them."""
     wire, translated = request.wire, request.translated
-    with _blamed_on(_SERVER):
+    with blamed_on(_SERVER):
         record, tokens = wire.record_of(reply), wire.tokens_of(reply, request.body)
         if streamed:
             stream = wire.stream_of(reply, request.body)
@@ -281,16 +298,18 @@ def _convert_reply(
                 writer = translated.write_stream(request.agent_request)
                 frames = Frames(len(stream) + 1).feed(stream)
                 stream = b"".join([*(_events(writer, frame) for frame in frames), writer.end()])
-            return record, tokens, stream
+                return record, tokens, stream, writer.reply
+            return record, tokens, stream, None
         shown = wire.visible_reply(reply, request.body)
         if translated is not None:
-            return record, tokens, json_bytes(translated.from_chat(shown, request.agent_request))
-        return record, tokens, body if shown == reply and is_strict(body) else json_bytes(shown)
+            said = translated.from_chat(shown, request.agent_request)
+            return record, tokens, json_bytes(said), said
+        return record, tokens, body if shown == reply and is_strict(body) else json_bytes(shown), None
 
 
 def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
     """Return what the agent gets for one frame."""
-    with _blamed_on(_SERVER):
+    with blamed_on(_SERVER):
         shown = reader.feed(frame)
         if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
             data = data_of(shown)
@@ -304,7 +323,7 @@ def _end_stream(
     request: _UpstreamRequest, reader: StreamReader, writer: StreamWriter | None, hid_key: bool
 ) -> tuple[Json, Json, CallTokens | None, bytes]:
     """Return a stream's reply, its record, its tokens, and the events that end a translated stream."""
-    with _blamed_on(_SERVER):
+    with blamed_on(_SERVER):
         reply = reader.reply()
         if reply is None:
             raise unusable("The model server ended its stream without a reply")
@@ -314,7 +333,7 @@ def _end_stream(
 
 
 def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:
-    with _blamed_on(_SERVER):
+    with blamed_on(_SERVER):
         reply = wire.read_reply(response.body)
     if reply is None:
         raise unusable(f"The model server's reply is none of {wire.route} ({wire.reply_form})")

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.errors import BusyError, TooLargeError
+from agentlightning.errors import TooLargeError
 from agentlightning.llm_proxy.access.admission import (
-    COUNT_TOKENS,
     MODELS,
+    RESPONSE,
     AttemptBook,
     Budgets,
     CallAddress,
@@ -29,6 +28,7 @@ from agentlightning.llm_proxy.access.admission import (
 )
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.counting import TokenCounter
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
 from agentlightning.llm_proxy.dialects.json_values import expanded_bytes
 from agentlightning.llm_proxy.endpoints.engines import OTHER
@@ -39,7 +39,8 @@ from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.llm_proxy.recording.recorder import Privacy, ask_store, is_final, keep
 from agentlightning.llm_proxy.recording.replay import CallFile
-from agentlightning.llm_proxy.replies import AgentReply, CallFailed, ClientLeft, JsonReply, json_reply
+from agentlightning.llm_proxy.replies import AgentReply, CallFailed, ClientLeft, JsonReply, busy, json_reply
+from agentlightning.llm_proxy.responses_state import retrieval
 from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -68,7 +69,8 @@ class Gateway:
     ) -> None:
         self._store, self._models, self._policies = store, models, policies
         self._token, self._limits = token, limits
-        self._forwarder = Forwarder(models, policies, gate, upstream, limits.call_seconds, call_file)
+        self._forwarder = Forwarder(models, policies, gate, upstream, limits, call_file)
+        self._counter = TokenCounter(upstream, self._forwarder.memory, limits.body_bytes)
         self._off_loop = upstream.off_loop
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
@@ -105,12 +107,8 @@ class Gateway:
         store, seconds = self._store(), self._limits.store_seconds
         if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):
             await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
-        if address.role is not None and address.route in (MODELS, COUNT_TOKENS):  # for a model call the record says so
-            self._policies.role_in_url(address.role)
-        if address.route == MODELS:
-            return json_reply(self._models().listing(address.model))
-        if address.route == COUNT_TOKENS:
-            return await self._count_tokens(address, scope, receive)
+        if address.route not in DIALECTS:
+            return await self._answer_without_a_call(address, scope, receive)
         dialect = DIALECTS[address.route]
         sequence_id = await ask_store(store.get_next_span_sequence_id(address.rollout_id, address.attempt_id), seconds)
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -129,6 +127,24 @@ class Gateway:
             reply = await self._make_call(store, call, request)
             return await self._conclude(store, call, request, reply)
 
+    async def _answer_without_a_call(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
+        """Answer what no model is called for, so that nothing is recorded. None if the agent left."""
+        if address.role is not None:  # for a model call the record says so
+            self._policies.role_in_url(address.role)
+        if address.route == MODELS:
+            return json_reply(self._models().listing(address.named))
+        if not address.route.startswith(RESPONSE):
+            return await self._count_tokens(address, scope, receive)
+        memory, attempt = self._forwarder.memory, (address.rollout_id, address.attempt_id)
+        assert address.named is not None
+        if address.route != RESPONSE:
+            if scope["method"] == "POST":
+                return retrieval.cancelled(memory, attempt, address.named)
+            return retrieval.input_items(memory, attempt, address.named, scope["query_string"])
+        if scope["method"] == "DELETE":
+            return retrieval.deleted(memory, attempt, address.named)
+        return retrieval.retrieved(memory, attempt, address.named, scope["query_string"])
+
     def _hold(self, address: CallAddress) -> Hold:
         return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)
 
@@ -140,7 +156,7 @@ class Gateway:
         """
         if len(raw) >= LARGE_BYTES:
             size = await self._off_loop.run(len(raw), expanded_bytes, raw)
-            with _busy():
+            with busy():
                 hold.add(max(0, min(size, self._limits.bytes_per_attempt) - hold.size))
 
     async def record_cut_short(self, calls: Sequence[GatewayCall]) -> None:
@@ -163,7 +179,8 @@ class Gateway:
             try:
                 raw = await _body(scope, receive, hold, self._limits.body_bytes)
                 await self._hold_value(raw, hold)
-                counting = self._forwarder.count_tokens(raw, address.rollout_id)
+                attempt = (address.rollout_id, address.attempt_id)
+                counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
                 return await asyncio.wait_for(counting, self._limits.call_seconds)
             except ClientLeft:
                 return None
@@ -200,7 +217,7 @@ class Gateway:
             raw = await _body(request.scope, request.receive, request.hold, self._limits.body_bytes)
             has_body.set()
             await self._hold_value(raw, request.hold)
-            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream)
+            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
 
         async def wait_for_disconnect() -> None:
             await has_body.wait()  # nothing is read before the body is there
@@ -243,6 +260,11 @@ class Gateway:
         lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
+        if call.turn is not None:
+            memory = self._forwarder.memory
+            memory.release(call.turn.attempt, call.turn.name)
+            if lost is None and call.error is None and call.to_remember is not None:
+                memory.add(call.to_remember)
         if lost is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
@@ -285,15 +307,6 @@ class _AgentRequest:
         return self.dialect.failure(failure)
 
 
-@contextmanager
-def _busy() -> Generator[None, None, None]:
-    """Refuse the call if its bytes do not fit."""
-    try:
-        yield
-    except BusyError as error:
-        raise CallFailed(429, str(error), code="too_many_bytes", retry_after=error.retry_after) from None
-
-
 async def _body(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes:
     """Return the request's body.
 
@@ -302,7 +315,7 @@ async def _body(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes
         ClientLeft: the connection closed before its end.
     """
     try:
-        with _busy():
+        with busy():
             return await read_body(scope, receive, hold, limit)
     except TooLargeError:
         text = f"The body is larger than the gateway's limit of {limit} bytes"

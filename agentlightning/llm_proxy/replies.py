@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agentlightning.errors import BusyError
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
 from agentlightning.semconv import CallState
 from agentlightning.utils.http.auth import Send
@@ -110,6 +113,19 @@ class CallFailed(Exception):
 
 class ClientLeft(Exception):
     """The agent closed its connection before it had a reply."""
+
+
+@contextmanager
+def busy() -> Generator[None, None, None]:
+    """Refuse the call if its bytes do not fit.
+
+    Raises:
+        CallFailed: 429, the attempt or the process holds too many bytes.
+    """
+    try:
+        yield
+    except BusyError as error:
+        raise CallFailed(429, str(error), code="too_many_bytes", retry_after=error.retry_after) from None
 
 
 def unusable(message: str) -> CallFailed:

@@ -196,6 +196,44 @@ def test_a_tool_loop_over_responses_is_one_row() -> None:
 
 
 @agl.rollout
+def responses_by_id(task: str, llm: agl.LLM) -> str:
+    client = openai.OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)
+    options: Json = {"model": llm.model, "instructions": "Use the tool.", "tools": [FLAT_TOOL]}
+    response = client.responses.create(input=task, **options)
+    while calls := [item for item in response.output if item.type == "function_call"]:
+        outputs: list[Any] = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": multiply(call.arguments)}
+            for call in calls
+        ]
+        response = client.responses.create(input=outputs, previous_response_id=response.id, **options)
+    return response.output_text
+
+
+@agl.rollout
+async def responses_by_reference(task: str, llm: agl.LLM) -> str:
+    items: list[Any] = [{"role": "user", "content": task}]
+    async with openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key) as client:
+        while True:
+            async with client.responses.stream(model=llm.model, input=items, tools=[FLAT_TOOL]) as stream:
+                response = await stream.get_final_response()
+            items += [{"type": "item_reference", "id": item.id} for item in response.output]
+            calls = [item for item in response.output if item.type == "function_call"]
+            if not calls:
+                return response.output_text
+            for call in calls:
+                result = multiply(call.arguments)
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+
+
+@pytest.mark.parametrize("agent", [responses_by_id, responses_by_reference])
+def test_a_tool_loop_that_leans_on_the_servers_memory_is_one_row(agent: Any) -> None:
+    results = run_agent(agent, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
+
+
+@agl.rollout
 async def responses_streams(task: str, llm: agl.LLM) -> tuple[list[str], str, int]:
     client = openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)
     items: list[Any] = [{"role": "user", "content": task}]

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParams, ResponseCreateParamsNonStreaming
 from typing_extensions import is_typeddict
 
+from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
 from agentlightning.llm_proxy.dialects.anthropic import requests as message_requests
 from agentlightning.llm_proxy.dialects.responses import requests as response_requests
 from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.responses_state.memory import Item, ResponseMemory, StoredResponse
+from agentlightning.llm_proxy.responses_state.turns import begin
 from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer
@@ -159,7 +162,8 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"parallel_tool_calls": "a wish for parallel calls where there are no tools",
     r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
-    r"input\[0\]\.type='message'|(text|reasoning)=\{\}|text\.format=\{'type': 'text'\}": "says what holds anyway",
+    r"input\[0\]\.type='(message|item_reference)'": "says what holds anyway",
+    r"(text|reasoning)=\{\}|text\.format=\{'type': 'text'\}": "says what holds anyway",
 }
 
 
@@ -189,8 +193,12 @@ def _message_to_chat(request: Json) -> Json:
 
 
 def _response_to_chat(request: Json) -> Json:
-    """With what every request must have, though the library's type does not say so."""
-    return RESPONSES.to_chat({"model": "policy", "input": "hi", **request})
+    """With what every request must have, though the library's type does not say so, and with a memory."""
+    memory, attempt = ResponseMemory(GatewayLimits()), ("ro-1", "at-1")
+    said = Item("<input[0].id>", b'{"role": "user", "content": "earlier"}')
+    memory.add(StoredResponse(attempt, "<previous_response_id>", b"{}", (said,), ()))
+    turn = begin(memory, attempt, {"model": "policy", "input": "hi", **request}, 1_000_000)
+    return RESPONSES.to_chat(turn.expanded())
 
 
 FIELDS = {

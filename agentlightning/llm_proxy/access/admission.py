@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, Dialect
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
@@ -23,10 +23,17 @@ from agentlightning.types import Attempt, AttemptedRollout, Rollout
 from agentlightning.types.attempt_key import judge_key
 from agentlightning.utils.http.auth import Scope, bearer_token, same_token
 
-COUNT_TOKENS = f"{MESSAGES.route}/count_tokens"
 MODELS = "models"
-ROUTES: dict[str, str] = {**dict.fromkeys(DIALECTS, "POST"), COUNT_TOKENS: "POST", MODELS: "GET"}
-"""What is served below an attempt's URL, with or without `v1/` before it, and by which method."""
+RESPONSE = f"{RESPONSES.route}/<id>"
+ROUTES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(DIALECTS, ("POST",)),
+    **{f"{MESSAGES.route}/count_tokens": ("POST",), f"{RESPONSES.route}/input_tokens": ("POST",)},
+    RESPONSE: ("GET", "DELETE"),
+    f"{RESPONSE}/input_items": ("GET",),
+    f"{RESPONSE}/cancel": ("POST",),
+    MODELS: ("GET",),
+}
+"""What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _RIGHT_FORM = (
@@ -53,8 +60,8 @@ class CallAddress:
     route: str
     role: str | None = None
     """Which agent of the attempt makes the call, where the URL names one."""
-    model: str | None = None
-    """The one that is asked about, below `models`."""
+    named: str | None = None
+    """The model or the response that is asked about."""
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
@@ -72,19 +79,27 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
             404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
         )
     rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
-    route = "/".join(segments[5:] if segments[4:5] == ["v1"] else segments[4:])
-    model = route.removeprefix(f"{MODELS}/") if route.startswith(f"{MODELS}/") else None
-    if model:
-        route = MODELS
+    route, named = _route("/".join(segments[5:] if segments[4:5] == ["v1"] else segments[4:]))
     if route not in ROUTES:
-        served = ", ".join(f"{verb} {known}" for known, verb in ROUTES.items())
+        served = ", ".join(f"{verb} {known}" for known, verbs in ROUTES.items() for verb in verbs)
         raise CallFailed(
             404, f"The gateway does not serve {route!r} for an attempt; it serves {served}", code="unknown_url"
         )
-    wanted = ROUTES[route]
-    if method != wanted:
+    if method not in ROUTES[route]:
+        wanted = " or ".join(ROUTES[route])
         raise CallFailed(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route, role, model)
+    return CallAddress(rollout_id, attempt_id, route, role, named)
+
+
+def _route(path: str) -> tuple[str, str | None]:
+    """Return the route of a path, and the model or response that is named in it."""
+    if path.startswith(f"{MODELS}/") and path != f"{MODELS}/":
+        return MODELS, path.removeprefix(f"{MODELS}/")
+    if path.startswith(f"{RESPONSES.route}/") and path not in ROUTES:
+        name, slash, rest = path.removeprefix(f"{RESPONSES.route}/").partition("/")
+        if (route := f"{RESPONSE}{slash}{rest}") in ROUTES and name:
+            return route, name
+    return path, None
 
 
 def dialect_of(raw_path: bytes) -> Dialect:

@@ -105,6 +105,12 @@ class GatewayLimits:
     """Calls in hand for one attempt (429)."""
     waiting_calls: int = 1024
     """Calls that wait while the weights change (503)."""
+    remembered_responses: int = 1024
+    """Responses that are remembered for one attempt, to be continued by their id; older ones are forgotten (400)."""
+    remembered_bytes_per_attempt: int = 64 * 1024 * 1024
+    """Bytes of them and of their items, for one attempt."""
+    remembered_bytes: int = 256 * 1024 * 1024
+    """The same of all attempts together; those of the attempt that was silent for longest are forgotten first."""
     call_seconds: float = 600.0
     """Time of one call from its arrival, waiting and retries included (504)."""
     store_seconds: float = 5.0

@@ -12,8 +12,9 @@ from agentlightning.llm_proxy.dialects.responses.dialect import NativeResponses,
 
 CHAT = ChatCompletions()
 MESSAGES = Messages(NativeMessages())
+RESPONSES = Responses(NativeResponses())
 DIALECTS: dict[str, Dialect] = {
-    dialect.route: dialect for dialect in (CHAT, Completions(), Responses(NativeResponses()), MESSAGES, Embeddings())
+    dialect.route: dialect for dialect in (CHAT, Completions(), RESPONSES, MESSAGES, Embeddings())
 }
 
-__all__ = ["CHAT", "DIALECTS", "MESSAGES", "Dialect", "TranslatedDialect", "WireDialect"]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "Dialect", "TranslatedDialect", "WireDialect"]

@@ -179,6 +179,9 @@ class WireDialect(Dialect):
 class StreamWriter(ABC):
     """Turns the chunks of one chat stream into the events of a translated dialect."""
 
+    reply: Json | None = None
+    """The whole reply in that dialect, where it can be asked for later; known at the end."""
+
     @abstractmethod
     def feed(self, chunk: Json) -> bytes:
         """Return the events for one chunk; may be none."""
@@ -203,6 +206,29 @@ class TranslatedDialect(Dialect):
     @override
     def prompt_of(self, request: Json) -> list[object]:
         return self.native.prompt_of(request)
+
+    @abstractmethod
+    def read_count(self, raw: bytes) -> Json:
+        """Return a request to count the tokens of a prompt: one that need not say what a reply may be.
+
+        Raises:
+            CallFailed: 400 that names the field that is wrong.
+        """
+
+    def count_to_chat(self, request: Json) -> Json:
+        """Return what the prompt is made of in chat completions; it may end with a message of the assistant.
+
+        Raises:
+            CallFailed: as `to_chat`.
+        """
+        chat = self.prompt_to_chat(request)
+        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
+        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
+        return {**shown, "add_generation_prompt": not ended}
+
+    def prompt_to_chat(self, request: Json) -> Json:
+        """Return the request as a chat completion, whether or not a reply to it could be made."""
+        return self.to_chat(request)
 
     @abstractmethod
     def to_chat(self, request: Json) -> Json:

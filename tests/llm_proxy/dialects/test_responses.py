@@ -62,7 +62,7 @@ async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
 async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_tokens(agent: Agent) -> None:
     response = await agent.ask(input="hi there", instructions="Be brief.", metadata={"k": "v"})
     assert response.output_text == "you said hi there"
-    assert (response.status, response.model, response.store) == ("completed", "policy", False)
+    assert (response.status, response.model, response.store) == ("completed", "policy", True)
     assert (response.instructions, response.metadata) == ("Be brief.", {"k": "v"})
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 4, 11)
     said, call = await agent.recorded()
@@ -278,7 +278,7 @@ async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 3}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
@@ -298,8 +298,8 @@ async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": 3}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": "x", "content": "y"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         (

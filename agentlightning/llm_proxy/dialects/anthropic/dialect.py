@@ -168,24 +168,13 @@ _ERRORS = {
 class Messages(TranslatedDialect):
     """`POST /messages`."""
 
+    @override
     def read_count(self, raw: bytes) -> Json:
-        """Return a request to count the tokens of a prompt: the same without `max_tokens`.
-
-        Raises:
-            CallFailed: 400 that names the field that is wrong.
-        """
         return read_model_request(raw, "messages", list, "a list")
 
-    def count_to_chat(self, request: Json) -> Json:
-        """Return what the prompt is made of in chat completions; it may end with a message of the assistant.
-
-        Raises:
-            CallFailed: as `to_chat`.
-        """
-        chat = chat_request(request)
-        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
-        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
-        return {**shown, "add_generation_prompt": not ended}
+    @override
+    def prompt_to_chat(self, request: Json) -> Json:
+        return chat_request(request)
 
     @override
     def to_chat(self, request: Json) -> Json:

@@ -7,6 +7,7 @@ request as it is, gives no tokens, and its reply is read for the record.
 from __future__ import annotations
 
 import json
+from types import NoneType
 from typing import cast
 
 from typing_extensions import override
@@ -109,6 +110,11 @@ class _ResponseStream(EventReader):
 
 class Responses(TranslatedDialect):
     """`POST /responses`."""
+
+    @override
+    def read_count(self, raw: bytes) -> Json:
+        request = read_model_request(raw, "input", (str, list, NoneType), "a string or a list of items")
+        return {**request, "input": [] if request.get("input") is None else request["input"]}
 
     @override
     def to_chat(self, request: Json) -> Json:

@@ -87,7 +87,7 @@ def response_of(request: Json, reply: Json, items: list[Json], finish_reason: ob
         **{name: request.get(name) for name in _ECHOED},
         "parallel_tool_calls": request.get("parallel_tool_calls", True),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-        "store": False,
+        "store": request.get("store") is not False,
         "text": request.get("text") or {"format": {"type": "text"}},
         "tool_choice": request.get("tool_choice") or "auto",
         "tools": request.get("tools") or [],
@@ -186,7 +186,7 @@ class ResponseEvents(StreamWriter):
         if not self._items and self._open is None:  # an empty answer is a message without words
             events += self._in_item("message", 0)
         events += self._close(last_status(self._finish_reason))
-        response = response_of(self._request, self._reply, self._items, self._finish_reason)
+        self.reply = response = response_of(self._request, self._reply, self._items, self._finish_reason)
         return events + self._event(f"response.{response['status']}", {"response": response})
 
     def _function_calls(self, pieces: list[tuple[int, MessageToolCall]]) -> bytes:

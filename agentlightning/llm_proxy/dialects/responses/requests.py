@@ -2,8 +2,8 @@
 
 Source: https://platform.openai.com/docs/api-reference/responses. What is not one to one:
 
-- Nothing is stored here, so a request that leans on the server's memory (`previous_response_id`, `conversation`, an
-  `item_reference`) is refused; agents send the items again instead.
+- What `previous_response_id` and an `item_reference` stand for is part of the input already (`responses_state.turns`).
+  A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
 - Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
   of users and caches, `max_tool_calls` (of tools that OpenAI runs, which are refused), `stream_options`, what `include`
   adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
@@ -35,7 +35,7 @@ SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user"
 READ = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning", "include")
 WITHOUT_EFFECT = (
     *("store", "service_tier", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("max_tool_calls", "stream_options"),
+    *("max_tool_calls", "stream_options", "previous_response_id"),
 )
 HARMLESS: Harmless = {
     "background": (False,),
@@ -53,7 +53,7 @@ INCLUDED_ANYWAY = (
     "web_search_call.results",
 )
 
-_MEMORY = ("previous_response_id", "conversation", "prompt")
+_MEMORY = ("conversation", "prompt")
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
 _ECHO = ("type", "id", "status")
 _TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
@@ -70,7 +70,8 @@ def chat_request(request: Json) -> Json:
     """
     for name in _MEMORY:
         if request.get(name) is not None:
-            raise untranslatable(name, "nothing is stored here between calls; send the items of the conversation again")
+            why = "it is not known here; continue a response by its 'previous_response_id', or send the items"
+            raise untranslatable(name, why)
     refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), harmless=HARMLESS)
     included = request.get("include")
     if included is not None and not is_list(included):

@@ -1,0 +1,332 @@
+"""Conversations that go on by an id: `previous_response_id` and `item_reference`, with OpenAI's client library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentlightning.llm_proxy.access.limits import GatewayLimits
+from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.test_store_faults import TroubledStore
+from tests.stubs.model_server import Fault, encode
+
+Json = dict[str, Any]
+TOOL = {"type": "function", "name": "add", "description": "sum", "parameters": {"type": "object"}, "strict": False}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+OUTPUT = {"type": "function_call_output", "call_id": "call-1", "output": "3"}
+
+
+class Agent:
+    """An attempt with the client library pointed at it."""
+
+    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
+        self.harness, self.attempt = harness, attempt
+        options = {"base_url": harness.url(attempt, "/v1"), "api_key": "none", "max_retries": 0, **options}
+        self.client = openai.AsyncOpenAI(**options)
+
+    async def ask(self, *, streamed: bool = False, **fields: Any) -> Any:
+        fields = {"model": "policy", "input": "hi", **fields}
+        if not streamed:
+            return await self.client.responses.create(**fields)
+        async with self.client.responses.stream(**fields) as stream:
+            return await stream.get_final_response()
+
+    @property
+    def asked(self) -> Json:
+        """What the model server was asked last."""
+        return self.harness.model.calls[-1].request
+
+
+@pytest.fixture
+async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    made = Agent(harness, await harness.attempt())
+    async with made.client:
+        yield made
+
+
+# --- a conversation goes on ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("server_streams", [False, True])
+async def test_a_continued_response_is_asked_as_if_all_had_been_sent_again(
+    agent: Agent, streamed: bool, server_streams: bool
+) -> None:
+    answers = iter([{"reasoning_content": "let me see", "content": "one moment", "tool_calls": [CALL]}, "three", "bye"])
+    agent.harness.model.answer = lambda request: next(answers)
+    agent.harness.model.streams = server_streams
+    first = await agent.ask(input="1 and 2", tools=[TOOL], instructions="Add.", streamed=streamed)
+    second = await agent.ask(
+        input=[OUTPUT], tools=[TOOL], instructions="Add.", previous_response_id=first.id, streamed=streamed
+    )
+    by_id = agent.asked["messages"]
+    assert second.previous_response_id == first.id
+    assert (first.store, second.output_text) == (True, "three")
+    items = [{"role": "user", "content": "1 and 2"}, *first.output, OUTPUT]
+    await agent.ask(input=items, tools=[TOOL], instructions="Add.")
+    assert by_id == agent.asked["messages"]
+    assert [message["role"] for message in by_id] == ["system", "user", "assistant", "tool"]
+    assert by_id[2]["reasoning_content"] == "let me see"
+    (_, call, _) = await agent.harness.raw(agent.attempt)
+    assert call["prompt_token_ids"] == encode(" ".join(f"{m['role']} {m.get('content')}" for m in by_id) + " assistant")
+
+
+async def test_instructions_are_not_inherited(agent: Agent) -> None:
+    first = await agent.ask(instructions="Be brief.")
+    await agent.ask(input="and?", previous_response_id=first.id)
+    assert [message["role"] for message in agent.asked["messages"]] == ["user", "assistant", "user"]
+    await agent.ask(input="and?", previous_response_id=first.id, instructions="Be long.")
+    assert agent.asked["messages"][0] == {"role": "system", "content": "Be long."}
+    assert len(agent.asked["messages"]) == 4
+
+
+async def test_several_conversations_branch_from_one_response_at_the_same_time(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: f"after {request['messages'][-1]['content']}"
+    root = await agent.ask(input="root")
+    branches = await asyncio.gather(
+        *(agent.ask(input=f"b{i}", previous_response_id=root.id, streamed=bool(i % 2)) for i in range(8))
+    )
+    assert len({branch.id for branch in branches}) == 8
+    twigs = await asyncio.gather(*(agent.ask(input="t", previous_response_id=branch.id) for branch in branches))
+    assert len(twigs) == 8
+    said = [[message["content"] for message in call.request["messages"]] for call in agent.harness.model.calls[9:]]
+    expected = [["root", "after root", f"b{i}", f"after b{i}", "t"] for i in range(8)]
+    assert sorted(said) == sorted(expected)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_items_are_named_by_their_id(agent: Agent, streamed: bool) -> None:
+    answer = {"reasoning_content": "hm", "content": "one moment", "tool_calls": [CALL]}
+    agent.harness.model.answer = lambda request: answer
+    first = await agent.ask(input="1 and 2", tools=[TOOL], streamed=streamed)
+    references = [{"type": "item_reference", "id": item.id} for item in first.output]
+    references[0].pop("type")  # which may be left out
+    question = {"role": "user", "content": "1 and 2"}
+    await agent.ask(input=[question, *references, OUTPUT], tools=[TOOL], streamed=streamed)
+    by_id = agent.asked["messages"]
+    await agent.ask(input=[question, *first.output, OUTPUT], tools=[TOOL])
+    assert by_id == agent.asked["messages"]
+    assert by_id[1]["reasoning_content"] == "hm"
+
+
+async def test_items_of_the_input_and_of_a_continued_response_have_ids_too(agent: Agent) -> None:
+    await agent.ask(input=[{"id": "msg_mine", "role": "user", "content": "mine"}])
+    second = await agent.ask(input=[{"type": "item_reference", "id": "msg_mine"}])
+    assert agent.asked["messages"] == [{"role": "user", "content": "mine"}]
+    third = await agent.ask(input="go on", previous_response_id=second.id)
+    listed = await agent.client.responses.input_items.list(third.id, order="asc")
+    names = [item.id for item in listed.data]
+    assert names[0] == "msg_mine"
+    await agent.ask(input=[{"type": "item_reference", "id": name} for name in names])
+    assert [message["content"] for message in agent.asked["messages"]] == ["mine", "you said mine", "go on"]
+
+
+async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told_apart(agent: Agent) -> None:
+    model = agent.harness.model
+    reply = {"id": "always-me", "object": "chat.completion", "created": 1, "model": "policy"}
+
+    def answer(text: str) -> None:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        model.faults.append(_good(json.dumps({**reply, "choices": [choice]}).encode()))
+
+    made: list[Any] = []
+    for number in range(3):
+        answer(f"answer {number}")
+        made.append(await agent.ask(input=f"question {number}", streamed=number == 2))
+    assert made[0].id == "always-me"
+    assert len({response.id for response in made}) == 3
+    for number, response in enumerate(made):
+        await agent.ask(input="?", previous_response_id=response.id)
+        said = [message["content"] for message in agent.asked["messages"]]
+        assert said == [f"question {number}", f"answer {number}", "?"]
+    recorded = [span for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
+    assert [span.attributes["gen_ai.response.id"] for span in recorded[:3]] == [response.id for response in made]
+
+
+def _good(body: bytes) -> Any:
+    return Fault(200, body)
+
+
+# --- what is not remembered ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_is_not_stored_cannot_be_continued(agent: Agent, streamed: bool) -> None:
+    first = await agent.ask(store=False, streamed=streamed)
+    assert first.store is False
+    await refused(agent, first.id, first.output[0].id)
+    kept = await agent.ask()
+    await agent.ask(input="more", previous_response_id=kept.id, store=False)  # it may go on from one that is
+    assert len(agent.asked["messages"]) == 3
+
+
+async def refused(agent: Agent, response_id: str, item_id: str) -> None:
+    """Both are unknown, in the words and with the codes of the service."""
+    calls = len(agent.harness.model.calls)
+    for streamed in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await agent.ask(previous_response_id=response_id, streamed=streamed)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert f"Previous response with id '{response_id}' not found" in caught.value.message
+        assert "Send the items of the conversation again" in caught.value.message
+        with pytest.raises(openai.NotFoundError) as missing:
+            await agent.ask(input=[{"type": "item_reference", "id": item_id}], streamed=streamed)
+        assert missing.value.param == "input"
+        assert f"Item with id '{item_id}' not found" in missing.value.message
+    for asked in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await asked(response_id)
+    assert len(agent.harness.model.calls) == calls
+
+
+async def test_an_id_of_another_attempt_is_unknown(agent: Agent) -> None:
+    first = await agent.ask(input="my secret")
+    other = Agent(agent.harness, await agent.harness.attempt())
+    retry = Agent(agent.harness, await agent.harness.store.start_attempt(agent.attempt.rollout_id))
+    async with other.client, retry.client:
+        for stranger in (other, retry):
+            await refused(stranger, first.id, first.output[0].id)
+            with pytest.raises(openai.NotFoundError):
+                await stranger.client.responses.input_items.list(first.id)
+
+
+async def test_a_gateway_that_was_restarted_says_that_it_remembers_nothing(agent: Agent) -> None:
+    first = await agent.ask()
+    await agent.harness.proxy.restart()
+    with pytest.raises(openai.BadRequestError, match="before the gateway was restarted") as caught:
+        await agent.ask(previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+async def broken_off(agent: Agent) -> str:
+    """Ask for a stream that ends with an error; return the id that it began with."""
+    names: list[str] = []
+
+    async def read() -> None:
+        async for event in await agent.client.responses.create(model="policy", input="hi", stream=True):
+            names.extend([event.response.id] if event.type == "response.created" else [])
+
+    with pytest.raises(openai.APIError):
+        await read()
+    (name,) = names
+    return name
+
+
+async def test_a_response_that_broke_off_is_not_remembered(agent: Agent) -> None:
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "so far"}, "finish_reason": None}
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "policy", "choices": [choice]}
+    frame = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    agent.harness.model.faults.append(Fault(body=frame, headers={"Content-Type": "text/event-stream"}))
+    name = await broken_off(agent)
+    assert name == "chatcmpl-1"
+    await refused(agent, name, f"msg_{name}_0")
+
+
+async def test_a_response_that_was_withheld_for_want_of_a_record_is_not_remembered() -> None:
+    store = TroubledStore()
+    async with GatewayHarness(store=store) as harness:
+        agent = Agent(harness, await harness.attempt())
+        async with agent.client:
+            store.errors.append(ValueError("full"))
+            name = await broken_off(agent)
+            await refused(agent, name, f"msg_{name}_0")
+
+
+async def test_an_item_that_comes_with_the_history_already_is_refused_as_the_service_does(agent: Agent) -> None:
+    first = await agent.ask()
+    with pytest.raises(openai.BadRequestError, match="Duplicate item found with id"):
+        await agent.ask(input=[first.output[0]], previous_response_id=first.id)
+
+
+async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None:
+    async with GatewayHarness(limits=GatewayLimits(body_bytes=4000)) as harness:
+        agent = Agent(harness, await harness.attempt())
+        harness.model.answer = lambda request: "ok"
+        async with agent.client:
+            made = await agent.ask(input="a" * 1500)
+            for _ in range(2):
+                made = await agent.ask(input="a" * 1500, previous_response_id=made.id)
+            with pytest.raises(openai.APIStatusError) as caught:
+                await agent.ask(previous_response_id=made.id)
+            assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+
+
+async def test_older_responses_are_forgotten_beyond_the_bound_and_what_went_on_from_them_stays() -> None:
+    async with GatewayHarness(limits=GatewayLimits(remembered_responses=3)) as harness:
+        agent = Agent(harness, await harness.attempt())
+        async with agent.client:
+            made = [await agent.ask(input="0")]
+            for number in range(1, 6):
+                made.append(await agent.ask(input=str(number), previous_response_id=made[-1].id))
+            await agent.ask(input="end", previous_response_id=made[-1].id)
+            assert [message["content"] for message in agent.asked["messages"][::2]] == [*"012345", "end"]
+            with pytest.raises(openai.BadRequestError, match="remembered_responses"):
+                await agent.ask(previous_response_id=made[0].id)
+            await agent.ask(input=[{"type": "item_reference", "id": made[0].output[0].id}])
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_tokens_of_a_conversation_are_counted(agent: Agent) -> None:
+    first = await agent.ask(input="one two")
+    count = await agent.client.responses.input_tokens.count(
+        model="policy", input="three", previous_response_id=first.id
+    )
+    (asked,) = [call for call in agent.harness.model.calls if call.path == "/tokenize"]
+    assert [message["content"] for message in asked.request["messages"]] == ["one two", "you said one two", "three"]
+    assert count.object == "response.input_tokens"
+    assert count.input_tokens == len(encode(json.dumps(asked.request["messages"])))
+    agent.harness.model.counts = False
+    with pytest.raises(openai.InternalServerError) as caught:
+        await agent.client.responses.input_tokens.count(model="policy", input="three")
+    assert caught.value.status_code == 501
+
+
+# --- nonsense --------------------------------------------------------------------------------------------------------
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+KEYS = st.sampled_from(["id", "type", "role", "content", "call_id", "output", "summary", "text", "encrypted_content"])
+KINDS = st.sampled_from(["item_reference", "message", "reasoning", "function_call", "function_call_output", "x", ""])
+NESTED = st.recursive(
+    SCALARS | KINDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+ITEMS = st.lists(NESTED | st.fixed_dictionaries({"type": KINDS, "id": NESTED}), max_size=4)
+
+
+def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -> None:
+    async def run() -> None:
+        async with GatewayHarness() as harness:
+            attempt = await harness.attempt()
+            loop = asyncio.get_running_loop()
+
+            async def ask(body: Json) -> int:
+                status, reply = await harness.post(harness.url(attempt, "/responses"), body)
+                assert status in (200, 400, 404), reply
+                assert status == 200 or reply["error"]["message"]
+                if status == 200:
+                    more = {"model": "policy", "input": [], "previous_response_id": reply["id"]}
+                    again, told = await harness.post(harness.url(attempt, "/responses"), more)
+                    assert (again == 200) is (body.get("store") is not False), told
+                return status
+
+            @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(ITEMS | st.text(max_size=5), NESTED, st.sampled_from([True, False, None]))
+            def each(items: Any, previous: Any, store: Any) -> None:
+                body = {"model": "policy", "input": items, "previous_response_id": previous, "store": store}
+                asyncio.run_coroutine_threadsafe(ask(body), loop).result()
+
+            await asyncio.to_thread(each)
+            assert "internal_error" not in {call.get("error_code") for call in await harness.raw(attempt)}
+
+    asyncio.run(run())
