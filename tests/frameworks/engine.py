@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -100,8 +101,9 @@ def offered(request: Json) -> set[str]:
 def numbers(request: Json) -> Json:
     """Return the two numbers of the question, the first message of the user."""
     question = next(said(message) for message in request["messages"] if message["role"] == "user")
-    a, b = (int(word) for word in question.replace("?", "").split() if word.isdigit())
-    return {"a": a, "b": b}
+    found = re.search(r"(\d+) times (\d+)", question)
+    assert found, question
+    return {"a": int(found[1]), "b": int(found[2])}
 
 
 def calculator(request: Json) -> str | Json:

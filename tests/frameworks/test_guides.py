@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.engine import call
 from tests.frameworks.harness import run_agent
 
 GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
@@ -19,8 +20,17 @@ PACKAGES = {
     "openai-agents": "agents",
     "autogen": "autogen_agentchat.agents",
     "bash": "agentlightning",
+    "dspy": "dspy",
+    "instructor": "instructor",
+    "llama-index": "llama_index",
     "litellm": "litellm",
 }
+
+ANSWERS = {
+    "dspy": "[[ ## answer ## ]]\nIt is 42.\n\n[[ ## completed ## ]]",
+    "instructor": call("Answer", value=42),
+}
+"""What the model says where a framework expects a form."""
 
 
 def blocks(guide: str, language: str) -> list[str]:
@@ -40,7 +50,7 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     (program,) = blocks(guide, "python")
     names: dict[str, object] = {}
     exec(compile(program, f"{guide}.md", "exec"), names)
-    for result in run_agent(names["agent"], lambda _: "It is 42.", direct=False):
+    for result in run_agent(names["agent"], lambda _: ANSWERS.get(guide, "It is 42."), direct=False):
         assert result.output == 1.0
         assert len(result.exchanges) == 1
 

@@ -13,12 +13,15 @@ from agentlightning.integrations.packages import package_of
 LLM = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")
 
 
-@pytest.mark.parametrize(("function", "package"), [("dspy_lm", "dspy")])
+@pytest.mark.parametrize(
+    ("function", "package", "install"),
+    [("dspy_lm", "dspy", "dspy"), ("llama_index_llm", "llama_index", "llama-index-llms-openai-like")],
+)
 def test_a_missing_package_is_named_with_its_installation(
-    function: str, package: str, monkeypatch: pytest.MonkeyPatch
+    function: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python marks what must not be found
-    with pytest.raises(ImportError, match=rf"agl\.integrations\.{function} needs .*pip install {package}"):
+    with pytest.raises(ImportError, match=rf"agl\.integrations\.{function} needs .*pip install {install}"):
         getattr(agl.integrations, function)(LLM)
 
 

@@ -1,0 +1,46 @@
+"""LlamaIndex: a language model that is asked over chat completions, with tools, at the temperature of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentlightning.integrations.packages import package_of
+from agentlightning.types import LLM
+
+_FIELDS = ("temperature", "max_tokens")
+"""Sampling parameters that LlamaIndex has names for; all others travel in `additional_kwargs`."""
+
+
+def llama_index_llm(llm: LLM, **settings: Any) -> Any:
+    """Return an `OpenAILike` for this attempt that chats and calls tools.
+
+    Left to itself, `OpenAILike` asks over text completions, believes that the model has no tools, and sends
+    `temperature=0.1`, with which the rollouts of a group hardly differ. Here the temperature is that of
+    `llm.sampling_parameters`, else 1.0. `settings` are those of `OpenAILike`, such as `context_window` (tokens; 3900
+    unless told), and win.
+
+    Raises:
+        ImportError: llama-index-llms-openai-like is not installed.
+        ValueError: `settings` ask for another model, address or key.
+    """
+    module = package_of("llama_index_llm", "llama_index.llms.openai_like", "llama-index-llms-openai-like")
+    if taken := sorted({"model", "api_base", "api_key"} & set(settings)):
+        raise ValueError(
+            f"llama_index_llm takes {', '.join(taken)} from the llm of the attempt: "
+            "leave it out, or make an OpenAILike yourself."
+        )
+    sampling = dict(llm.sampling_parameters)
+    own = {name: sampling.pop(name) for name in _FIELDS if name in sampling}
+    return module.OpenAILike(
+        model=llm.model,
+        api_base=llm.get_base_url(),
+        api_key=llm.api_key or "none",
+        **{
+            "is_chat_model": True,
+            "is_function_calling_model": True,
+            "temperature": 1.0,
+            **own,
+            **settings,
+            "additional_kwargs": {**sampling, **settings.get("additional_kwargs", {})},
+        },
+    )
