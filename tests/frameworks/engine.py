@@ -64,11 +64,12 @@ def template(request: Json) -> str:
 
 
 def said(message: Json) -> str:
-    """Return what one message says: its text, then its tool calls with their arguments in one spelling."""
+    """Return what one message says: thoughts, text, then its tool calls with their arguments in one spelling."""
     content = message.get("content") or []
+    thoughts = [f"<think> {message['reasoning_content']} </think>"] if message.get("reasoning_content") else []
     words = [content] if isinstance(content, str) else [part.get("text") or part["type"] for part in content]
     functions = [call["function"] for call in message.get("tool_calls") or []]
-    return " ".join([*words, *(f"{f['name']} {json.dumps(json.loads(f['arguments']))}" for f in functions)])
+    return " ".join([*thoughts, *words, *(f"{f['name']} {json.dumps(json.loads(f['arguments']))}" for f in functions)])
 
 
 # --- what such a model says ------------------------------------------------------------------------------------------

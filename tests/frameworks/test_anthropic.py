@@ -10,7 +10,7 @@ from opentelemetry import trace
 from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, both_ways, numbers
+from tests.frameworks.engine import Json, both_ways, calculator, numbers
 from tests.frameworks.harness import run_agent
 
 anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: make test-frameworks")
@@ -53,6 +53,43 @@ def test_a_tool_loop_over_messages_is_one_row() -> None:
 def test_several_tool_calls_at_once_are_one_row() -> None:
     results = run_agent(messages, both_ways, direct=False)
     assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
+    assert [len(one.record.samples) for one in results] == [1, 1]
+
+
+def thinker(request: Json) -> str | Json:
+    """A model that thinks before it uses its tool, and before it answers."""
+    answer = calculator(request)
+    return {"reasoning_content": "Let me  see.", **({"content": answer} if isinstance(answer, str) else answer)}
+
+
+@agl.rollout
+async def thinking(task: str, llm: agl.LLM) -> str:
+    history: list[Any] = [{"role": "user", "content": task}]
+    async with anthropic.AsyncAnthropic(base_url=llm.get_base_url(), api_key=llm.api_key) as client:
+        options: Json = {"model": llm.model, "max_tokens": 2000, "tools": [TOOL]}
+        options["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        for streamed in (True, False, True):
+            if streamed:
+                async with client.messages.stream(messages=history, **options) as stream:
+                    message = await stream.get_final_message()
+            else:
+                message = await client.messages.create(messages=history, **options)
+            # as programs do that send text in place of a thought whose signature is missing
+            kept = [block for block in message.content if block.type != "thinking" or block.signature]
+            history.append({"role": "assistant", "content": kept})
+            results = [
+                {"type": "tool_result", "tool_use_id": block.id, "content": str(block.input["a"] * block.input["b"])}
+                for block in message.content
+                if block.type == "tool_use"
+            ]
+            history.append({"role": "user", "content": results or "Are you sure?"})
+    return "".join(block.text for block in history[3]["content"] if block.type == "text")
+
+
+def test_a_loop_of_a_model_that_thinks_is_one_row() -> None:
+    results = run_agent(thinking, thinker, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [3, 3]
     assert [len(one.record.samples) for one in results] == [1, 1]
 
 

@@ -233,6 +233,40 @@ def test_a_tool_loop_that_leans_on_the_servers_memory_is_one_row(agent: Any) -> 
     assert [len(one.record.samples) for one in results] == [1, 1]
 
 
+def thinker(request: Json) -> str | Json:
+    """A model that thinks before it uses its tool, and before it answers."""
+    answer = calculator(request)
+    return {"reasoning_content": "Let me  see.", **({"content": answer} if isinstance(answer, str) else answer)}
+
+
+@agl.rollout
+def responses_sealed(task: str, llm: agl.LLM) -> str:
+    client = openai.OpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)
+    items: list[Any] = [{"role": "user", "content": task}]
+    while True:
+        response = client.responses.create(
+            model=llm.model, input=items, tools=[FLAT_TOOL], store=False, include=["reasoning.encrypted_content"]
+        )
+        for item in response.output:  # as programs do that keep of a thought what they are to keep
+            kept = {"type": "reasoning", "id": item.id, "summary": []}
+            sealed = item.type == "reasoning"
+            items.append({**kept, "encrypted_content": item.encrypted_content} if sealed else item)
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            return response.output_text
+        for call in calls:
+            result = multiply(call.arguments)
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+
+
+@pytest.mark.parametrize("agent", [responses, responses_by_id, responses_by_reference, responses_sealed])
+def test_a_loop_of_a_model_that_thinks_is_one_row(agent: Any) -> None:
+    results = run_agent(agent, thinker, direct=False)
+    assert [one.output for one in results] == SAID
+    assert [len(one.exchanges) for one in results] == [2, 2]
+    assert [len(one.record.samples) for one in results] == [1, 1]
+
+
 @agl.rollout
 async def responses_streams(task: str, llm: agl.LLM) -> tuple[list[str], str, int]:
     client = openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)

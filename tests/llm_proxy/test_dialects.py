@@ -148,6 +148,10 @@ WITHOUT_EFFECT_OF_MESSAGES = {
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
     r".*\.type='custom'|stream=False|metadata=\{\}|output_config=\{\}": "says what holds anyway",
     r"messages\[0\]\.content\[0\]\.is_error=False": "says what holds anyway",
+    r"inference_geo|workspace_id|user_profile_id|container(\.id)?": "where and for whom a request is served",
+    r"diagnostics(\..*)?": "`diagnostics`",
+    r"tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
+    r"messages\[0\]\.content\[0\]\.data": "cannot be read and is left out",
 }
 WITHOUT_EFFECT_OF_RESPONSES = {
     r"store|service_tier|metadata": "`store`, `service_tier`, `metadata` (given back)",
@@ -158,7 +162,10 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"include": "what `include`",
     r"reasoning\.(generate_)?summary": "a summary of thoughts (they come whole)",
     r"input\[0\](\.content\[0\])?\.(id|status|phase|annotations|logprobs)(\[0\].*)?": "`id`, `status`",
-    r"input\[0\]\.encrypted_content": "a summary of thoughts (they come whole)",
+    r"input\[0\]\.encrypted_content": "`encrypted_content` is read where",
+    r"truncation='auto'|(image|context_management)(\[0\])?(\..*)?": "what shortens or compacts a context",
+    r"access_programs(\..*)?": "`access_programs`",
+    r"tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
     r"parallel_tool_calls": "a wish for parallel calls where there are no tools",
     r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable, Mapping
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object, wrong_type
 from agentlightning.llm_proxy.replies import CallFailed
+
+logger = logging.getLogger(__name__)
 
 Harmless = Mapping[str, tuple[object, ...]]
 """Values of fields that ask for what holds anyway."""
@@ -18,8 +22,27 @@ def untranslatable(field: str, why: str) -> CallFailed:
     return CallFailed(400, text, param=field, code="unsupported_value")
 
 
-def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmless: Harmless | None = None) -> None:
+def note_ignored(field: str) -> None:
+    """Log once in this process that a field is let pass and does nothing; for names that stand in our lists."""
+    kind = re.sub(r"\[\d+\]", "[]", field)
+    if kind not in _noted:
+        _noted.add(kind)
+        logger.warning("requests with the field %r are served as if it were not there; this is said once", kind)
+
+
+_noted: set[str] = set()
+
+
+def refuse_unknown(
+    request: Json,
+    known: Iterable[str],
+    place: str = "",
+    harmless: Harmless | None = None,
+    ignored: Iterable[str] = (),
+) -> None:
     """Refuse a request with a field that nobody here reads. `harmless` values of others say what holds anyway.
+
+    A field that is `ignored` is let pass: it may be left undone without a change of what the reply means.
 
     Raises:
         CallFailed: 400 that names the field.
@@ -27,6 +50,9 @@ def refuse_unknown(request: Json, known: Iterable[str], place: str = "", harmles
     harmless = harmless or {}
     for name, value in request.items():
         if name in known or value is None or value in harmless.get(name, ()):
+            continue
+        if name in ignored:
+            note_ignored(place + name)
             continue
         instead = ", ".join(repr(other) for other in harmless.get(name, ()))
         why = f"{shown(value)} has no counterpart there" if instead else "it has no counterpart there"

@@ -168,11 +168,67 @@ async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent) -> None
         assert agent.asked["messages"][1] == {"role": "assistant", "content": '{"total": 3}'}
 
 
-async def test_a_wish_to_keep_all_thoughts_is_met_anyway(agent: Agent) -> None:
-    edit = {"type": "clear_thinking_20251015", "keep": "all"}
-    await agent.ask(extra_body={"context_management": {"edits": [edit]}}, extra_headers={"anthropic-beta": "x"})
-    with pytest.raises(anthropic.BadRequestError, match="'context_management' cannot be served"):
-        await agent.ask(extra_body={"context_management": {"edits": [{**edit, "keep": 1}]}})
+HARMLESS: Json = {
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "compaction": {"type": "enabled"},
+    "container": {"id": "c"},
+    "mcp_servers": [],
+    "betas": ["some-beta"],
+    "inference_geo": "eu",
+    "fallbacks": "default",
+    "diagnostics": {"previous_message_id": "m"},
+    "service_tier": "auto",
+}
+
+
+async def test_what_may_be_left_undone_is_let_pass_and_said_once(
+    agent: Agent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.llm_proxy.dialects.fields._noted", set())
+    tools = [{**TOOL, "defer_loading": True, "cache_control": {"type": "ephemeral"}}, {**TOOL, "defer_loading": True}]
+    for _ in range(2):
+        await agent.ask(tools=tools, extra_body=HARMLESS, extra_headers={"anthropic-beta": "x"})
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["add", "add"]
+    assert not set(HARMLESS) & set(agent.asked)
+    for name in ("context_management", "container", "betas", "tools[].defer_loading"):
+        assert caplog.text.count(f"field {name!r}") == 1
+    for name, value in (("mcp_servers", [{"type": "url"}]), ("container", {"skills": [{"type": "anthropic"}]})):
+        with pytest.raises(anthropic.BadRequestError, match="cannot be served"):
+            await agent.ask(extra_body={name: value})
+
+
+async def test_a_reference_to_a_tool_is_its_name(agent: Agent) -> None:
+    found = [{"type": "tool_reference", "tool_name": "add"}, {"type": "tool_reference", "tool_name": "multiply"}]
+    call = {"type": "tool_use", "id": "call-1", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "call-1", "content": found}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    await agent.ask(messages=[{"role": "user", "content": "hi"}, *turns], tools=[TOOL])
+    assert agent.asked["messages"][-1]["content"] == "add\n\nmultiply"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_thought_has_a_signature_and_goes_back_as_it_was(agent: Agent, streamed: bool) -> None:
+    agent.harness.model.answer = lambda request: {"reasoning_content": "hm, so be it", "content": "ok"}
+    kinds: list[str] = []
+    if streamed:
+        async with agent.client.messages.stream(model="policy", max_tokens=9, messages=HI) as stream:
+            async for event in stream:
+                kinds += [event.delta.type] if event.type == "content_block_delta" else []
+            first = await stream.get_final_message()
+        assert kinds.count("signature_delta") == 1
+        assert kinds.index("signature_delta") == kinds.index("text_delta") - 1
+    else:
+        first = await agent.ask()
+    thought, text = first.content
+    assert (thought.thinking, text.text) == ("hm, so be it", "ok")
+    assert len(thought.signature) > 40
+    unknown = {"type": "thinking", "thinking": "hm, so be it", "signature": "made elsewhere"}
+    redacted = {"type": "redacted_thinking", "data": "made elsewhere"}
+    for content in (first.content, [unknown, text], [redacted, *first.content], [text]):
+        history: list[Any] = [*HI, {"role": "assistant", "content": content}, *HI]
+        await agent.ask(messages=history)
+        thoughts = {} if content == [text] else {"reasoning_content": "hm, so be it"}
+        assert agent.asked["messages"][1] == {"role": "assistant", "content": "ok", **thoughts}
 
 
 async def test_the_models_are_listed_for_this_library_too(agent: Agent) -> None:
@@ -366,7 +422,7 @@ async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"extra_body": {"mcp_servers": []}}, "mcp_servers"),
+        ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers"),
         ({"extra_body": {"max_tokens": "many"}}, "max_tokens"),
         ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
@@ -374,7 +430,7 @@ async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [3]}, "messages[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**TOOL, "input_examples": [{"a": 1}]}]}, "tools[0].input_examples"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
@@ -434,7 +490,9 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
         "stop_sequence": None,
         "usage": empty,
     }
-    thoughts = [{"type": "thinking_delta", "thinking": word} for word in ("hm", " so")]
+    signed = events[4][1]["delta"]
+    assert len(signed.pop("signature")) > 40
+    thoughts = [{"type": "thinking_delta", "thinking": word} for word in ("hm", " so")] + [{"type": "signature_delta"}]
     texts = [{"type": "text_delta", "text": word} for word in ("a", "  b")]
     used = agent.harness.model.calls[0].reply["usage"]
     counts = {**empty, "input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}

@@ -11,6 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from agentlightning.llm_proxy.dialects.sealed import sealed
 from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.harness import GatewayHarness, until
 from tests.stubs.model_server import Fault, encode, logprobs_of
@@ -266,6 +267,60 @@ async def test_each_setting_has_its_place_in_the_chat_request(agent: Agent, fiel
     assert agent.asked == {**own, **expected}
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_thought_that_is_kept_in_its_opaque_form_alone_goes_back_as_it_was(
+    agent: Agent, streamed: bool
+) -> None:
+    agent.harness.model.answer = lambda request: {"reasoning_content": "hm \u00fc  \U0001f600 so", "content": "ok"}
+    fields: Json = {"store": False, "include": ["reasoning.encrypted_content"]}
+    if streamed:
+        done: list[Json] = []
+        async for event in await agent.ask(stream=True, **fields):
+            done += [event.item.to_dict()] if event.type == "response.output_item.done" else []
+        thought = done[0]
+    else:
+        thought = (await agent.ask(**fields)).output[0].to_dict()
+    kept = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
+    said = {"role": "assistant", "content": "ok"}
+    for form in (thought, kept, {**kept, "summary": [{"type": "summary_text", "text": "short"}]}):
+        await agent.ask(input=[{"role": "user", "content": "hi"}, form, said], store=False)
+        assert agent.asked["messages"][1] == {**said, "reasoning_content": "hm \u00fc  \U0001f600 so"}
+    calls = len(agent.harness.model.calls)
+    changed = kept["encrypted_content"][:-6] + "AAAAAA"
+    for value in (changed, "\u00fc", "AAAA", kept["encrypted_content"][:-4]):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await agent.ask(input=[{**kept, "encrypted_content": value}, said])
+        assert (caught.value.code, caught.value.param) == (
+            "invalid_encrypted_content",
+            "input[0].encrypted_content",
+        )
+    assert len(agent.harness.model.calls) == calls
+
+
+async def test_what_may_be_left_undone_is_let_pass_and_said_once(
+    agent: Agent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.llm_proxy.dialects.fields._noted", set())
+    fields: Json = {
+        "truncation": "auto",
+        "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+        "service_tier": "flex",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "metadata": {"k": "v"},
+        "user": "u",
+        "text": {"verbosity": "low"},
+        "tools": [{**TOOL, "defer_loading": True}],
+        "extra_body": {"client_metadata": {"k": "v"}},
+    }
+    for _ in range(2):
+        response = await agent.ask(**fields)
+    assert response.metadata == {"k": "v"}
+    assert not {"truncation", "context_management", "service_tier", "client_metadata"} & set(agent.asked)
+    for name in ("truncation", "context_management", "client_metadata", "tools[].defer_loading"):
+        assert caplog.text.count(f"field {name!r}") == 1
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str) -> None:
     other = {**TOOL, "name": "other"}
@@ -281,13 +336,12 @@ async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str
         ({"previous_response_id": 3}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"extra_body": {"seed": 3}}, "seed"),
         ({"extra_body": {"input": 3}}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**TOOL, "output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),
         (
@@ -397,7 +451,7 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
             0,
             "reasoning_text",
             {**thoughts, **started},
-            {**thoughts, "content": [thought], **done},
+            {**thoughts, "content": [thought], "encrypted_content": sealed("hm so"), **done},
             thought,
             "hm",
             " so",

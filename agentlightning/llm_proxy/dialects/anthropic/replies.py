@@ -21,6 +21,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     read_json,
     text_of,
 )
+from agentlightning.llm_proxy.dialects.sealed import Signature
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 
 _REASONS = {
@@ -43,7 +44,7 @@ def blocks_of(message: Json, reply_id: object) -> list[Json]:
     """Return the blocks of a whole message: thoughts, words, tool calls."""
     blocks: list[Json] = []
     if thought := thought_in(message):
-        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": thought, "signature": str(Signature(thought))})
     if text := text_of(message.get("content")) + text_of(message.get("refusal")):
         blocks.append({"type": "text", "text": text})
     for call in tool_calls_of(message, reply_id):
@@ -127,6 +128,8 @@ class MessageEvents(StreamWriter):
         self._open: tuple[str, int] | None = None
         """The block that is being filled: its kind, and for a tool call its number."""
         self._blocks = 0
+        self._signature = Signature()
+        """Of the thought in the open block."""
         self._calls = ToolCallStream()
         self._called = self._refused = False
         self._usage: object = None
@@ -147,6 +150,7 @@ class MessageEvents(StreamWriter):
             delta = object_in(choice, "delta")
             if thought := thought_in(delta):
                 events += self._in_block("thinking", 0, {"thinking": "", "signature": ""})
+                self._signature.add(thought)
                 events += self._fill({"type": "thinking_delta", "thinking": thought})
             if delta.get("refusal"):
                 self._refused = True
@@ -190,6 +194,10 @@ class MessageEvents(StreamWriter):
     def _close(self) -> bytes:
         if self._open is None:
             return b""
+        signed = b""
+        if self._open[0] == "thinking":
+            signed = self._fill({"type": "signature_delta", "signature": str(self._signature)})
+            self._signature = Signature()
         self._open = None
         self._blocks += 1
-        return event("content_block_stop", {"index": self._blocks - 1})
+        return signed + event("content_block_stop", {"index": self._blocks - 1})

@@ -6,6 +6,11 @@ Source: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 an
 - Without effect, since it says nothing about the answer: `service_tier`, `speed`, `cache_control` wherever it stands,
   `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
   parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is judged here by itself.
+- Ignored, and said so once in the log: what bounds or compacts a context, which comes whole here (`context_management`,
+  `compaction`), where and for whom a request is served (`inference_geo`, `workspace_id`, `user_profile_id`,
+  `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
+  `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
+  tool's name. `redacted_thinking` of another server cannot be read and is left out.
 - A value that says what holds anyway (a caller that is `direct`, a tool that is `custom`) is let pass.
 - A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
@@ -25,6 +30,7 @@ from agentlightning.llm_proxy.dialects.fields import (
     as_object,
     as_objects,
     as_text,
+    note_ignored,
     refuse_unknown,
     untranslatable,
 )
@@ -38,7 +44,12 @@ THREAD_REFUSED = "thread_unsupported_request"
 WITHOUT_EFFECT = ("service_tier", "speed", "cache_control")
 HARMLESS: Harmless = {
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "mcp_servers": ([],),
 }
+IGNORED = (
+    *("context_management", "compaction", "inference_geo", "workspace_id", "user_profile_id", "billing_policy"),
+    *("fallbacks", "fallback_credit_token", "diagnostics", "betas"),
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -46,6 +57,7 @@ _TEXT = ("type", "text", "cache_control", "parsed_output")
 _DIRECT: Harmless = {"caller": ({"type": "direct"},)}
 _TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _HARMLESS_TOOL: Harmless = {"allowed_callers": (["direct"], []), "defer_loading": (False,), "input_examples": ([],)}
+_IGNORED_OF_TOOL = ("defer_loading",)
 
 
 def chat_request(request: Json) -> Json:
@@ -57,7 +69,9 @@ def chat_request(request: Json) -> Json:
     if request.get("thread") is not None:
         text = "'thread' cannot be served: nothing is stored here between calls; send the whole conversation again"
         raise CallFailed(400, text, param="thread", code=THREAD_REFUSED)
-    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT), harmless=HARMLESS)
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "container"), harmless=HARMLESS, ignored=IGNORED)
+    if request.get("container") is not None:
+        _ignore_container(request["container"])
     chat: Json = {name: request[name] for name in SAME if request.get(name) is not None}
     messages: list[Json] = []
     if request.get("system") is not None:
@@ -73,7 +87,7 @@ def chat_request(request: Json) -> Json:
             if tool.get("type") not in (None, "custom"):
                 why = f"{shown(tool['type'])} is a tool of Anthropic's, not of the request"
                 raise untranslatable(f"{place}.type", why)
-            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
             schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
             function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
             function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
@@ -96,6 +110,13 @@ def refuse_prefill(request: Json) -> None:
     messages = as_objects(request["messages"], "messages")
     if messages and messages[-1][0].get("role") == "assistant":
         raise untranslatable(messages[-1][1], "a reply cannot go on with a message of the assistant (prefill)")
+
+
+def _ignore_container(container: object) -> None:
+    """Let pass which container tools of Anthropic's would run in, as they do not run here; skills are refused."""
+    if not isinstance(container, str):
+        refuse_unknown(as_object(container, "container"), ("id",), "container.", {"skills": ([],)})
+    note_ignored("container")
 
 
 def _texts(content: object, place: str) -> str:
@@ -162,6 +183,9 @@ def _assistant(blocks: list[tuple[Json, str]]) -> Json:
         if kind == "thinking":
             refuse_unknown(block, ("type", "thinking", "signature", "cache_control"), f"{place}.")
             thoughts.append(as_text(block.get("thinking"), f"{place}.thinking"))
+        elif kind == "redacted_thinking":
+            refuse_unknown(block, ("type", "data", "cache_control"), f"{place}.")
+            note_ignored(f"{place}.data")
         elif kind == "tool_use":
             refuse_unknown(block, ("type", "id", "name", "input", "cache_control"), f"{place}.", _DIRECT)
             arguments = json.dumps(as_object(block.get("input") or {}, f"{place}.input"), ensure_ascii=False)
@@ -170,7 +194,7 @@ def _assistant(blocks: list[tuple[Json, str]]) -> Json:
         else:
             texts.append(_text(block, place))
     message: Json = {"role": "assistant", "content": "".join(texts) or None}
-    if thoughts:
+    if any(thoughts):
         message["reasoning_content"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
@@ -186,7 +210,7 @@ def _user(blocks: list[tuple[Json, str]]) -> list[Json]:
         refuse_unknown(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), f"{place}.")
         content = "" if block.get("content") is None else block["content"]
         if not isinstance(content, str):
-            content = _content([_part(part, where) for part, where in as_objects(content, f"{place}.content")])
+            content = _content([_result(part, where) for part, where in as_objects(content, f"{place}.content")])
         if block.get("is_error"):
             is_text = isinstance(content, str)
             content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error:"}, *content]
@@ -194,6 +218,14 @@ def _user(blocks: list[tuple[Json, str]]) -> list[Json]:
         results.append({"role": "tool", "tool_call_id": tool_use_id, "content": content})
     parts = [_part(block, place) for block, place in blocks if block.get("type") != "tool_result"]
     return [*results, {"role": "user", "content": _content(parts)}] if parts else results
+
+
+def _result(block: Json, place: str) -> Json:
+    """Return a part of a tool's result."""
+    if block.get("type") != "tool_reference":
+        return _part(block, place)
+    refuse_unknown(block, ("type", "tool_name", "cache_control"), f"{place}.")
+    return {"type": "text", "text": as_text(block.get("tool_name"), f"{place}.tool_name")}
 
 
 def _part(block: Json, place: str) -> Json:

@@ -13,6 +13,7 @@ from agentlightning.llm_proxy.dialects.base import StreamWriter, event
 from agentlightning.llm_proxy.dialects.chat import thought_in
 from agentlightning.llm_proxy.dialects.json_values import Json, is_object, object_in, objects, text_of
 from agentlightning.llm_proxy.dialects.pieces import Text
+from agentlightning.llm_proxy.dialects.sealed import sealed
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 
 _ECHOED = (
@@ -39,7 +40,8 @@ def item_of(
         return {**head, "call_id": call.id, "name": call.name, "arguments": text, "status": status}
     parts = [part_of(kind, text)] if text or (kind == "message" and status != "in_progress") else []
     if kind == "reasoning":
-        return {**head, "summary": [], "content": parts, "status": status}
+        kept = {"encrypted_content": sealed(text)} if text else {}
+        return {**head, "summary": [], "content": parts, **kept, "status": status}
     return {**head, "role": "assistant", "status": status, "content": parts}
 
 

@@ -8,6 +8,9 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
   of users and caches, `max_tool_calls` (of tools that OpenAI runs, which are refused), `stream_options`, what `include`
   adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
   `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
+- Ignored, and said so once in the log: what shortens or compacts a context, which comes whole here (`truncation` that
+  is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
+  tools are shown at once. `encrypted_content` is read where this gateway made it and the thought is not beside it.
 - A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
   is a wish for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
@@ -25,10 +28,12 @@ from agentlightning.llm_proxy.dialects.fields import (
     as_object,
     as_objects,
     as_text,
+    note_ignored,
     refuse_unknown,
     untranslatable,
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, objects, wrong_type
+from agentlightning.llm_proxy.dialects.sealed import unsealed
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
@@ -43,8 +48,9 @@ HARMLESS: Harmless = {
     "top_logprobs": (0,),
     "context_management": ([],),
 }
+IGNORED = ("truncation", "context_management", "access_programs", "image", "client_metadata")
 INCLUDED_ANYWAY = (
-    "reasoning.encrypted_content",  # the thoughts come in the clear
+    "reasoning.encrypted_content",  # it is always there
     "message.input_image.image_url",
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -60,6 +66,7 @@ _TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_brea
 _DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
 _TOOL = ("type", "name", "description", "parameters", "strict")
 _HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
+_IGNORED_OF_TOOL = ("defer_loading",)
 
 
 def chat_request(request: Json) -> Json:
@@ -72,7 +79,7 @@ def chat_request(request: Json) -> Json:
         if request.get(name) is not None:
             why = "it is not known here; continue a response by its 'previous_response_id', or send the items"
             raise untranslatable(name, why)
-    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), harmless=HARMLESS)
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), "", HARMLESS, IGNORED)
     included = request.get("include")
     if included is not None and not is_list(included):
         raise wrong_type("include", "a list")
@@ -101,7 +108,7 @@ def chat_request(request: Json) -> Json:
                 raise untranslatable(f"{place}.type", why)
             if tool.get("type") != "function":
                 raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
-            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL)
+            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
             function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
             function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
             tools.append({"type": "function", "function": function})
@@ -142,10 +149,7 @@ def _messages(given: object) -> list[Json]:
             turn.calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "reasoning":
             refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
-            thoughts = objects(item.get("content")) or objects(item.get("summary"))
-            if not thoughts and item.get("encrypted_content"):
-                raise untranslatable(f"{place}.encrypted_content", "the thoughts of another server cannot be read")
-            turn.thoughts.append("".join(str(part.get("text") or "") for part in thoughts))
+            turn.thoughts.append(_thought(item, place))
         else:
             turn.texts.append(_assistant_text(item, place))
     return messages if turn is None else [*messages, turn.message]
@@ -163,8 +167,26 @@ class _Turn:
     def message(self) -> Json:
         message: Json = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
         message.update({"tool_calls": self.calls} if self.calls else {})
-        message.update({"reasoning_content": "".join(self.thoughts)} if self.thoughts else {})
+        message.update({"reasoning_content": "".join(self.thoughts)} if any(self.thoughts) else {})
         return message
+
+
+def _thought(item: Json, place: str) -> str:
+    """Return a thought: from its content, else from what the gateway sealed, else from the summary."""
+    content, summary = ("".join(str(p.get("text") or "") for p in objects(item.get(n))) for n in ("content", "summary"))
+    if content or not item.get("encrypted_content"):
+        return content or summary
+    where = f"{place}.encrypted_content"
+    thought = unsealed(as_text(item["encrypted_content"], where))
+    if thought is None and not summary:
+        text = (
+            f"The encrypted content for item {shown(item.get('id'))} could not be verified ({where!r}): this gateway "
+            "did not make it, or did before it was restarted. Leave the item out, or send its 'content'"
+        )
+        raise CallFailed(400, text, param=where, code="invalid_encrypted_content")
+    if thought is None:
+        note_ignored(where)
+    return summary if thought is None else thought
 
 
 def _assistant_text(item: Json, place: str) -> str:
