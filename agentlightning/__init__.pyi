@@ -154,6 +154,7 @@ from agentlightning.types import (
     AttemptedRollout as AttemptedRollout,
     AttributeValue as AttributeValue,
     Attributes as Attributes,
+    CustomResource as CustomResource,
     Dataset as Dataset,
     DroppedCounts as DroppedCounts,
     EnqueueRolloutRequest as EnqueueRolloutRequest,

@@ -14,7 +14,7 @@ import logging
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, TypeVar, Union, cast, overload
 
@@ -25,6 +25,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.types import (
     LLM,
     AttemptedRollout,
+    CustomResource,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
@@ -33,6 +34,7 @@ from agentlightning.types import (
     RolloutMode,
     RolloutRawResult,
 )
+from agentlightning.types.resources import agents_form
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +134,8 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
                     value = {name: self._stripped(each, rollout) for name, each in resources.items()}
                 case "resource":
                     value = self._stripped(ask.find(resources), rollout)
+                    if ask.as_dict and isinstance(value, CustomResource):
+                        value = dict(value.values)
             if value is not None or not ask.optional or ask.default_none:
                 arguments[ask.name] = value
         return arguments
@@ -253,17 +257,20 @@ class Ask:
     """It has a default, or may be None: it is left out or None where there is nothing to give."""
     default_none: bool = False
     """It may be None and has no default."""
+    as_dict: bool = False
+    """A dictionary is wanted, that of the custom resource of this name."""
 
-    def find(self, resources: NamedResources) -> Resource | None:
+    def find(self, resources: Mapping[str, Resource]) -> Resource | None:
         """Return the resource of this name, else the first of the wanted class.
 
         Raises:
             ValueError: there is none and the parameter needs one.
         """
+        resources = {name: agents_form(each, self.resource) for name, each in resources.items()}
         named = resources.get(self.name)
         if isinstance(named, self.resource):
             return named
-        fitting = [key for key, value in resources.items() if isinstance(value, self.resource)]
+        fitting = [key for key, value in resources.items() if isinstance(value, self.resource) and not self.as_dict]
         if len(fitting) > 1:
             logger.warning(
                 "Several resources fit the parameter '%s': %s; taking '%s'. Name the parameter after the one you want.",
@@ -323,6 +330,8 @@ def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: 
             return Ask(parameter.name, "rollout")
         if issubclass(wanted, Tracer):
             return Ask(parameter.name, "tracer")
+    if wanted is dict or typing.get_origin(wanted) is dict:
+        return Ask(parameter.name, "resource", CustomResource, optional, none, as_dict=True)
     if has_default:
         return None
     raise ValueError(

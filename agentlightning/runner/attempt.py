@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from agentlightning.emitter.reward import find_final_reward
 from agentlightning.errors import BusyError
@@ -43,6 +43,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver_spans
 from agentlightning.tracer.scope import current_scope, spans_left_out
 from agentlightning.types import AttemptedRollout, NamedResources, ResourcesUpdate, Span
+from agentlightning.types.resources import agents_form
 from agentlightning.utils.backoff import retry_for
 
 logger = logging.getLogger(__name__)
@@ -81,11 +82,13 @@ class ResourceCache:
         except (OSError, BusyError) as error:
             raise StoreAway(f"The store did not give the resources of rollout {rollout.rollout_id}: {error}") from error
         if update is not None:
+            resources = {name: agents_form(resource) for name, resource in update.resources.items()}
+            found = cast("NamedResources", resources)
             if key is not None:
-                self._kept[key] = update.resources
+                self._kept[key] = found
                 while len(self._kept) > KEPT_VERSIONS:
                     self._kept.popitem(last=False)
-            return update.resources
+            return found
         if id is not None:
             which = id if version is None else f"{id}, version {version},"
             raise MissingResources(

@@ -19,6 +19,7 @@ from agentlightning.runner.hooks import check_hook
 from agentlightning.runner.outcome import check_policy_faults
 from agentlightning.trainer.init_utils import nearest
 from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
+from agentlightning.types.resources import stored_forms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,12 +114,13 @@ def check_resources(resources: object, setting: str = "initial_resources") -> Na
         raise TypeError(f"{setting} must be a dict of names to resources; got {type(resources).__name__}")
     named = cast("Mapping[Any, Any]", resources)
     for name, resource in named.items():
-        if not isinstance(name, str) or not isinstance(resource, Resource):
+        if not isinstance(name, str) or not isinstance(resource, Resource | Mapping):
             raise TypeError(
-                f"{setting}[{name!r}] must be an agl.LLM, agl.ProxyLLM or agl.PromptTemplate; "
-                f"got {type(resource).__name__}"
+                f"{setting}[{name!r}] must be an agl.LLM, agl.ProxyLLM, agl.PromptTemplate, a subclass of agl.Resource "
+                f"or a dict; got {type(resource).__name__}"
             )
-    return dict(cast("Mapping[str, Any]", named))
+    stored = stored_forms(cast("Mapping[str, Any]", named))
+    return {name: named[name] if isinstance(named[name], Resource) else stored[name] for name in named}
 
 
 def check_rollout_config(config: object) -> RolloutConfig | None:

@@ -41,6 +41,7 @@ from agentlightning.types.query import (
 )
 from agentlightning.types.resources import (
     LLM as LLM,
+    CustomResource as CustomResource,
     NamedResources as NamedResources,
     PromptTemplate as PromptTemplate,
     ProxyLLM as ProxyLLM,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import override
 
+from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
 from agentlightning.process_secrets import server_token
 from agentlightning.types.attempt_key import attempt_key
@@ -19,11 +21,31 @@ from agentlightning.types.templates.fstring import fill
 logger = logging.getLogger(__name__)
 
 
+_own_classes: dict[str, dict[str, type[Resource]]] = {}
+"""Classes of resources by the kind under which they are stored, and there by their qualified name."""
+
+
 class Resource(Value):
-    """Base class of everything that can be published under a name."""
+    """Base class of everything that can be published under a name, also of classes of your own.
+
+    A class of your own is stored as a `CustomResource` of its kind: its `resource_type` where it has one, else its
+    name. An agent is given it as its class, which a function agent names by an annotation; any other agent, where one
+    class of this kind alone is imported.
+    """
 
     resource_type: Any
     """The tag by which a stored resource is read back as its class."""
+
+    @classmethod
+    @override
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        field = cls.model_fields["resource_type"]
+        if field.is_required():
+            field.default = cls.__name__
+            cls.model_rebuild(force=True)
+        if isinstance(field.default, str):
+            _own_classes.setdefault(field.default, {})[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
 
 class LLM(Resource):
@@ -103,6 +125,10 @@ class ProxyLLM(LLM):
         return self.model_copy(update={"api_key": attempt_key(rollout.rollout_id, rollout.attempt.attempt_id)})
 
 
+def _engine(name: str) -> str:
+    return "jinja" if name == "jinja2" else name
+
+
 class PromptTemplate(Resource):
     """A prompt with named gaps."""
 
@@ -110,8 +136,8 @@ class PromptTemplate(Resource):
     """The tag by which it is read back."""
     template: str
     """The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja."""
-    engine: Literal["jinja", "f-string", "poml"]
-    """How the gaps are filled; `format` does not know poml."""
+    engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)]
+    """How the gaps are filled; `jinja2` is another word for jinja. `format` does not know poml."""
 
     def format(self, **kwargs: Any) -> str:
         """Fill the gaps: named gaps for f-string (see `templates/fstring.py`), a bounded sandbox for jinja
@@ -133,9 +159,82 @@ class PromptTemplate(Resource):
         raise NotImplementedError(f"Rendering with engine {self.engine!r} is not supported; use f-string or jinja")
 
 
-ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
+class CustomResource(Resource):
+    """Settings of your own: a dictionary, or the fields of a class of your own. Read by key, `resource["top_k"]`."""
+
+    resource_type: Literal["custom"] = "custom"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
+    kind: str | None = None
+    """Which class of your own; None is a plain dictionary."""
+    values: dict[str, Any]
+    """What it says, any JSON values."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def keys(self) -> Iterable[str]:
+        """Return the names of its values."""
+        return self.values.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, `default` if there is none of this name."""
+        return self.values.get(name, default)
+
+
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate | CustomResource, Field(discriminator="resource_type")]
 NamedResources = dict[str, ResourceUnion]
 """Resources by the name under which the agent asks for them."""
+
+_STORED = (LLM, ProxyLLM, PromptTemplate, CustomResource)
+
+
+def stored_form(name: str, resource: object) -> object:
+    """Return a resource as stores keep it: a class of the program's own and a dictionary as a `CustomResource`.
+
+    Raises:
+        BadRequestError: a dictionary that has the fields of a resource of ours and not its tag.
+    """
+    if isinstance(resource, Resource):
+        if type(resource) in _STORED:
+            return resource
+        values = resource.model_dump(exclude={"resource_type"})
+        return CustomResource(kind=str(resource.resource_type), values=values)
+    if not isinstance(resource, Mapping) or "resource_type" in resource:
+        return resource
+    values = dict(cast("Mapping[str, Any]", resource))
+    for kind in (LLM, PromptTemplate):
+        needed = {field for field, info in kind.model_fields.items() if info.is_required()}
+        if needed <= values.keys():
+            tag = kind.model_fields["resource_type"].default
+            raise BadRequestError(
+                f"Resource {name!r} has the fields of agl.{kind.__name__} and no resource_type: write "
+                f"agl.{kind.__name__}(...), or 'resource_type': {tag!r} beside them"
+            )
+    return CustomResource(values=values)
+
+
+def stored_forms(resources: Mapping[str, object]) -> dict[str, object]:
+    """Return resources by name as stores keep them."""
+    return {name: stored_form(name, resource) for name, resource in resources.items()}
+
+
+def agents_form(resource: Resource, wanted: type[Resource] | None = None) -> Resource:
+    """Return a stored resource as an agent gets it: of its own class if that is `wanted` or the only one of its kind.
+
+    Raises:
+        ValueError: the class has other fields by now.
+    """
+    if not isinstance(resource, CustomResource):
+        return resource
+    known = _own_classes.get(resource.kind or "", {})
+    if wanted is not None:
+        own = wanted if wanted in known.values() else None
+    else:
+        own = next(iter(known.values())) if len(known) == 1 else None
+    return resource if own is None else own.model_validate(resource.values)
 
 
 class ResourcesUpdate(Value):

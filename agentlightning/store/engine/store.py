@@ -60,11 +60,13 @@ from agentlightning.types import (
     LLM,
     Attempt,
     AttemptedRollout,
+    CustomResource,
     EnqueueRolloutRequest,
     EventPage,
     NamedResources,
     PaginatedResult,
     ResourcesUpdate,
+    ResourceUnion,
     RetentionPolicy,
     Rollout,
     RolloutConfig,
@@ -73,6 +75,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 from agentlightning.types.core import with_mode_of_config
+from agentlightning.types.resources import stored_forms
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
@@ -545,8 +548,8 @@ class EngineStore(LightningStore):
         if resources_id in ("", "latest"):
             raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
         with valid("resources"):
-            named = _NAMED_RESOURCES.validate_python(dict(resources))
-        own = {name: resource.model_copy(deep=True) for name, resource in named.items()}
+            named = _NAMED_RESOURCES.validate_python(stored_forms(dict(resources)))
+        own = {name: _json_resource(name, resource) for name, resource in named.items()}
         token, now = request_token.get(), self._runtime.now()
         update = await self._runtime.write(lambda tx: publish(tx, now, resources_id, token, own, run_id))
         return update.model_copy(deep=True)
@@ -577,6 +580,13 @@ def _request(
             metadata=to_json(metadata, "metadata"),
             **others,
         )
+
+
+def _json_resource(name: str, resource: ResourceUnion) -> ResourceUnion:
+    """Return a copy of a resource; what programs may put into it has become JSON."""
+    if isinstance(resource, CustomResource):
+        return resource.model_copy(update={"values": to_json(resource.values, f"resources[{name!r}]")})
+    return resource.model_copy(deep=True)
 
 
 def _accepted(answer: R | Exception) -> R:

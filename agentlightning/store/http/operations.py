@@ -23,6 +23,7 @@ from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.types import PaginatedResult, RolloutConfig
 from agentlightning.types.core import with_mode_of_config
+from agentlightning.types.resources import stored_forms
 
 PREFIX = "/v1/agl"
 API_AGL_PREFIX = "/agl"
@@ -237,6 +238,8 @@ class Operation:
         config = arguments.get("config")
         if isinstance(config, RolloutConfig) and config.mode is not None:  # it does not travel inside of the config
             arguments["mode"], arguments["config"] = with_mode_of_config(arguments.get("mode"), config)
+        if self.row.body == "resources":
+            arguments["resources"] = stored_forms(arguments["resources"])
         return arguments
 
     def path_of(self, arguments: Arguments) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from agentlightning.types import LLM, Event, Link, PaginatedResult, ResourcesUpdate, Span
+from agentlightning.types import LLM, CustomResource, Event, Link, PaginatedResult, ResourcesUpdate, Span
 from agentlightning.utils.secret_names import without_secrets
 
 
@@ -27,6 +27,8 @@ def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
         if isinstance(resource, LLM):
             sampling = without_secrets(resource.sampling_parameters) or resource.sampling_parameters
             resource = resource.model_copy(update={"api_key": None, "sampling_parameters": sampling})
+        elif isinstance(resource, CustomResource):
+            resource = resource.model_copy(update={"values": without_secrets(resource.values) or resource.values})
         resources[name] = resource
     return update.model_copy(update={"resources": resources})
 

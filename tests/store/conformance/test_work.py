@@ -14,10 +14,12 @@ from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import (
     AttemptedRollout,
+    CustomResource,
     EnqueueRolloutRequest,
     FilterField,
     FilterOptions,
     PromptTemplate,
+    Resource,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -265,3 +267,25 @@ async def test_filter_options_unpack_into_the_arguments_of_a_query(store: Lightn
             **FilterOptions(fields=[FilterField(name="worker_id", operator="contains", value="w")])
         )
     assert len(await store.query_workers(**FilterOptions(fields=[FilterField(name="status", value="busy")]))) == 0
+
+
+class FaissIndex(Resource):
+    """A resource of a program's own."""
+
+    index: str
+
+
+async def test_resources_of_ones_own_are_kept_as_custom_ones(store: LightningStore) -> None:
+    own: Any = {"retriever": FaissIndex(index="faiss"), "settings": {"top_p": 0.5, "more": (1, {"a": None})}}
+    made = await store.add_resources(own)
+    found = await store.get_resources_by_id(made.resources_id)
+    assert found == made
+    assert found is not None
+    assert found.resources == {
+        "retriever": CustomResource(kind="FaissIndex", values={"index": "faiss"}),
+        "settings": CustomResource(values={"top_p": 0.5, "more": [1, {"a": None}]}),
+    }
+    with pytest.raises((TypeError, BadRequestError), match="object"):
+        await store.update_resources("x", {"settings": CustomResource(values={"a": {"b": object()}})})
+    with pytest.raises(ValueError, match=r"write agl\.LLM"):
+        await store.add_resources({"llm": {"endpoint": "e", "model": "m"}})  # type: ignore[dict-item]  # pyright: ignore
