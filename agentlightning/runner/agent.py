@@ -77,6 +77,11 @@ class LitAgentRunner(Runner[T]):
         store_unreachable_timeout: float = 60.0,
     ) -> None:
         super().__init__()
+        if not isinstance(tracer, Tracer):
+            raise TypeError(
+                f"tracer must be a Tracer, such as OtelTracer(); got {type(tracer).__name__}. Agent and store are "
+                "given to the context: LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
+            )
         _check_at_least("concurrency", concurrency, 1)
         if max_rollouts is not None:
             _check_at_least("max_rollouts", max_rollouts, 0)

@@ -36,7 +36,26 @@ class Runner(ParallelWorkerBase, Generic[T]):
     """Takes rollouts from a store, one after another, and runs an agent on them.
 
     Made in one process and used in another: nothing is started before `init_worker`. One object serves one worker.
+    `async with runner:` tears down at its end what was initialised within it; `run_context` initialises, too.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs:
+            raise TypeError(
+                f"{type(self).__name__} takes no such settings: agent and store are given to the context, "
+                "LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
+            )
+        super().__init__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.worker_id is not None:
+            _quietly("runner worker", partial(self.teardown_worker, self.worker_id))
+        _quietly("runner", self.teardown)
 
     @override
     def init(self, agent: LitAgent[T], **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
+from agentlightning.store.traces import Traces
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -103,6 +104,8 @@ class LightningStoreCapabilities(TypedDict, total=False):
     """Data is shared across processes or machines."""
     persistent: bool
     """Data outlives the process."""
+    persistence: bool
+    """The same as `persistent`."""
 
 
 class LightningStoreStatistics(TypedDict, total=False):
@@ -133,9 +136,11 @@ class LightningStoreStatistics(TypedDict, total=False):
 
 
 _ELSEWHERE: Final[dict[str, str]] = {
-    "traces": "read spans with query_spans(rollout_id)",
     "record_metric": "counters and histograms are kept by a metrics backend (inc_counter, observe_histogram)",
-    "collections": "rules and storage meet in `Backend` and `Tx` (agentlightning/store/rules/tx.py)",
+    "collections": (
+        "each operation is a transaction of its own, such as await store.update_resources(resources_id, resources); "
+        "rules and storage meet in `Backend` and `Tx` (agentlightning/store/rules/tx.py)"
+    ),
     "cancel_rollout": "call update_rollout(rollout_id, status='cancelled')",
 }
 """Names that programs try, and what does it here."""
@@ -148,9 +153,18 @@ T = TypeVar("T")
 class LightningStore:
     """Where tasks, attempts, spans, resources and workers meet."""
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+
+        @property
+        def traces(self) -> Traces:
+            """The spans of all rollouts: `await store.traces.get_all()`."""
+            ...
+
+    else:  # no property, so that a store of a user's may have an attribute of this name
 
         def __getattr__(self, name: str) -> Any:
+            if name == "traces":
+                return Traces(self)
             hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 

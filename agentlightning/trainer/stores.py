@@ -53,7 +53,7 @@ def place_of(store: LightningStore) -> str:
         return f"sqlite:///{path}"
     if isinstance(address, str):
         return address
-    durable = store.capabilities.get("persistent")
+    durable = store.capabilities.get("persistent", store.capabilities.get("persistence"))
     return type(store).__name__ if durable else "memory, until this program ends"
 
 

@@ -357,7 +357,7 @@ async def test_the_basic_operations_of_a_store() -> None:
 
 def test_the_capabilities_of_a_store() -> None:
     assert {"async_safe", "thread_safe"} <= set(InMemoryLightningStore().capabilities)
-    for name, instead in (("traces", "query_spans"), ("collections", "Backend")):
+    for name, instead in (("collections", "Backend"),):
         with pytest.raises(AttributeError, match=instead):
             getattr(InMemoryLightningStore(), name)
 

@@ -161,7 +161,7 @@ async def test_the_contract_alone_can_do_nothing_and_has_a_name() -> None:
 
 async def test_capabilities_are_what_the_store_can_do(tmp_path: Path) -> None:
     def able(store: LightningStore) -> set[str]:
-        return {name for name, can in store.capabilities.items() if can} - {"otlp_traces"}
+        return {name for name, can in store.capabilities.items() if can} - {"otlp_traces", "persistence"}
 
     memory, file = InMemoryLightningStore(), SQLiteLightningStore(tmp_path / "x.db")
     served, client = LightningStoreServer(memory, port=0), LightningStoreClient("http://127.0.0.1:1")
@@ -171,6 +171,8 @@ async def test_capabilities_are_what_the_store_can_do(tmp_path: Path) -> None:
     assert able(LightningStoreServer(file, port=0)) == able(served) | {"persistent"}
     assert able(LightningStoreThreaded(LightningStore())) == {"async_safe", "thread_safe"}
     assert able(LightningStoreThreaded(file)) == able(file)
+    for store in (memory, file, served, LightningStoreServer(file, port=0)):
+        assert store.capabilities.get("persistence") == store.capabilities.get("persistent")
     await file.close()
 
 

@@ -124,6 +124,7 @@ class EngineStore(LightningStore):
             "otlp_traces": False,
             "distributed": shared,
             "persistent": self._backend.persistent,
+            "persistence": self._backend.persistent,
         }
 
     @override

@@ -129,13 +129,16 @@ class LightningStoreServer(LightningStore):
     @property
     @override
     def capabilities(self) -> LightningStoreCapabilities:
+        inner = self.store.capabilities
+        durable = bool(inner.get("persistent", inner.get("persistence")))
         return {
             "async_safe": True,
             "thread_safe": True,
             "zero_copy": True,
             "otlp_traces": True,
             "distributed": True,
-            "persistent": bool(self.store.capabilities.get("persistent")),
+            "persistent": durable,
+            "persistence": durable,
         }
 
     @override

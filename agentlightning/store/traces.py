@@ -1,0 +1,44 @@
+"""`store.traces`: the spans of every rollout at once, for algorithms that look at all there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentlightning.errors import TooLargeError
+from agentlightning.types import Span
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+MOST_SPANS = 100_000
+"""Spans that are read into memory at once."""
+_PAGE = 100
+
+
+class Traces:
+    """The spans of a store. A store is asked rollout by rollout; for one rollout ask `store.query_spans` itself."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+
+    async def get_all(self, *, most: int = MOST_SPANS) -> list[Span]:
+        """Return the spans of all rollouts, the oldest rollout first, those of one by their number.
+
+        Raises:
+            TooLargeError: there are more than `most`.
+            GoneError: the spans of a rollout were evicted from memory.
+        """
+        found: list[Span] = []
+        offset = 0
+        while True:
+            page = await self._store.query_rollouts(sort_by="start_time", limit=_PAGE, offset=offset)
+            for rollout in page:
+                found += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(found))
+                if len(found) > most:
+                    raise TooLargeError(
+                        f"The store has more than {most} spans. Read them rollout by rollout, "
+                        "await store.query_spans(rollout_id), or allow more: get_all(most=...)"
+                    )
+            offset += len(page)
+            if len(page) < _PAGE:
+                return found

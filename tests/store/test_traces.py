@@ -1,0 +1,22 @@
+"""`store.traces`: all spans of a store, in memory, in a file and behind a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentlightning.errors import TooLargeError
+from agentlightning.store import LightningStore
+from agentlightning.types import Span
+
+
+async def test_all_spans_come_by_rollout_and_number(store: LightningStore) -> None:
+    assert await store.traces.get_all() == []
+    rollouts = [await store.start_rollout(number) for number in range(103)]
+    for rollout in (rollouts[-1], rollouts[0], rollouts[0]):
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        await store.add_span(Span.from_attributes(attributes={"k": rollout.input}, sequence_id=-1, **ids))
+    found = await store.traces.get_all()
+    assert [(span.attributes["k"], span.sequence_id) for span in found] == [(0, 1), (0, 2), (102, 1)]
+    assert await store.traces.get_all(most=3) == found
+    with pytest.raises(TooLargeError, match=r"more than 2 spans.*await store\.query_spans\(rollout_id\)"):
+        await store.traces.get_all(most=2)
