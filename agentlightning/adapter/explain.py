@@ -42,6 +42,8 @@ _TO_TRY: Final[Mapping[str, str]] = {
     "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and "
     "exclude_llm_call_in_reward, and at the gateway's policies (frozen and external ones are not trained, of several "
     "trained ones the adapter must name one (policy=))",
+    "unknown_agent": "agents ran side by side, and neither an id nor the words tell whose calls they were: give each "
+    "agent a resource with its own role (LLMProxy.as_resource(role=...)), or let the tracer keep ids or texts",
     "stale": "they came after the attempt had ended or lapsed: allow more time per attempt, or look for a worker that "
     "hangs or a process that the agent left behind",
     "superseded_attempt": "a later attempt took their place: look at that one",

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.adapter.calls.calls import checked_policy, without_other_policies
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
-from agentlightning.adapter.spans.content import chat_messages
+from agentlightning.adapter.spans.conventions import chat_messages
 from agentlightning.adapter.spans.tokens import response_id
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
@@ -68,7 +68,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 continue
             parts = {part.rpartition(".")[2]: group_genai_dict(span.attributes, part) for part in _PARTS}
             if not (parts["prompt"] or parts["completion"]):
-                parts["prompt"], parts["completion"] = chat_messages(span.attributes)
+                parts["prompt"], parts["completion"] = chat_messages(span.attributes, span.events)
             if any(parts.values()):
                 children = self.get_tool_calls(span, source)
                 own = as_dict(parts["request"]).get("functions")

@@ -22,6 +22,7 @@ from agentlightning.adapter.calls.calls import (
     is_call_of_other_policy,
     is_of_other_policy,
     model_calls,
+    of_unknown_agents,
 )
 from agentlightning.adapter.calls.helpers import Ignore, helper_rule, without_calls, without_helpers
 from agentlightning.adapter.explain import Explanation, explain_calls
@@ -151,7 +152,9 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
             usable = [call for call in selected.values() if call.state not in FAILED_STATES and not call.stale]
             readings.append(samples_from_calls(usable, decode=decode))
             in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
-            reasons.update({call.ref: _why_left_out(call, self) for call in own if call.ref not in in_rows})
+            unknown = of_unknown_agents(own, selection.problems)
+            left_out = [call for call in own if call.ref not in in_rows]
+            reasons.update({call.ref: _why_left_out(call, self, call.ref in unknown) for call in left_out})
             named.extend(own)
         named.sort(key=lambda call: call.sequence_id)
         rollout_id = source[0].rollout_id if source else "-"
@@ -167,7 +170,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
     Args:
         repair_hierarchy: Put spans without their parent where their times say they belong.
         llm_call_match: Regular expression for the names of the tracer's spans that are model calls.
-        agent_match: Regular expression for names of agents; only calls below a matching one count. None is every call.
+        agent_match: Regular expression for names of agents and roles; only their calls count. A call that may be of
+            several agents counts if all of them match; else it is refused as `unknown_agent`. None is every call.
         exclude_llm_call_in_reward: Leave out calls made to compute a reward.
         reward_match: How rewards without a link find their call.
         policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
@@ -200,6 +204,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self.policy = checked_policy(policy)
         self.ignore = _checked_ignore(ignore)
         self._skip_empty_token_spans = _skip_empty_token_spans
+        self._told_of_unknown = False
 
     def adapt(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> list[Triplet]:
         """Return the triplets of the spans of one attempt in the order of the calls.
@@ -246,7 +251,20 @@ class TracerTraceToTriplet(TraceToTripletBase):
                 if call is not None:
                     selected.append(call.of_agent(None if node.agent_name == ANY_AGENT else node.agent_name))
             tree.matched_rewards(chosen, self.reward_match)
+        self._tell_of_unknown(tree.problems)
         return CallSelection(selected, tree.problems)
+
+    def _tell_of_unknown(self, problems: Sequence[Problem]) -> None:
+        """Warn once of calls that were refused because nothing proves whose they are."""
+        first = next((problem for problem in problems if problem.kind == "unknown_agent"), None)
+        if first is not None and not self._told_of_unknown:
+            self._told_of_unknown = True
+            logger.warning(
+                "A model call is not trained (unknown_agent; further ones are not told): span %s: %s. Give each "
+                "agent a resource of its own, llm_proxy.as_resource(role='<name>'): its URL says whose call it is.",
+                first.span_id,
+                first.detail,
+            )
 
     def visualize(
         self,
@@ -337,7 +355,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         return TripletReading(triplets, problems)
 
 
-def _why_left_out(call: ModelCall, adapter: TraceToTripletBase) -> str:
+def _why_left_out(call: ModelCall, adapter: TraceToTripletBase, is_unknown: bool) -> str:
     policy = adapter.policy
     if call.stale:
         return "stale"
@@ -347,7 +365,7 @@ def _why_left_out(call: ModelCall, adapter: TraceToTripletBase) -> str:
         return "budget" if call.spans is not None and refused_for_budget(call.spans.record) else call.state
     if is_call_of_other_policy(call, policy):
         return "not_selected"
-    return unusable(call) or "not_selected"
+    return unusable(call) or ("unknown_agent" if is_unknown else "not_selected")
 
 
 def _checked_ignore(ignore: Ignore | None) -> Ignore | None:

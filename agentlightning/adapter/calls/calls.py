@@ -106,13 +106,16 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
         span = each.record or each.seen
         assert span is not None
         reading = each.reading = read_call(span, found)
-        if each.record is not None and each.seen is not None and not (reading.prompt_token_ids and reading.logprobs):
-            twin = read_call(each.seen, found)  # what only the tracer saw of the tokens
+        for other in each.certain:  # what only the tracers saw of the tokens
+            if other is span or (reading.prompt_token_ids and reading.logprobs):
+                continue
+            twin = read_call(other, found)
             reading = replace(
                 reading,
                 prompt_token_ids=reading.prompt_token_ids or twin.prompt_token_ids,
                 completion_token_ids=reading.completion_token_ids or twin.completion_token_ids,
                 logprobs=reading.logprobs or twin.logprobs,
+                state="ok" if reading.state == "no_tokens" and twin.state == "ok" else reading.state,
             )
         calls.append(
             ModelCall(
@@ -132,6 +135,13 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
             )
         )
     return sorted(calls, key=lambda call: call.sequence_id)
+
+
+def of_unknown_agents(calls: Iterable[ModelCall], problems: Iterable[Problem]) -> set[CallRef]:
+    """Return the calls that a filter by the name of their agent refused, because nothing proves whose they are."""
+    refused = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
+    told = ((call, call.spans.record or call.spans.seen) for call in calls if refused and call.spans is not None)
+    return {call.ref for call, span in told if span is not None and span.span_id in refused}
 
 
 def call_id_of(triplet: Triplet) -> str | None:
@@ -228,7 +238,7 @@ def without_other_policies(spans: Sequence[Span], policy: str | None) -> Sequenc
         id(span)
         for call in spans_by_call(spans)
         if is_of_other_policy(call.record, policy)
-        for span in (call.record, call.request, call.seen)
+        for span in (call.record, call.request, *call.certain)
     }
     return [span for span in spans if id(span) not in left_out]
 

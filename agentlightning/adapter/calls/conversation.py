@@ -62,18 +62,18 @@ def conversation_of(*spans: Span | None) -> Conversation | None:
 
     A span whose texts were not kept has none.
     """
-    read = (_read(span.attributes) for span in spans if span is not None)
+    read = (_read(span) for span in spans if span is not None)
     return next((conversation for conversation in read if conversation is not None), None)
 
 
-def _read(attributes: Mapping[str, object]) -> Conversation | None:
-    content = read_content(attributes)
+def _read(span: Span) -> Conversation | None:
+    content = read_content(span.attributes, span.events)
     messages = in_order(content.prompt)
     if not messages or not all(map(_has_text, messages)):
         return None
     lines = [_line(message) for message in messages]
     leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
-    tools = [f"{key}={value}" for key, value in attributes.items() if key.startswith(_TOOLS)]
+    tools = [f"{key}={value}" for key, value in span.attributes.items() if key.startswith(_TOOLS)]
     answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
     answered = bool(answers) and _has_text(answers[0])
     text = answers[0].get("content") if answered else None
@@ -96,18 +96,25 @@ def _has_text(message: Mapping[str, object]) -> bool:
 
 def _line(message: Mapping[str, object]) -> Line:
     role = str(message.get("role") or "")
+    role = _ROLES.get(role, role)
     calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
-    return Line(_ROLES.get(role, role), _text(message.get("content")), " ".join(calls))
+    text = _text(message.get("content"))
+    return Line(role, _in_one_spelling(text) if role == "tool" else text, " ".join(calls))
 
 
 def _call(call: Mapping[str, object]) -> str:
     fields = as_dict(call.get("function")) or call
     arguments = fields.get("arguments")
+    spelt = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    return f"{fields.get('name')}({_in_one_spelling(spelt)})"
+
+
+def _in_one_spelling(text: str) -> str:
+    """Return JSON with its keys in order; another text as it is."""
     try:
-        value: object = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = str(arguments).strip()
-    return f"{fields.get('name')}({json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)})"
+        return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text.strip()
 
 
 def _text(content: object) -> str:

@@ -83,7 +83,7 @@ def without_helpers(spans: Sequence[Span], ignore: Ignore | None) -> Sequence[Sp
 def without_calls(spans: Sequence[Span], calls: Iterable[ModelCall]) -> Sequence[Span]:
     """Return the spans without those that record the calls."""
     owners = [call.spans for call in calls if call.spans is not None]
-    left_out = {id(span) for own in owners for span in (own.record, own.request, own.seen) if span is not None}
+    left_out = {id(span) for own in owners for span in (own.record, own.request, *own.certain)}
     return [span for span in spans if id(span) not in left_out] if left_out else spans
 
 

@@ -29,6 +29,7 @@ ProblemKind = Literal[
     "parent_cycle",
     "failed_call",
     "empty_call",
+    "unknown_agent",
 ]
 
 

@@ -128,6 +128,12 @@ def call_name(span: Span) -> str:
     return gateway_call_id(span) or response_id(span) or span.span_id
 
 
+def call_role(record: Span | None) -> str | None:
+    """Return the role that the URL of a call named; None if it named none."""
+    value = None if record is None else record.attributes.get(_ROLE)
+    return value if isinstance(value, str) and value else None
+
+
 def refused_for_budget(span: Span | None) -> bool:
     """True for the gateway's record of a call that was refused because its rollout's budget was used up."""
     return span is not None and span.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED

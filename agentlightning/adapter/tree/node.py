@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
+from agentlightning.adapter.spans.attributes import as_dict, decoded
 from agentlightning.adapter.spans.rewards import reward_value
 from agentlightning.semconv import AGL_OPERATION, AGL_REWARD, LightningSpanAttributes
 from agentlightning.types import Span
@@ -63,7 +64,21 @@ class SpanNode:
             attributes.get(_INPUT + ".name") if attributes.get("type") == "agent" else None,
             attributes.get("lc_name") if self.span.name.startswith("langchain.Chain.") else None,
         )
-        return next((name for name in found if isinstance(name, str) and name), None)
+        named = next((name for name in found if isinstance(name, str) and name), None)
+        return self.name_of_langchain() if named is None and "metadata" in attributes else named
+
+    def own_agent_name(self) -> str | None:
+        """Return the agent whose call the span is, where the span of the call itself says it."""
+        name = self.span.attributes.get("gen_ai.agent.name")
+        return name if isinstance(name, str) and name else self.name_of_langchain()
+
+    def name_of_langchain(self) -> str | None:
+        """Return the agent that the span's metadata name, as OpenInference keeps those of LangChain."""
+        metadata = self.span.attributes.get("metadata")
+        if not isinstance(metadata, str) or "lc_agent_name" not in metadata:
+            return None
+        name = as_dict(decoded(metadata)).get("lc_agent_name")
+        return name if isinstance(name, str) and name else None
 
     def title(self) -> str:
         """Return the name of the span; an agent's name follows in brackets."""

@@ -1,23 +1,23 @@
-"""Selects the spans of a tree that are model calls to learn from, and names their agents.
+"""Selects the calls of a tree to learn from, and names their agents.
 
-A call may be recorded twice: the tracer in the agent's process knows whose call it was, the gateway knows its tokens.
-Both become one selected call, with its position in the tree from the tracer and its tokens from the gateway.
-`calls/matching.py` says how they are matched; gateway records are told apart by the gateway's own call id.
+A call may be recorded several times: tracers in the agent's process know whose call it was, the gateway knows its
+tokens. `calls/matching.py` says which spans are of one call, `owners.py` whose it is. A filter by name takes a call if
+every agent that it may belong to matches, and refuses it as `unknown_agent` if only some of them do.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from agentlightning.adapter.calls.calls import ANY_AGENT, is_of_other_policy
-from agentlightning.adapter.calls.matching import Record, match_the_rest
-from agentlightning.adapter.spans.content import says_model_call
-from agentlightning.adapter.spans.tokens import call_name, generated_nothing, is_gateway_call, is_stale, response_id
+from agentlightning.adapter.calls.matching import CallSpans, spans_by_call, tells_of_call
+from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.spans.tokens import call_role, generated_nothing, is_stale
 from agentlightning.adapter.tree.node import SpanNode
-from agentlightning.semconv import REQUEST_SPAN
+from agentlightning.adapter.tree.owners import NOBODY, Owner, Owners
 from agentlightning.types import Attributes, Span
 
 NodeT = TypeVar("NodeT", bound=SpanNode)
@@ -33,9 +33,11 @@ class SelectionRules:
     agent_match: str | None = None
     exclude_llm_call_in_reward: bool = True
     drop_unnamed_nested: bool = True
-    """Leave out a call without a response id that lies below another selected call."""
+    """Leave out a call without a response id that lies below another call."""
     policy: str | None = None
     """Only calls of this policy; None leaves out those of policies that are not trained."""
+    agent_above: str | None = None
+    """The agent that the whole tree is below."""
 
 
 @dataclass(slots=True)
@@ -74,124 +76,93 @@ class SelectedCall(Generic[NodeT]):
 class _Place(NamedTuple):
     """What the spans above a node say of it."""
 
-    label: str | None
-    branch: str
+    order: int
     in_reward: bool
-    in_call: bool
 
 
-@dataclass(slots=True)
-class _Findings(Generic[NodeT]):
-    """What one walk over the tree found."""
+def select_calls(
+    root: NodeT, rules: SelectionRules, problems: list[Problem], *, by_time: bool = False
+) -> list[SelectedCall[NodeT]]:
+    """Return the model calls of a tree in tree order, calls that only the gateway saw after the others.
 
-    taken: list[SelectedCall[NodeT]] = field(default_factory=list["SelectedCall[NodeT]"])
-    by_response: dict[str, SelectedCall[NodeT]] = field(default_factory=dict[str, "SelectedCall[NodeT]"])
-    refused: set[str] = field(default_factory=set[str])
-    """Response ids of the tracer's calls that the rules leave out."""
-    other_places: dict[str, _Place] = field(default_factory=dict[str, _Place])
-    """Where spans stand that name a response id and are neither the gateway's nor calls by their name."""
-    records: list[tuple[NodeT, NodeT | None, _Place]] = field(
-        default_factory=list["tuple[NodeT, NodeT | None, _Place]"]
-    )
-    """The gateway's records, each with the request span above it."""
-    unnamed: list[tuple[Span, SelectedCall[NodeT] | _Place | None]] = field(
-        default_factory=list["tuple[Span, SelectedCall[NodeT] | _Place | None]"]
-    )
-    """The tracer's calls without a response id: selected, seen at a place, or left out by the rules."""
-
-
-def select_calls(root: NodeT, rules: SelectionRules) -> list[SelectedCall[NodeT]]:
-    """Return the model calls of a tree in tree order, calls that only the gateway saw after the others."""
-    found: _Findings[NodeT] = _Findings()
+    Where no span states an agent, `by_time` lets the times tell. Calls that a filter by name refuses, because nothing
+    proves whose they are, are added to `problems`.
+    """
     pattern = re.compile(rules.llm_call_match)
-    for node, above, place in _places(root, rules, pattern):
-        span = node.span
-        if is_gateway_call(span):
-            if not (is_stale(span) or generated_nothing(span)):
-                request = above if above is not None and above.span.name == REQUEST_SPAN else None
-                found.records.append((node, request, place))
+    nodes: dict[str, NodeT] = {}
+    places: dict[str, _Place] = {}
+    for order, (node, in_reward) in enumerate(_in_reward(root)):
+        nodes[node.id] = node
+        places[node.id] = _Place(order, in_reward)
+    spans = [node.span for node in nodes.values()]
+    found = spans_by_call(
+        spans,
+        lambda span: tells_of_call(span) or pattern.search(span.name) is not None,
+        keep_nested=not rules.drop_unnamed_nested,
+    )
+    owners = Owners(root, by_time)
+    taken: list[tuple[bool, int, SelectedCall[NodeT]]] = []
+    for call in found:
+        own = _spans_to_judge_by(call)
+        if any(is_stale(span) for span in own) or (call.record is not None and generated_nothing(call.record)):
             continue
-        reply = response_id(span)
-        if not pattern.search(span.name):
-            if reply is not None and span.name != REQUEST_SPAN:
-                found.other_places.setdefault(reply, place)
-            elif reply is None and not place.in_call and says_model_call(span.name, span.attributes):
-                found.unnamed.append((span, place))
+        if call.record is None and not any(pattern.search(span.name) for span in own):
             continue
-        nested = rules.drop_unnamed_nested and reply is None and place.in_call
-        if is_stale(span) or nested or not _counts(place, rules):
-            if reply is not None:
-                found.refused.add(reply)
-            elif not nested:
-                found.unnamed.append((span, None))
-        elif reply is None or reply not in found.by_response:
-            call = SelectedCall(node, place.label or ANY_AGENT, place.branch)
-            found.taken.append(call)
-            if reply is not None:
-                found.by_response[reply] = call
-            else:
-                found.unnamed.append((span, call))
-    _add_records(found, rules)
-    return [call for call in found.taken if not is_of_other_policy(call.record, rules.policy)]
+        if is_of_other_policy(call.record, rules.policy):
+            continue
+        if rules.exclude_llm_call_in_reward and any(places[span.span_id].in_reward for span in _placed(call)):
+            continue
+        owner = owners.of(call)
+        if rules.agent_above is not None and not owner.names:
+            owner = owner._replace(names=frozenset((rules.agent_above,)))
+        if rules.agent_match is not None:
+            above = rules.agent_above is not None and owner.names == {rules.agent_above}
+            verdict = above or _matches(owner, call_role(call.record), rules.agent_match)
+            if verdict is None:
+                problems.append(Problem("unknown_agent", own[0].span_id, _why_unknown(owner, rules.agent_match)))
+            if not verdict:
+                continue
+        seen = next((nodes[span.span_id] for span in call.certain), None)
+        gateway = call.request or call.record
+        assert seen is not None or gateway is not None
+        node = seen if seen is not None else nodes[gateway.span_id] if gateway is not None else root
+        selected = SelectedCall(node, owner.name or ANY_AGENT, owner.branch, call.record, call.request)
+        taken.append((seen is None, places[node.id].order, selected))
+    return [call for _, _, call in sorted(taken, key=lambda each: each[:2])]
 
 
-def _places(
-    root: NodeT, rules: SelectionRules, pattern: re.Pattern[str]
-) -> Iterator[tuple[NodeT, NodeT | None, _Place]]:
-    start = _Place(ANY_AGENT if rules.agent_match is None else None, root.id, False, False)
-    waiting: list[tuple[NodeT, NodeT | None, _Place]] = [(root, None, start)]
+def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
+    """Yield each node, parents first, and whether it is below the span of a reward."""
+    waiting: list[tuple[NodeT, bool]] = [(root, False)]
     while waiting:
-        node, above, place = waiting.pop()
-        yield node, above, place
+        node, inside = waiting.pop()
+        yield node, inside
         if node.children:
-            name = node.agent_name()
-            label, branch = place.label, place.branch
-            if name is not None:
-                matches = rules.agent_match is None or re.search(rules.agent_match, name)
-                label, branch = (name if matches else None), node.id
-            in_call = place.in_call or (label is not None and pattern.search(node.span.name) is not None)
-            inner = _Place(label, branch, place.in_reward or node.is_reward_span(), in_call)
-            waiting.extend((child, node, inner) for child in reversed(node.children))
+            inside = inside or node.is_reward_span()
+            waiting.extend((child, inside) for child in reversed(node.children))
 
 
-def _counts(place: _Place, rules: SelectionRules) -> bool:
-    return place.label is not None and not (place.in_reward and rules.exclude_llm_call_in_reward)
+def _spans_to_judge_by(call: CallSpans) -> list[Span]:
+    return [span for span in (call.record, *call.certain) if span is not None]
 
 
-def _add_records(found: _Findings[NodeT], rules: SelectionRules) -> None:
-    """Give each gateway record to the tracer's call that it tells of, or make it a call of its own."""
-    seen: set[str] = set()
-    left: list[tuple[NodeT, NodeT | None, _Place]] = []
-    for node, request, place in found.records:
-        reply = response_id(node.span)
-        identity = call_name(node.span)
-        if identity in seen:
-            continue
-        seen.add(identity)
-        twin = found.by_response.get(reply) if reply is not None else None
-        if twin is not None and twin.record is None:
-            twin.record, twin.request = node.span, None if request is None else request.span
-        elif twin is not None or reply not in found.refused:
-            left.append((node, request, place))
-    # records go to the tracer's calls that name no reply; those that find none are calls where they stand
-    records = [Record(node.span, None if request is None else request.span) for node, request, _ in left]
-    told = found.unnamed + [
-        (call.node.span, call) for call in found.by_response.values() if call.record is None and left
-    ]
-    partners = {at: told[place][1] for at, place, _ in match_the_rest(records, [span for span, _ in told])}
-    for at, (node, request, place) in enumerate(left):
-        partner = partners.get(at, place)
-        if isinstance(partner, SelectedCall):
-            partner.record, partner.request = records[at]
-            continue
-        partner = partner and found.other_places.get(response_id(node.span) or "", partner)
-        if partner is not None and _counts(partner, rules):
-            found.taken.append(
-                SelectedCall(
-                    node=node if request is None else request,
-                    agent_name=partner.label or ANY_AGENT,
-                    branch=partner.branch,
-                    record=node.span,
-                    request=None if request is None else request.span,
-                )
-            )
+def _placed(call: CallSpans) -> list[Span]:
+    """Return the spans by whose place a call is judged: those of tracers, or else the gateway's."""
+    unsure = [span for each in call.unsure for span in each.spans]
+    return call.certain or unsure or _spans_to_judge_by(call)
+
+
+def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:
+    """Return whether the agents that a call may belong to match; None if only some of them do."""
+    if role is not None and re.search(agent_match, role):
+        return True
+    verdicts = {name != NOBODY and re.search(agent_match, name) is not None for name in owner.names}
+    return None if len(verdicts) > 1 else verdicts == {True}
+
+
+def _why_unknown(owner: Owner, agent_match: str) -> str:
+    names = ", ".join(sorted(name or "none" for name in owner.names))
+    return (
+        f"it may be a call of several agents ({names}), and agent_match={agent_match!r} does not match all of them: "
+        "neither an id nor the words tell which one's it is"
+    )

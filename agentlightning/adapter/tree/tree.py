@@ -22,7 +22,7 @@ from agentlightning.adapter.calls.calls import ANY_AGENT
 from agentlightning.adapter.spans.attributes import Fields, Problem
 from agentlightning.adapter.spans.content import image_urls, read_content
 from agentlightning.adapter.spans.rewards import is_unusable_reward, reward_dimensions, reward_value
-from agentlightning.adapter.spans.tokens import CallReading, has_failed, read_call
+from agentlightning.adapter.spans.tokens import CallReading, has_failed, read_call, response_id
 from agentlightning.adapter.tree.graphviz import draw_tree
 from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.adapter.tree.repair import repair
@@ -41,6 +41,8 @@ class TraceTree(SpanNode):
         super().__init__(id, span, children)
         self.problems: list[Problem] = []
         """On the root: what was left out, and why."""
+        self.is_repaired = False
+        """On the root: times may tell what spans do not state."""
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> Self:
@@ -107,18 +109,49 @@ class TraceTree(SpanNode):
     def repair_hierarchy(self) -> None:
         """Move spans without their parent to where their times say they belong; see `repair.repair`."""
         repair(self)
+        self.is_repaired = True
 
     def find_llm_calls(
         self,
         *,
         llm_call_match: str = LLM_CALL_MATCH,
         agent_match: str | None = None,
+        within_matching_subtree: str | None = None,
+        within_reward: bool | None = None,
+        within_llm_call: bool | None = None,
+        existing_llm_call_response_ids: set[str] | None = None,
         exclude_llm_call_in_reward: bool = True,
         dedup_llm_call: bool = True,
     ) -> list[tuple[Self, str]]:
-        """Return the model calls with the names of their agents, those that only the gateway saw after the others."""
-        rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call)
-        return [(call.node, call.agent_name) for call in select_calls(self, rules)]
+        """Return the model calls with the names of their agents, those that only the gateway saw after the others.
+
+        The four keywords in the middle say where in a larger tree this one stands.
+
+        Args:
+            within_matching_subtree: The agent that the tree is below, where `agent_match` takes it: calls for which no
+                agent is known are its calls.
+            within_reward: True if the tree is below the span of a reward: then all its calls were made to compute one.
+                False has the meaning of `exclude_llm_call_in_reward=True`, None leaves it to that.
+            within_llm_call: True if the tree is below a model call: then a call without a response id is a part of it.
+                False has the meaning of `dedup_llm_call=True`, None leaves it to that.
+            existing_llm_call_response_ids: Ids of replies whose calls were found already and are left out; those of the
+                calls that are found are added.
+        """
+        exclude = exclude_llm_call_in_reward if within_reward is None else True
+        dedup = dedup_llm_call if within_llm_call is None else True
+        rules = SelectionRules(llm_call_match, agent_match, exclude, dedup, agent_above=within_matching_subtree)
+        if within_reward:
+            return []
+        before = frozenset(existing_llm_call_response_ids or ())
+        found: list[tuple[Self, str]] = []
+        for call in select_calls(self, rules, self.problems, by_time=self.is_repaired):
+            reply = response_id(call.span())
+            if reply in before or (reply is None and within_llm_call and call.record is None):
+                continue
+            if reply is not None and existing_llm_call_response_ids is not None:
+                existing_llm_call_response_ids.add(reply)
+            found.append((call.node, call.agent_name))
+        return found
 
     def match_rewards(
         self, reward_match: RewardMatchPolicy | str, llm_calls: Sequence[Self]
@@ -139,7 +172,7 @@ class TraceTree(SpanNode):
         could not be read is added to `self.problems`.
         """
         call = read_call(span, self.problems)
-        content = read_content(span.attributes)
+        content = read_content(span.attributes, span.events)
         response: Fields = {"token_ids": call.completion_token_ids, "raw_content": content.completion}
         if call.logprobs_content is not None:
             response["logprobs"] = call.logprobs_content
@@ -208,7 +241,7 @@ class TraceTree(SpanNode):
 
         That is the order of arrival at the gateway if it saw them all, else that of their start times.
         """
-        calls = select_calls(self, rules)
+        calls = select_calls(self, rules, self.problems, by_time=self.is_repaired)
         if all(call.record is not None for call in calls):
             return sorted(calls, key=lambda call: (call.sequence_id, call.start_time))
         return sorted(calls, key=lambda call: (call.start_time, call.sequence_id))

@@ -19,7 +19,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from agentlightning.adapter.calls.calls import CallRef, ModelCall, is_call_of_other_policy, model_calls, policies_of
+from agentlightning.adapter.calls.calls import (
+    CallRef,
+    ModelCall,
+    is_call_of_other_policy,
+    model_calls,
+    of_unknown_agents,
+    policies_of,
+)
 from agentlightning.adapter.calls.helpers import is_known_helper, without_calls
 from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.explain import Explanation, explain_calls
@@ -45,6 +52,7 @@ ExclusionReason = Literal[
     "stale",
     "not_selected",
     "helper",
+    "unknown_agent",
     # what became of its attempt
     "superseded_attempt",
     "infrastructure_fault",
@@ -68,6 +76,8 @@ another agent's or another policy's; all of them, where several policies are tra
 `helper`: it is no turn of the agent's work, but a title, a summary or the like. `refused_call`: a call of its attempt
 was refused for good, so the reward tells nothing of the policy. `no_call`: a rollout has a reward and no call of the
 policy, as where a cache of the agent's client answered; no call can have this reason, a rollout can.
+`unknown_agent`: the adapter selects by the name of the agent, agents ran side by side, and nothing proves whose call it
+was; a role in the URL (`LLMProxy.as_resource(role=)`) tells it.
 `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its attempt had not ended
 when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all rewards of its group
 are the same, so there is nothing to learn.
@@ -172,10 +182,12 @@ def read_rollout(
     candidates = [call for call in calls if call.ref not in exclusions]
     counted = without_calls(counted, [call for call in own if call.ref in helpers])
     selected: dict[CallRef, ModelCall] = {}
+    unknown: set[CallRef] = set()
     if candidates:
         selection = adapter.select(counted, candidates)
         problems.extend(selection.problems)
         selected = {call.ref: call for call in selection.calls}
+        unknown = of_unknown_agents(candidates, selection.problems)
     if adapter.policy is None and len(policies_of(selected.values())) > 1:
         selected = {}  # which of them is trained here, only the adapter's policy= can tell
     reading = samples_from_calls(list(selected.values()), decode=decode)
@@ -183,7 +195,8 @@ def read_rollout(
     for call in candidates:
         if call.ref not in in_rows:
             other = is_call_of_other_policy(call, adapter.policy)
-            exclusions[call.ref] = "not_selected" if other else unusable(call) or "not_selected"
+            left_out = "unknown_agent" if call.ref in unknown else "not_selected"
+            exclusions[call.ref] = "not_selected" if other else unusable(call) or left_out
     return RolloutRecord(
         rollout_id=rollout.rollout_id,
         attempt_id=None if latest is None else latest.attempt_id,

@@ -1,0 +1,231 @@
+"""Reads the words of a model call in the conventions of several instrumentations, as messages of the chat API.
+
+- GenAI conventions of OpenTelemetry: JSON lists in attributes (`gen_ai.input.messages`), the same on an event
+  (`gen_ai.client.inference.operation.details`), and one event per message (`gen_ai.user.message`, `gen_ai.choice`);
+- OpenInference: numbered attributes (`llm.input_messages.0.message.role`);
+- Logfire: `request_data` and `response_data`;
+- Google's ADK before it followed the GenAI conventions: `gcp.vertex.agent.llm_request` and `llm_response`.
+
+A part that cannot be read is left out; nothing raises. https://opentelemetry.io/docs/specs/semconv/gen-ai/ and
+https://github.com/Arize-ai/openinference/tree/main/spec
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
+from agentlightning.types import Event
+from agentlightning.utils.attributes import filter_attributes, unflatten_attributes
+
+Message = Fields
+Words = tuple[list[Message], list[Message]]
+"""The messages of the prompt and those of the completion."""
+
+ADK_REQUEST: Final = "gcp.vertex.agent.llm_request"
+_DETAILS: Final = "gen_ai.client.inference.operation.details"
+_CHOICE: Final = "gen_ai.choice"
+_EVENT_ROLES: Final = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+
+
+def chat_messages(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> Words:
+    """Return the messages of the prompt and those of the completion, in the form of the chat API; empty if unknown."""
+    for read in _READERS:
+        prompt, completion = read(attributes)
+        if prompt or completion:
+            return prompt, completion
+    return _of_events(events) if events else ([], [])
+
+
+# --- GenAI conventions: attributes -----------------------------------------------------------------------------------
+
+
+def _of_conventions(attributes: Mapping[str, object]) -> Words:
+    system = dicts_in(decoded(attributes.get("gen_ai.system_instructions")))
+    prompt: list[Message] = [{"role": "system", "content": _part_texts(system)}] if system else []
+    for said in dicts_in(decoded(attributes.get("gen_ai.input.messages"))):
+        prompt.extend(_from_parts(said))
+    completion: list[Message] = []
+    for said in dicts_in(decoded(attributes.get("gen_ai.output.messages"))):
+        reason = {"finish_reason": said["finish_reason"]} if said.get("finish_reason") else {}
+        completion.extend({**message, **reason} for message in _from_parts(said))
+    return prompt, completion
+
+
+def _from_parts(said: Mapping[str, object]) -> Iterator[Message]:
+    """Yield a message of typed parts as chat messages: each result of a tool is a message of its own."""
+    parts = dicts_in(said.get("parts"))
+    if not parts:
+        yield dict(said)
+        return
+    results = [part for part in parts if part.get("type") == "tool_call_response"]
+    for part in results:
+        content = part.get("response", part.get("result"))
+        yield {"role": "tool", "tool_call_id": part.get("id"), "content": _result_text(content)}
+    calls = [
+        {"id": part.get("id"), "name": part.get("name"), "arguments": _as_text(part.get("arguments"))}
+        for part in parts
+        if part.get("type") == "tool_call"
+    ]
+    if len(results) < len(parts):
+        message: Message = {"role": said.get("role"), "content": _part_texts(parts)}
+        yield {**message, "tool_calls": calls} if calls else message
+
+
+def _part_texts(parts: list[Fields]) -> str:
+    return "".join(str(part.get("content", "")) for part in parts if part.get("type") == "text")
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _result_text(value: object) -> str:
+    """Return what a tool gave as text; a list of blocks as the text of the blocks."""
+    blocks = dicts_in(value)
+    if blocks and all("text" in block or "json" in block for block in blocks):
+        return "".join(str(block["text"]) if "text" in block else _as_text(block["json"]) for block in blocks)
+    return _as_text(value)
+
+
+# --- GenAI conventions: events ---------------------------------------------------------------------------------------
+
+
+def _of_events(events: Sequence[Event]) -> Words:
+    details: dict[str, object] = {}
+    prompt: list[Message] = []
+    completion: list[Message] = []
+    for event in events:
+        if event.name == _DETAILS:
+            details.update(event.attributes)
+        elif event.name in _EVENT_ROLES:
+            prompt.extend(_from_event(_EVENT_ROLES[event.name], event.attributes))
+        elif event.name == _CHOICE:
+            reason = event.attributes.get("finish_reason")
+            told = _from_event("assistant", event.attributes)
+            completion.extend({**message, "finish_reason": reason} if reason else message for message in told)
+    return _of_conventions(details) if details else (prompt, completion)
+
+
+def _from_event(role: str, attributes: Mapping[str, object]) -> list[Message]:
+    """Return the messages of one event: its fields are attributes, or JSON in `gen_ai.event.content`."""
+    fields = {**attributes, **as_dict(decoded(attributes.get("gen_ai.event.content")))}
+    message = decoded(fields["message"]) if "message" in fields else None
+    content = fields.get("message", fields.get("content"))
+    if whole := as_dict(message):
+        fields, content = {**fields, **whole}, whole.get("content")
+    blocks = dicts_in(decoded(content)) if not isinstance(content, str) or content.startswith("[") else []
+    if blocks:
+        return _from_blocks(role, blocks)
+    if content is None and "tool_calls" not in fields:
+        return []
+    made: Message = {"role": role, "content": content if content is None else _as_text(content)}
+    if calls := dicts_in(decoded(fields.get("tool_calls"))):
+        made["tool_calls"] = calls
+    if role == "tool":
+        made["tool_call_id"] = fields.get("id")
+    return [made]
+
+
+def _from_blocks(role: str, blocks: Sequence[Fields]) -> list[Message]:
+    """Return blocks of Bedrock's form, as Strands writes them, or typed parts of the chat API, as messages."""
+    results = [as_dict(block["toolResult"]) for block in blocks if "toolResult" in block]
+    made: list[Message] = [
+        {"role": "tool", "tool_call_id": each.get("toolUseId"), "content": _result_text(each.get("content"))}
+        for each in results
+    ]
+    calls = [
+        {"id": use.get("toolUseId"), "name": use.get("name"), "arguments": _as_text(use.get("input"))}
+        for use in (as_dict(block.get("toolUse")) for block in blocks)
+        if use
+    ]
+    if len(results) < len(blocks):
+        text = "".join(str(block["text"]) for block in blocks if "text" in block)
+        made.append({"role": role, "content": text, **({"tool_calls": calls} if calls else {})})
+    return made
+
+
+# --- OpenInference ---------------------------------------------------------------------------------------------------
+
+
+def _of_inference(attributes: Mapping[str, object]) -> Words:
+    return _numbered(attributes, "llm.input_messages"), _numbered(attributes, "llm.output_messages")
+
+
+def _numbered(attributes: Mapping[str, object], prefix: str) -> list[Message]:
+    found = filter_attributes(attributes, prefix)
+    if not found:
+        return []
+    nested = unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items() if key != prefix})
+    messages: list[Message] = []
+    for entry in dicts_in(nested):
+        fields = as_dict(entry.get("message"))
+        message = {key: fields[key] for key in ("role", "content", "name", "tool_call_id") if key in fields}
+        parts = [as_dict(part.get("message_content")) for part in dicts_in(fields.get("contents"))]
+        if parts and "content" not in message:
+            message["content"] = "".join(str(part.get("text", "")) for part in parts)
+        calls = [as_dict(call.get("tool_call")) for call in dicts_in(fields.get("tool_calls"))]
+        if calls:
+            message["tool_calls"] = [{"id": call.get("id"), **as_dict(call.get("function"))} for call in calls]
+        messages.append(message)
+    return messages
+
+
+# --- Logfire ---------------------------------------------------------------------------------------------------------
+
+
+def _of_logfire(attributes: Mapping[str, object]) -> Words:
+    request = as_dict(decoded(attributes.get("request_data")))
+    reply = as_dict(decoded(attributes.get("response_data")))
+    answer = as_dict(reply.get("message"))
+    return dicts_in(request.get("messages")), [answer] if answer else []
+
+
+# --- Google's ADK ----------------------------------------------------------------------------------------------------
+
+
+def _of_adk(attributes: Mapping[str, object]) -> Words:
+    request = as_dict(decoded(attributes.get(ADK_REQUEST)))
+    reply = as_dict(decoded(attributes.get("gcp.vertex.agent.llm_response")))
+    system = as_dict(request.get("config")).get("system_instruction")
+    prompt: list[Message] = [{"role": "system", "content": _google_text(system)}] if system else []
+    for content in dicts_in(request.get("contents")):
+        prompt.extend(_from_google(content))
+    return prompt, list(_from_google(as_dict(reply.get("content"))))
+
+
+def _google_text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = dicts_in(as_dict(content).get("parts")) or dicts_in(content) if not is_list(content) else dicts_in(content)
+    return "".join(str(part.get("text") or "") for part in parts)
+
+
+def _from_google(content: Mapping[str, object]) -> Iterator[Message]:
+    parts = dicts_in(content.get("parts"))
+    results = [as_dict(part["function_response"]) for part in parts if "function_response" in part]
+    for each in results:
+        yield {"role": "tool", "tool_call_id": each.get("id"), "content": _as_text(each.get("response"))}
+    calls = [
+        {"id": call.get("id"), "name": call.get("name"), "arguments": _as_text(call.get("args") or {})}
+        for call in (as_dict(part.get("function_call")) for part in parts)
+        if call
+    ]
+    if len(results) < len(parts):
+        text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
+        yield {"role": content.get("role"), "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+_READERS: Final[tuple[Callable[[Mapping[str, object]], Words], ...]] = (
+    _of_conventions,
+    _of_inference,
+    _of_logfire,
+    _of_adk,
+)
