@@ -9,12 +9,11 @@ counted once, and each pair lists the spans that can be meant.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, NamedTuple
-
-from sortedcontainers import SortedList
 
 from agentlightning.adapter.calls.intervals import SLACK_SECONDS, Interval, Intervals, narrowed
 
@@ -248,19 +247,21 @@ def _taken(
 
     By start, each call takes of the spans around it the one that ends first: no other choice gives more calls a span.
     """
-    free: SortedList[tuple[float, int]] = SortedList()
+    free: list[tuple[float, int]] = []
     coming = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
     taken: dict[int, int] = {}
     for call in sorted(meant, key=lambda at: own[at].start):
         while coming and coming[-1][0] <= own[call].start:
             at = coming.pop()[1]
-            free.add((when[at].end + SLACK_SECONDS, at))
-        ending = islice(free.irange((own[call].end, -1)), _MOST_LOOKED_AT)
-        wanted = meant[call] if len(meant[call]) == 1 else None
-        chosen = next((each for each in ending if each[1] in (wanted or (each[1],)) and may_be(call, each[1])), None)
-        if chosen is not None:
-            taken[call] = chosen[1]
-            free.remove(chosen)
+            insort(free, (when[at].end + SLACK_SECONDS, at))
+        first = bisect_left(free, (own[call].end, -1))
+        only = meant[call][0] if len(meant[call]) == 1 else None
+        for place in range(first, min(first + _MOST_LOOKED_AT, len(free))):
+            span = free[place][1]
+            if (only is None or span == only) and may_be(call, span):
+                taken[call] = span
+                del free[place]
+                break
     return taken
 
 
