@@ -122,8 +122,10 @@ class Supervision:
         """Return never: raise when a runner has failed, or when nobody is left to do the work that is open."""
         await self.team.watch()
         while True:
-            count = await self.count_open_work() if self.count_open_work else 0
-            if count and not self.event.is_set():  # else they have ended because the run ends
+            # With the stop event set they have ended because the run ends; the store may then be gone already.
+            asks = self.count_open_work is not None and not self.event.is_set()
+            count = await self.count_open_work() if asks and self.count_open_work else 0
+            if count and not self.event.is_set():
                 raise StrandedWorkError(
                     f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
                     "Raise max_rollouts (it counts per runner) or n_runners, or give the algorithm less to do."

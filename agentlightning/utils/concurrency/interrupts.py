@@ -31,6 +31,8 @@ class Interrupts:
         self._draining = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
+        self._count = 0
+        """How often Ctrl+C was pressed. Counted by the handler: a `KeyboardInterrupt` may arrive before the loop reacts."""
         self._watchdog: _Watchdog | None = None
         self._previous: Any = None
         self._previous_term: Any = None
@@ -51,9 +53,19 @@ class Interrupts:
         """Wait for the first SIGTERM, where it is to be answered without haste."""
         await self._draining.wait()
 
-    def deliver(self) -> None:
-        """Count one Ctrl+C. On the loop's thread."""
-        (self._hurried if self._asked.is_set() else self._asked).set()
+    def ask(self) -> None:
+        """Ask for an end on behalf of a `KeyboardInterrupt` that left a task. On the loop's thread.
+
+        It counts as a Ctrl+C only if none came: the one that it stems from was counted as it came.
+        """
+        self._count = max(self._count, 1)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._count:
+            self._asked.set()
+        if self._count > 1:
+            self._hurried.set()
 
     def __enter__(self) -> Self:
         on_main = threading.current_thread() is threading.main_thread()
@@ -76,6 +88,7 @@ class Interrupts:
         if self._watchdog.fired:
             self._watchdog.fired = False
             raise KeyboardInterrupt
+        self._count += 1
         self._watchdog.arm()
         self._loop.call_soon_threadsafe(self._react)
 
@@ -89,7 +102,7 @@ class Interrupts:
     def _react(self) -> None:
         if self._watchdog is not None:
             self._watchdog.disarm()
-        self.deliver()
+        self._tell()
 
 
 class _Watchdog:

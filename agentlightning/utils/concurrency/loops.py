@@ -70,7 +70,7 @@ def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], interrupts
             if task.done():
                 raise
             if isinstance(error, KeyboardInterrupt):
-                loop.call_soon(interrupts.deliver)
+                interrupts.ask()
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
