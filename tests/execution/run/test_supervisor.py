@@ -14,6 +14,7 @@ async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> N
     event = ThreadingEvent()
 
     async def stopped() -> None:
+        await asyncio.sleep(0.01)  # the event has been looked at once by then
         event.set()
 
     async def count_open_work() -> int:
