@@ -60,11 +60,15 @@ def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any
 class _Option:
     """What a parameter may be, as far as it decides how its words are read."""
 
+    may_be_none: bool
     nullable: bool
+    """A scalar, or None."""
     is_bool: bool
     is_list: bool
     of_numbers: bool
     """A list whose words are numbers."""
+    of_nullable: bool
+    """A list whose words may stand for None."""
     is_spec: bool
     enum: type[Enum] | None
 
@@ -73,13 +77,17 @@ class _Option:
         members = list(_members(annotation))
         plain = [member for member in members if member is not type(None)]
         origins = [typing.get_origin(member) or member for member in plain]
-        items = [item for member in plain for item in typing.get_args(member)]
+        items = [item for member in plain for argument in typing.get_args(member) for item in _members(argument)]
+        item_types = [item for item in items if item is not type(None)]
         enums = [member for member in plain if isinstance(member, type) and issubclass(member, Enum)]
+        may_be_none = len(plain) < len(members)
         return cls(
-            nullable=len(plain) < len(members) and any(origin in _SCALARS for origin in origins),
+            may_be_none=may_be_none,
+            nullable=may_be_none and any(origin in _SCALARS for origin in origins),
             is_bool=plain == [bool],
             is_list=any(origin in (list, collections.abc.Sequence) for origin in origins) and str not in plain,
-            of_numbers=bool(items) and all(item in (int, float) for item in items),
+            of_numbers=bool(item_types) and all(item in (int, float) for item in item_types),
+            of_nullable=len(item_types) < len(items),
             is_spec=str in plain and dict in origins and collections.abc.Callable in origins,
             enum=enums[0] if enums else None,
         )
@@ -146,8 +154,9 @@ def _as_yaml(arguments: Sequence[str], options: dict[str, _Option]) -> Iterator[
 def _value(option: _Option, words: list[str]) -> str:
     word = words[0]
     lower = word.strip().lower()
-    if option.is_list and (len(words) > 1 or (not word.startswith("[") and lower not in _NONE_WORDS)):
-        return f"[{', '.join(words if option.of_numbers else map(json.dumps, words))}]"
+    is_whole = word.startswith("[") or (lower in _NONE_WORDS and option.may_be_none)
+    if option.is_list and (len(words) > 1 or not is_whole):
+        return f"[{', '.join(_item(option, word) for word in words)}]"
     if option.nullable and lower in _NONE_WORDS:
         return "null"
     if option.is_bool and lower in _TRUE_WORDS | _FALSE_WORDS:
@@ -156,3 +165,9 @@ def _value(option: _Option, words: list[str]) -> str:
         named = [member.name for member in option.enum if str(member.value) == word]
         return named[0] if named else word
     return word
+
+
+def _item(option: _Option, word: str) -> str:
+    if option.of_nullable and word.strip().lower() in _NONE_WORDS:
+        return "null"
+    return word if option.of_numbers else json.dumps(word)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 import pytest
 
@@ -32,6 +32,36 @@ def test_options_become_typed_arguments_with_dashes_or_underscores() -> None:
     assert (plan.n_steps, plan.fast) == (7, False)
     assert lightning_cli() == ()
     assert lightning_cli(Plan, argv=["--plan.fast", "true"]).fast is True
+
+
+class Lists:
+    def __init__(
+        self,
+        texts: list[str] | None = None,
+        some: list[Optional[str]] = [],  # noqa: B006, UP045 -- as programs of an earlier Python write it
+        numbers: list[int | None] | None = None,
+    ) -> None:
+        self.texts, self.some, self.numbers = texts, some, numbers
+
+
+@pytest.mark.parametrize(
+    ("argv", "texts", "some", "numbers"),
+    [
+        (["--lists.some", "a", "null", "None"], None, ["a", None, None], None),
+        (["--lists.some", "null"], None, [None], None),
+        (["--lists.some=nil"], None, [None], None),
+        (["--lists.some=[a b, null]"], None, ["a b", None], None),
+        (["--lists.texts", "a", "null"], ["a", "null"], [], None),
+        (["--lists.texts", "null"], None, [], None),
+        (["--lists.numbers", "1", "~", "3"], None, [], [1, None, 3]),
+        (["--lists.numbers", "null"], None, [], None),
+    ],
+)
+def test_null_in_a_list_is_none_where_its_type_says_so(
+    argv: list[str], texts: list[str] | None, some: list[str | None], numbers: list[int | None] | None
+) -> None:
+    lists = lightning_cli(Lists, argv=argv)
+    assert (lists.texts, lists.some, lists.numbers) == (texts, some, numbers)
 
 
 def test_a_file_may_hold_the_options(tmp_path: Path) -> None:

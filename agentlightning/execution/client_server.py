@@ -79,13 +79,13 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         on_stall: OnStall = "report",
     ) -> None:
         role_name = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, fallback="both")
-        self.role = check_choice("role (AGL_CURRENT_ROLE)", role_name, get_args(Role))
+        self.role: Role = check_choice("role (AGL_CURRENT_ROLE)", role_name, get_args(Role))
         self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, fallback=LOOPBACK)
         self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port)
         self.n_runners = check_count("n_runners", n_runners)
         self.graceful_timeout = check_seconds("graceful_timeout", graceful_timeout)
         self.terminate_timeout = check_seconds("terminate_timeout", terminate_timeout)
-        self.main_process = check_choice("main_process", main_process, get_args(MainProcess))
+        self.main_process: MainProcess = check_choice("main_process", main_process, get_args(MainProcess))
         self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, fallback=True)
         self.allowed_exit_codes = tuple(allowed_exit_codes)
         self.max_runner_restarts = check_count("max_runner_restarts", max_runner_restarts, minimum=0)
@@ -94,6 +94,12 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.connect_host = connect_host
         self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
+        self._check_sides()
+
+    def _check_sides(self) -> None:
+        """Refuse sides that do not go together, or that do not exist: both attributes may be set after construction."""
+        check_choice("role (AGL_CURRENT_ROLE)", self.role, get_args(Role))
+        check_choice("main_process", self.main_process, get_args(MainProcess))
         if self.main_process == "runner" and self.role != "both":
             raise ValueError(f"main_process='runner' is only supported when role='both'; the role is {self.role!r}")
         if self.main_process == "runner" and self.n_runners != 1:
@@ -113,6 +119,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     @override
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
+        self._check_sides()
         if self.role == "both" and self.managed_store and not is_loopback(self.server_host):
             logger.warning(
                 "role='both' listens on %s: another process with role='both' has a store of its own. "

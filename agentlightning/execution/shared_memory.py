@@ -86,11 +86,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if main_thread is None:
             main_thread = "runner" if n_runners == 1 else "algorithm"
         self.main_thread: MainThread = check_choice("main_thread", main_thread, get_args(MainThread))
-        if self.main_thread == "runner" and n_runners != 1:
-            raise ValueError(
-                f"main_thread='runner' has room for one runner, and n_runners is {n_runners}. "
-                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
-            )
+        self._check_main_thread()
         self.join_timeout = check_seconds("join_timeout", join_timeout)
         self.graceful_delay = check_seconds("graceful_delay", graceful_delay)
         self.poll_interval = check_seconds("poll_interval", poll_interval)
@@ -98,9 +94,19 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
 
+    def _check_main_thread(self) -> None:
+        """Refuse a main thread that does not exist or has no room: it and the number may be set after construction."""
+        check_choice("main_thread", self.main_thread, get_args(MainThread))
+        if self.main_thread == "runner" and self.n_runners != 1:
+            raise ValueError(
+                f"main_thread='runner' has room for one runner, and n_runners is {self.n_runners}. "
+                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
+            )
+
     @override
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
+        self._check_main_thread()
         if self.managed_store:
             from agentlightning.store.threading import LightningStoreThreaded
 

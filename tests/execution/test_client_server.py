@@ -345,6 +345,22 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], text: str)
         ClientServerExecutionStrategy(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"role": "Runner"}, r"role .* must be one of 'algorithm', 'runner', 'both'; got 'Runner'"),
+        ({"main_process": "store"}, "main_process must be"),
+        ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
+    ],
+)
+def test_a_wrong_setting_that_is_set_later_is_refused_by_name(settings: dict[str, Any], text: str) -> None:
+    built = strategy()
+    for name, value in settings.items():
+        setattr(built, name, value)
+    with pytest.raises(ValueError, match=text):
+        built.execute(Tasks(), Serve(), InMemoryLightningStore())
+
+
 def test_what_cannot_be_spawned_is_named_with_the_ways_out() -> None:
     async def local_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None: ...
 

@@ -52,6 +52,16 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, object], error: 
         SharedMemoryExecutionStrategy(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("main_thread", "n_runners", "text"), [("both", 1, "must be one of"), ("runner", 2, "room for")]
+)
+def test_a_wrong_setting_that_is_set_later_is_refused_by_name(main_thread: str, n_runners: int, text: str) -> None:
+    built = SharedMemoryExecutionStrategy()
+    built.main_thread, built.n_runners = main_thread, n_runners  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=text):
+        built.execute(Tasks(), Serve(), InMemoryLightningStore())
+
+
 @pytest.mark.parametrize(("main_thread", "n_runners"), LAYOUTS)
 def test_execute_returns_what_the_algorithm_returned_and_ends_the_runners(main_thread: str, n_runners: int) -> None:
     result = strategy(main_thread, n_runners).execute(Tasks(), Serve(), InMemoryLightningStore())
