@@ -69,15 +69,15 @@ def _value(value: object) -> object:
 
 
 def any_attributes(values: Mapping[str, object]) -> Attributes:
-    """Flatten and sanitise values; what cannot be flattened is kept as text. Never raises."""
+    """Flatten and sanitise values; what cannot be flattened is kept as JSON text. Never raises."""
     try:
         return sanitize_attributes(flatten_attributes(values))
     except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program goes on
-        return {key: _text(value) for key, value in values.items()}
+        return {key: _one(value) for key, value in values.items()}
 
 
-def _text(value: object) -> str:
+def _one(value: object) -> Any:
     try:
-        return str(value)
+        return sanitize_attribute_value(value)
     except Exception as error:  # a broken __str__ of the user's must not end the user's program
         return f"<{type(value).__name__}: {type(error).__name__} in __str__>"

@@ -7,10 +7,19 @@ nest when they are read back; whoever needs a value back exactly stores it as JS
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import dataclasses
+import datetime
 import json
 import logging
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, cast
+
+from pydantic import BaseModel
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +112,9 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: st
 def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
     """Return a value that a span may hold: primitives as they are, lists made of one type, the rest as JSON text.
 
-    `force` turns what JSON cannot hold into `str(object)`.
+    `force` turns what JSON cannot hold into what it means: pydantic models and dataclasses into objects, sets and
+    arrays into lists, bytes into base64, enums into their values, dates and what else there is into text. So the text is JSON
+    whatever is inside.
 
     Raises:
         ValueError: JSON cannot hold it and `force` is false.
@@ -116,12 +127,51 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
         except ValueError as error:
             logger.warning("%s It becomes JSON text.", error)
     try:
-        return json.dumps(cast(Any, object))
+        return json.dumps(cast(Any, object), allow_nan=False)
     except (TypeError, ValueError) as error:
-        if force:
-            return str(cast(Any, object))
-        kind = type(cast(Any, object)).__name__
-        raise ValueError(f"Object must be JSON serializable, got: {kind} ({error})") from error
+        if not force:
+            kind = type(cast(Any, object)).__name__
+            raise ValueError(f"Object must be JSON serializable, got: {kind} ({error})") from error
+    return _as_json_text(object)
+
+
+def _as_json_text(value: object) -> Any:
+    """Return what a value means as JSON: text of objects and lists, scalars as a span may hold them."""
+    try:
+        plain = _plain(value)
+    except RecursionError:  # a cycle
+        return str(value)
+    if isinstance(plain, _PRIMITIVES):
+        return plain
+    with contextlib.suppress(ValueError):
+        if isinstance(plain, list):
+            return sanitize_list_attribute_sanity(cast(list[Any], plain))
+    return json.dumps(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON data; nothing is iterated that iterating would use up."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)  # JSON has no other numbers
+    if isinstance(value, BaseModel):
+        return _plain(dict(value))
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [_plain(item) for item in cast("list[object]", value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
+        return _plain(value.tolist())
+    return str(value)
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:

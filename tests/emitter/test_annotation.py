@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
 import gc
 import inspect
@@ -266,10 +267,12 @@ async def test_nothing_and_what_json_cannot_hold_are_outputs_too(tracer: OtelTra
     give(None)
     give([1, 2])
     give({"a": {1, 2}})
-    none, numbers, text = (span.attributes for span in operations(tracer))
+    give({7: {"when": datetime.date(2026, 1, 2)}})
+    none, numbers, text, keyed = (span.attributes for span in operations(tracer))
     assert none[OUTPUT] == "null"
     assert numbers[OUTPUT] == [1, 2]
-    assert text[f"{OUTPUT}.a"] in ("{1, 2}", '"{1, 2}"')
+    assert text[f"{OUTPUT}.a"] == [1, 2]
+    assert keyed[OUTPUT] == '{"7": {"when": "2026-01-02"}}'
 
 
 # --- generators --------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_what_does_not_fit_becomes_text_and_the_rest_stays_as_it_is() -> None:
     assert (span.rollout_id, span.attempt_id, span.sequence_id, span.kind) == ("ro-1", "at-1", 7, "CLIENT")
     assert span.attributes["map"] == '{"a": 1}'
     assert span.attributes["mixed"] == '["x", 1]'
-    assert span.attributes["bytes"] == "b'x'"
+    assert span.attributes["bytes"] == "eA=="
     assert span.attributes["enum"] == "tool"
     assert (span.attributes["ids"], span.attributes["ok"]) == ([1, 2], True)
     assert "none" not in span.attributes

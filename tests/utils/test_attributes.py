@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import json
 import logging
+import math
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from agentlightning.utils.otel import (
     check_attributes_sanity,
@@ -105,13 +113,52 @@ def test_values_are_made_to_fit(value: Any, sane: Any) -> None:
     assert type(sanitize_attribute_value(value)) is type(sane)
 
 
-def test_what_json_cannot_hold_becomes_text_only_when_forced() -> None:
-    value = {1, 2}
-    assert sanitize_attribute_value(value) == str(value)
+class _Model(BaseModel):
+    when: datetime.datetime = datetime.datetime(2026, 1, 2)
+
+
+@dataclasses.dataclass
+class _Data:
+    model: _Model
+    path: Path = Path("a/b")
+
+
+class _Level(Enum):
+    HIGH = "high"
+
+
+@pytest.mark.parametrize(
+    ("value", "sane"),
+    [
+        (_Model(), '{"when": "2026-01-02T00:00:00"}'),
+        ({"data": _Data(_Model())}, '{"data": {"model": {"when": "2026-01-02T00:00:00"}, "path": "a/b"}}'),
+        ([{"when": datetime.date(2026, 1, 2)}], '[{"when": "2026-01-02"}]'),
+        ({"n": math.nan, "ok": 1.5}, '{"n": "nan", "ok": 1.5}'),
+        ({_Level.HIGH: 1, 2: _Level.HIGH}, '{"high": 1, "2": "high"}'),
+        ({"raw": b"ab"}, '{"raw": "YWI="}'),
+        (_Level.HIGH, "high"),
+        ({1, 2}, [1, 2]),
+        (np.float32(1.5), 1.5),
+        (np.arange(3), [0, 1, 2]),
+        ({"row": np.array([[1.5]])}, '{"row": [[1.5]]}'),
+    ],
+)
+def test_what_json_cannot_hold_becomes_json_of_what_it_means_when_forced(value: Any, sane: Any) -> None:
+    assert sanitize_attribute_value(value) == sane
+    assert type(sanitize_attribute_value(value)) is type(sane)
     with pytest.raises(ValueError, match="Object must be JSON serializable"):
         sanitize_attribute_value(value, force=False)
     with pytest.raises(ValueError, match="Failed to sanitize attribute 'k'"):
         sanitize_attributes({"k": value}, force=False)
+
+
+def test_a_generator_is_named_and_not_used_up_and_a_cycle_is_text() -> None:
+    numbers = (number for number in range(3))
+    assert "generator object" in json.loads(sanitize_attribute_value({"g": numbers}))["g"]
+    assert list(numbers) == [0, 1, 2]
+    cycle: dict[str, Any] = {}
+    cycle["again"] = cycle
+    assert sanitize_attribute_value(cycle) == "{'again': {...}}"
 
 
 def test_a_list_without_a_common_type_is_refused() -> None:

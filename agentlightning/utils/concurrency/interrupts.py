@@ -32,7 +32,7 @@ class Interrupts:
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._count = 0
-        """How often Ctrl+C was pressed, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
+        """How often Ctrl+C came, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
         self._watchdog: _Watchdog | None = None
         self._previous: Any = None
         self._previous_term: Any = None
