@@ -113,8 +113,8 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
     """Return a value that a span may hold: primitives as they are, lists made of one type, the rest as JSON text.
 
     `force` turns what JSON cannot hold into what it means: pydantic models and dataclasses into objects, sets and
-    arrays into lists, bytes into base64, enums into their values, dates and what else there is into text. So the text is JSON
-    whatever is inside.
+    arrays into lists, bytes into base64, enums into their values, dates and what else there is into text. So the text
+    is JSON whatever is inside.
 
     Raises:
         ValueError: JSON cannot hold it and `force` is false.
