@@ -7,6 +7,7 @@ Every operation is a coroutine, safe to repeat where it says so, and raises the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -84,9 +85,26 @@ def is_finished(rollout: Rollout) -> bool:
     return rollout.status in FINISHED
 
 
+class RequestToken(str):
+    """Token of one request, whose calls of one operation are numbered.
+
+    Whoever serves the request may make several: a store that overrides one form of an operation, a claim that is asked
+    again. With one token the second would be answered as the first was. A repeated request numbers them alike.
+    """
+
+    def __init__(self, _: str) -> None:
+        self._calls: Counter[str] = Counter()
+
+    def of_call(self, operation: str) -> str:
+        """Return the token of the next call of an operation: this one, then others that are made from it."""
+        number = self._calls[operation]
+        self._calls[operation] += 1
+        return f"{self}/{number}" if number else str(self)
+
+
 request_token: ContextVar[str | None] = ContextVar("agentlightning_request_token", default=None)
 """Idempotency token of the call under way. Ids of what the call creates are made from it, so a call that is
-repeated with the same token is answered again, not done again."""
+repeated with the same token is answered again, not done again. A `RequestToken` stands for several calls."""
 
 
 class LightningStoreCapabilities(TypedDict, total=False):

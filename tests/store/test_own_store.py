@@ -174,14 +174,14 @@ async def test_a_store_that_knows_the_contract_is_used_as_it_is() -> None:
 
         claims = 0
 
-        async def dequeue_many_rollouts(self, **arguments: Any) -> list[AttemptedRollout]:
+        async def start_attempt(self, *args: Any, **kwargs: Any) -> AttemptedRollout:
             self.claims += 1
-            return await super().dequeue_many_rollouts(**arguments)
+            return await super().start_attempt(*args, **kwargs)
 
     counting = Counting()
     assert complete(counting) is counting
     assert complete(LightningStoreThreaded(counting)).__class__ is LightningStoreThreaded
-    await counting.dequeue_rollout()
+    await counting.start_attempt((await counting.enqueue_rollout(1)).rollout_id)
     assert counting.claims == 1
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 
-from agentlightning.store.base import request_token
+from agentlightning.store.base import RequestToken, request_token
 from agentlightning.store.rules.idempotency import Call, claim_call
 from agentlightning.store.rules.tx import ClaimRow, Ids, Tx
 from agentlightning.store.rules.values import given
@@ -20,15 +20,20 @@ _TOGETHER_SECONDS = 0.05
 """How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
 
 
-def call_of(operation: str, **arguments: object) -> Call | None:
-    """Return the call under way, if it carries a token."""
+def call_token(operation: str) -> str | None:
+    """Return the token of the call of an operation that begins now, if it has one. Once for each call."""
     token = request_token.get()
+    return token.of_call(operation) if isinstance(token, RequestToken) else token
+
+
+def call_of(operation: str, **arguments: object) -> Call | None:
+    """Return the call that begins now, if it carries a token."""
+    token = call_token(operation)
     return None if token is None else Call.of(operation, token, given(**arguments))
 
 
-def call_ids(length: int) -> Ids:
-    """Return the identifiers of the call under way: made from its token if it has one, else random."""
-    token = request_token.get()
+def call_ids(length: int, token: str | None) -> Ids:
+    """Return the identifiers of a call: made from its token if it has one, else random."""
     return _RandomIds(length) if token is None else partial(derive_id, token, length=length)
 
 

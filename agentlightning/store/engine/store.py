@@ -24,9 +24,8 @@ from agentlightning.store.base import (
     LightningStoreCapabilities,
     LightningStoreStatistics,
     Unset,
-    request_token,
 )
-from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
+from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of, call_token
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
@@ -155,7 +154,9 @@ class EngineStore(LightningStore):
     ) -> AttemptedRollout:
         request = _request(input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id)
         await self._runtime.scan()
-        ids, attempt_id, call = call_ids(12), "at-" + call_ids(8)(0), call_of("start_rollout")
+        call = call_of("start_rollout")
+        token = call.token if call else None
+        ids, attempt_id = call_ids(12, token), "at-" + call_ids(8, token)(0)
         claim = await self._runtime.write(
             lambda tx: start_rollout(tx, self._runtime.now(), ids, attempt_id, request, worker_id, call)
         )
@@ -182,26 +183,32 @@ class EngineStore(LightningStore):
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
         await self._runtime.scan()
-        ids, now, call = call_ids(12), self._runtime.now(), call_of("enqueue_many_rollouts")
+        now, call = self._runtime.now(), call_of("enqueue_many_rollouts")
+        ids = call_ids(12, call.token if call else None)
         made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
         return [public_rollout(rollout) for rollout in made]
 
     @override
     async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
-        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
+        claims = await self._dequeue(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
         return claims[0] if claims else None
 
     @override
     async def dequeue_many_rollouts(
         self, *, limit=1, worker_id=None, timeout=0.0, run_id=None
     ) -> list[AttemptedRollout]:
+        return await self._dequeue(limit, worker_id, timeout, run_id)
+
+    async def _dequeue(
+        self, limit: int, worker_id: str | None, timeout: float, run_id: str | None
+    ) -> list[AttemptedRollout]:
         check_timeout(timeout)
         limit = check_limit(limit)
         if limit <= 0:
             return []
         await self._runtime.scan()
-        token, looks, now = request_token.get(), 0, 0.0
-        ask = partial(claim, ids=call_ids(8), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
+        token, looks, now = call_token("dequeue_many_rollouts"), 0, 0.0
+        ask = partial(claim, ids=call_ids(8, token), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
         if token is None and timeout <= 0:  # the most frequent call needs none of what follows
             found = await self._runtime.write(partial(ask, now=self._runtime.now()))
             return [self._hand_out(given) for given in found.claims]
@@ -234,11 +241,8 @@ class EngineStore(LightningStore):
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
         await self._runtime.scan()
-        attempt_id, now, call = (
-            "at-" + call_ids(8)(0),
-            self._runtime.now(),
-            call_of("start_attempt", worker_id=worker_id),
-        )
+        now, call = self._runtime.now(), call_of("start_attempt", worker_id=worker_id)
+        attempt_id = "at-" + call_ids(8, call.token if call else None)(0)
         return self._hand_out(
             await self._runtime.write(lambda tx: start_attempt(tx, now, rollout_id, attempt_id, worker_id, call))
         )
@@ -275,7 +279,8 @@ class EngineStore(LightningStore):
 
     @override
     async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
-        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+        pairs = [(rollout_id, attempt_id)]
+        return (await self._runtime.write(lambda tx: next_sequence_ids(tx, pairs)))[0]
 
     @override
     async def get_many_span_sequence_ids(self, rollout_attempt_ids) -> list[int]:
@@ -542,7 +547,9 @@ class EngineStore(LightningStore):
 
     @override
     async def add_resources(self, resources, *, run_id=None) -> ResourcesUpdate:
-        return await self.update_resources("rs-" + call_ids(12)(0), resources, run_id=run_id)
+        return await self.update_resources(
+            "rs-" + call_ids(12, call_token("add_resources"))(0), resources, run_id=run_id
+        )
 
     @override
     async def update_resources(self, resources_id, resources, *, run_id=None) -> ResourcesUpdate:
@@ -551,7 +558,7 @@ class EngineStore(LightningStore):
         with valid("resources"):
             named = _NAMED_RESOURCES.validate_python(stored_forms(dict(resources)))
         own = {name: _json_resource(name, resource) for name, resource in named.items()}
-        token, now = request_token.get(), self._runtime.now()
+        token, now = call_token("update_resources"), self._runtime.now()
         update = await self._runtime.write(lambda tx: publish(tx, now, resources_id, token, own, run_id))
         return update.model_copy(deep=True)
 

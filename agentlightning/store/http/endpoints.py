@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError, NotFoundError
-from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.base import LightningStore, RequestToken, request_token
 from agentlightning.store.http.operations import (
     ELSEWHERE,
     LONG_POLLS,
@@ -72,7 +72,7 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
 
     def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
         if request.token:
-            request_token.set(request.token)
+            request_token.set(RequestToken(request.token))
         return getattr(store(), name)(**arguments)
 
     def encode(value: object) -> bytes:

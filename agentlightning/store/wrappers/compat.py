@@ -1,7 +1,9 @@
 """CompletedStore: the whole contract over a user's store that has a part of it; LightningStoreScoped: one run of it.
 
 A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, perhaps no batches.
-Server, threads, runs and runners call the whole contract, so `complete` stands between them and such a store.
+Another is one of ours of which a subclass overrides one form of an operation, for one or for many; then that form is
+called, whichever is asked for. Server, threads, runs and runners call the whole contract, so `complete` stands between
+them and such a store.
 """
 
 # pyright: reportMissingParameterType=false
@@ -14,16 +16,17 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store.base import UNSET, LightningStore, Unset
+from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset, request_token
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.wrappers.forward import FORWARDED, StoreWrapper, forward_operations
+from agentlightning.store.wrappers.readable import readable_span
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -52,6 +55,13 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_resources": ResourcesUpdate,
     "query_workers": Worker,
 }
+_FORMS = {
+    "enqueue_rollout": "enqueue_many_rollouts",
+    "dequeue_rollout": "dequeue_many_rollouts",
+    "add_span": "add_many_spans",
+    "get_next_span_sequence_id": "get_many_span_sequence_ids",
+}
+"""Operations for one, and their forms for many."""
 _SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
 _OF_RUNS = frozenset(name for name, signature in _SIGNATURES.items() if "run_id" in signature.parameters)
 
@@ -59,7 +69,19 @@ _OF_RUNS = frozenset(name for name, signature in _SIGNATURES.items() if "run_id"
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
     """Return a store that knows the whole contract as it is, any other behind a `CompletedStore`."""
     known = all(_accepted(store, name) >= set(_SIGNATURES[name].parameters) for name in FORWARDED)
-    return store if known else CompletedStore(store, one_at_a_time=one_at_a_time)
+    used_as_is = known and not any(_preferred(store).values())
+    return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
+
+
+@contextlib.contextmanager
+def _several_calls() -> Generator[None]:
+    """Give each call of the store within the body a token of its own, if the call under way has one."""
+    token = request_token.get()
+    outer = request_token.set(RequestToken(token) if type(token) is str else token)
+    try:
+        yield
+    finally:
+        request_token.reset(outer)
 
 
 def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
@@ -71,6 +93,24 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return frozenset((*parameters, *_SIGNATURES[operation].parameters))
     return frozenset(parameters)
+
+
+def _preferred(store: LightningStore) -> dict[str, str | None]:
+    """Return for each form of an operation the other form if that one is called in its place, because it is overridden
+    nearer to the class of the store, and None if it is called itself."""
+    homes = [vars(store), *map(vars, type(store).__mro__)]
+    contract = homes.index(vars(LightningStore))
+
+    def depth(name: str) -> int:
+        return next((i for i, home in enumerate(homes[:contract]) if name in home), contract)
+
+    preferred: dict[str, str | None] = {}
+    for one, many in _FORMS.items():
+        preferred[one] = many if depth(many) < depth(one) else None
+        preferred[many] = one if depth(one) < depth(many) else None
+    if depth("add_otel_span") < depth("add_many_spans") < contract and depth("add_otel_span") <= depth("add_span"):
+        preferred["add_span"] = preferred["add_many_spans"] = "add_otel_span"
+    return preferred
 
 
 @forward_operations
@@ -86,6 +126,7 @@ class CompletedStore(StoreWrapper):
     def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
         super().__init__(store)
         self._accepts = {name: _accepted(store, name) for name in FORWARDED}
+        self._preferred = _preferred(store)
         self._turn = asyncio.Lock() if one_at_a_time else None
         self._warned_of_runs = False
 
@@ -144,13 +185,23 @@ class CompletedStore(StoreWrapper):
         for name in ("priority", "not_before"):
             if name not in self._accepts["enqueue_rollout"] and any(getattr(request, name) for request in rollouts):
                 raise BadRequestError(f"{type(self.store).__name__} takes no {name!r}; leave it out of the requests")
-        if self._has("enqueue_many_rollouts"):
+        if self._form("enqueue_many_rollouts") == "enqueue_many_rollouts":
             return await self._call_store("enqueue_many_rollouts", rollouts)
-        return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
+        with _several_calls():
+            return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
+
+    @override
+    async def enqueue_rollout(self, input, *args: Any, **kwargs: Any) -> Rollout:
+        if self._form("enqueue_rollout") == "enqueue_rollout":
+            return await self._call_store("enqueue_rollout", input, *args, **kwargs)
+        given = _SIGNATURES["enqueue_rollout"].bind(None, input, *args, **kwargs).arguments
+        request = EnqueueRolloutRequest(**{name: value for name, value in given.items() if name != "self"})
+        return (await self._call_store("enqueue_many_rollouts", [request]))[0]
 
     @override
     async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
-        claims = await self._wait_for_claims(1, worker_id, run_id, timeout, "dequeue_rollout", "dequeue_many_rollouts")
+        with _several_calls():
+            claims = await self._wait_for_claims(1, worker_id, run_id, timeout, self._form("dequeue_rollout"))
         return claims[0] if claims else None
 
     @override
@@ -159,14 +210,17 @@ class CompletedStore(StoreWrapper):
     ) -> list[AttemptedRollout]:
         if limit <= 0:
             return []
-        ways = "dequeue_many_rollouts", "dequeue_rollout"
-        return await self._wait_for_claims(limit, worker_id, run_id, timeout, *ways)
+        with _several_calls():
+            return await self._wait_for_claims(limit, worker_id, run_id, timeout, self._form("dequeue_many_rollouts"))
+
+    def _form(self, operation: str) -> str:
+        """Return the form of an operation, for one or for many, by which the store is asked."""
+        return self._preferred[operation] or operation
 
     async def _wait_for_claims(
-        self, limit: int, worker_id: str | None, run_id: str | None, timeout: float, way: str, other_way: str
+        self, limit: int, worker_id: str | None, run_id: str | None, timeout: float, way: str
     ) -> list[AttemptedRollout]:
-        """Claim by one of two operations, asked again after pauses if it cannot wait by itself."""
-        way = way if self._has(way) else other_way
+        """Claim by an operation, asked again after pauses if it cannot wait by itself."""
         if "timeout" in self._accepts[way]:
             return await self._claim(way, limit, worker_id, run_id, timeout)
         end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
@@ -200,15 +254,24 @@ class CompletedStore(StoreWrapper):
 
     @override
     async def add_span(self, span) -> Span | None:
-        [numbered] = await self._numbered([span])
-        return await self._call_store("add_span", numbered)
+        stored = await self._add(await self._numbered([span]), self._form("add_span"))
+        return stored[0] if stored else None
 
     @override
     async def add_many_spans(self, spans) -> list[Span]:
-        numbered = await self._numbered(spans)
-        if self._has("add_many_spans"):
-            return await self._call_store("add_many_spans", numbered)
-        stored = [await self._call_store("add_span", span) for span in numbered]
+        return await self._add(await self._numbered(spans), self._form("add_many_spans"))
+
+    async def _add(self, spans: Sequence[Span], way: str) -> list[Span]:
+        """Hand spans to one of the store's operations and return those that were new."""
+        if way == "add_many_spans":
+            return await self._call_store(way, spans)
+        stored: list[Span | None] = []
+        for span in spans:
+            if way == "add_otel_span":
+                ended = readable_span(span)
+                stored.append(await self._call_store(way, span.rollout_id, span.attempt_id, ended, span.sequence_id))
+            else:
+                stored.append(await self._call_store(way, span))
         return [span for span in stored if span is not None]
 
     @override
@@ -217,8 +280,12 @@ class CompletedStore(StoreWrapper):
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
 
     @override
+    async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
+        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+
+    @override
     async def get_many_span_sequence_ids(self, rollout_attempt_ids) -> list[int]:
-        if self._has("get_many_span_sequence_ids"):
+        if self._form("get_many_span_sequence_ids") == "get_many_span_sequence_ids":
             return await self._call_store("get_many_span_sequence_ids", rollout_attempt_ids)
         return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
 

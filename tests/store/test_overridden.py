@@ -1,0 +1,314 @@
+"""A subclass of a store that overrides one form of an operation: whoever calls the other form reaches the override."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import ReadableSpan
+from typing_extensions import override
+
+import agentlightning as agl
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
+from agentlightning.store.base import request_token
+from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers.readable import readable_span
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Event,
+    Link,
+    Rollout,
+    Span,
+    SpanContext,
+)
+
+
+class SingleForms(agl.InMemoryLightningStore):
+    """Overrides the single forms, in the words of the older contract."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    @override
+    async def enqueue_rollout(  # type: ignore[override] -- the form of that contract
+        self,
+        input: Any,
+        mode: Any = None,
+        resources_id: str | None = None,
+        config: Any = None,
+        metadata: dict[str, Any] | None = None,
+        **rest: Any,
+    ) -> Rollout:
+        self.calls.append("enqueue")
+        return await super().enqueue_rollout(input, mode, resources_id, config, {"by": "subclass"}, **rest)
+
+    @override
+    async def dequeue_rollout(  # type: ignore[override]
+        self, worker_id: str | None = None, **rest: Any
+    ) -> AttemptedRollout | None:
+        claimed = await super().dequeue_rollout(worker_id, **rest)
+        if claimed is not None:
+            self.calls.append("dequeue")
+        return claimed
+
+    @override
+    async def add_span(self, span: Span) -> Span | None:
+        self.calls.append("span")
+        return await super().add_span(span)
+
+    @override
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        self.calls.append("number")
+        return await super().get_next_span_sequence_id(rollout_id, attempt_id)
+
+
+class ManyForms(agl.InMemoryLightningStore):
+    """Overrides the batches, one of them by the single form of the base class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    @override
+    async def enqueue_many_rollouts(self, rollouts: Any) -> list[Rollout]:
+        self.calls.append("enqueue")
+        return await super().enqueue_many_rollouts(rollouts)
+
+    @override
+    async def dequeue_many_rollouts(self, *, limit: int = 1, **rest: Any) -> list[AttemptedRollout]:  # type: ignore[override]
+        claims = [claim for _ in range(limit) if (claim := await self.dequeue_rollout(**rest)) is not None]
+        self.calls += ["dequeue"] * len(claims)
+        return claims
+
+    @override
+    async def add_many_spans(self, spans: Any) -> list[Span]:
+        self.calls += ["span"] * len(spans)
+        return await super().add_many_spans(spans)
+
+    @override
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> list[int]:
+        self.calls.append("number")
+        return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+
+
+class OtelSpans(agl.InMemoryLightningStore):
+    """Overrides the one form in which tracers of the older system delivered their spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    @override
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        assert isinstance(readable_span, ReadableSpan)
+        self.seen.append(readable_span.name)
+        return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
+
+
+@agl.rollout
+def agent(task: int) -> float:
+    agl.emit_annotation({"task": task})
+    return task / 10
+
+
+@pytest.mark.parametrize("strategy", ["cs", "shm"])
+@pytest.mark.parametrize("kind", [SingleForms, ManyForms])
+def test_fit_calls_what_the_subclass_overrides(kind: type[SingleForms | ManyForms], strategy: str) -> None:
+    store = kind()
+    trainer = agl.Trainer(algorithm="baseline", store=store, strategy=strategy, initial_resources={})
+    trainer.fit(agent, train_dataset=[1, 2, 3])
+    assert trainer.result.rewards == [0.1, 0.2, 0.3]
+    assert store.calls.count("dequeue") == 3
+    assert store.calls.count("enqueue") == (3 if kind is SingleForms else 1)
+    assert store.calls.count("span") >= 6
+    assert "number" in store.calls
+
+
+@pytest.mark.parametrize("strategy", ["cs", "shm"])
+def test_fit_hands_spans_to_an_overridden_add_otel_span(strategy: str) -> None:
+    store = OtelSpans()
+    trainer = agl.Trainer(algorithm="baseline", store=store, strategy=strategy, initial_resources={})
+    trainer.fit(agent, train_dataset=[1, 2])
+    assert trainer.result.rewards == [0.1, 0.2]
+    assert store.seen.count("agentlightning.annotation") == 4  # what the agent emitted, and the reward, of each rollout
+
+
+async def test_both_forms_of_a_server_and_of_threads_reach_the_override() -> None:
+    async def through(store: LightningStore, calls: list[str]) -> None:
+        await store.enqueue_rollout(1)
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in (2, 3)])
+        first = await store.dequeue_rollout("w")
+        assert first is not None
+        assert len(await store.dequeue_many_rollouts(limit=5, worker_id="w")) == 2
+        span = Span.from_attributes(
+            attributes={"k": 1}, rollout_id=first.rollout_id, attempt_id=first.attempt.attempt_id, sequence_id=-1
+        )
+        assert await store.add_span(span) is not None
+        assert await store.add_many_spans([span]) == []
+        assert calls.count("dequeue") == 3
+        assert calls.count("span") == 2
+        assert calls.count("enqueue") in (2, 3)
+
+    for kind in (SingleForms, ManyForms):
+        direct = kind()
+        await through(complete(direct), direct.calls)
+        inside = kind()
+        threaded = LightningStoreThreaded(inside)
+        await through(threaded, inside.calls)
+        await threaded.close()
+        served = kind()
+        server = LightningStoreServer(served, port=0)
+        await server.start()
+        client = LightningStoreClient(server.endpoint, deadline=5.0)
+        await through(client, served.calls)
+        await client.close()
+        await server.stop()
+
+
+async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
+    store, seen = agl.InMemoryLightningStore(), []
+    plain = store.add_span
+
+    async def spy(span: Span) -> Span | None:
+        seen.append(span.name)
+        return await plain(span)
+
+    store.add_span = spy  # type: ignore[method-assign]
+    claimed = await store.start_rollout(1)
+    span = Span.from_attributes(
+        attributes={}, name="x", rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id
+    )
+    await complete(store).add_many_spans([span])
+    assert seen == ["x"]
+
+
+async def test_a_store_in_which_both_forms_are_overridden_keeps_both() -> None:
+    class Both(SingleForms):
+        @override
+        async def add_many_spans(self, spans: Any) -> list[Span]:
+            self.calls.append("spans")
+            return await super().add_many_spans(spans)
+
+        @override
+        async def add_span(self, span: Span) -> Span | None:
+            return await super().add_span(span)
+
+    store = Both()
+    claimed = await store.start_rollout(1)
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    await complete(store).add_many_spans([Span.from_attributes(attributes={}, **ids)])
+    assert store.calls == ["spans"]
+    await complete(store).add_span(Span.from_attributes(attributes={}, **ids))
+    assert store.calls == ["spans", "span"]
+
+
+class Picky(agl.InMemoryLightningStore):
+    """Hands out even tasks only, in the words of the older contract; the others it ends."""
+
+    @override
+    async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:  # type: ignore[override]
+        while (claimed := await super().dequeue_rollout(worker_id)) is not None and claimed.input % 2:
+            await self.update_rollout(claimed.rollout_id, status="cancelled")
+        return claimed
+
+
+@pytest.mark.parametrize("through", ["client", "threads"])
+async def test_an_override_may_claim_several_times_within_one_call(through: str) -> None:
+    store = Picky()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    reached = LightningStoreClient(server.endpoint) if through == "client" else LightningStoreThreaded(store)
+    waiting = asyncio.create_task(reached.dequeue_many_rollouts(limit=2, worker_id="w", timeout=20))
+    await asyncio.sleep(0.1)  # it has asked, and there was nothing
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in range(1, 6)])
+    claims = await waiting
+    assert [claim.input for claim in claims] == [2, 4]
+    await reached.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("kind", [SingleForms, ManyForms, Picky])
+async def test_a_claim_that_is_repeated_with_its_token_is_the_same_claims(
+    kind: type[agl.InMemoryLightningStore],
+) -> None:
+    store = kind()
+    whole = complete(store)
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in (2, 4, 6, 8)])
+
+    async def claim(token: str) -> list[str]:
+        request_token.set(token)
+        return [claim.attempt.attempt_id for claim in await whole.dequeue_many_rollouts(limit=2, worker_id="w")]
+
+    first = await asyncio.create_task(claim("one"))
+    assert len(set(first)) == 2
+    assert await asyncio.create_task(claim("one")) == first
+    second = await asyncio.create_task(claim("two"))
+    assert len({*first, *second}) == 4
+
+
+# --- a stored span as OpenTelemetry's ----------------------------------------------------------------------------
+
+hexadecimal = st.text("0123456789abcdef", min_size=16, max_size=16).filter(lambda text: text.strip("0") != "")
+values = st.one_of(
+    st.text(max_size=5), st.booleans(), st.integers(-(2**40), 2**40), st.lists(st.integers(0, 9), min_size=1)
+)
+attributes = st.dictionaries(st.text("abc.", min_size=1, max_size=4), values, max_size=3)
+moments = st.integers(10**9, 2 * 10**9).map(float)
+
+
+def contexts(remote: st.SearchStrategy[bool]) -> st.SearchStrategy[SpanContext]:
+    return st.builds(
+        SpanContext,
+        trace_id=hexadecimal.map(lambda half: half * 2),
+        span_id=hexadecimal,
+        is_remote=remote,
+        trace_state=st.dictionaries(
+            st.text("ab", min_size=1, max_size=3), st.text("xy", min_size=1, max_size=3), max_size=2
+        ),
+    )
+
+
+@given(
+    context=contexts(st.just(False)),
+    parent=st.none() | contexts(st.booleans()),
+    attributes=attributes,
+    events=st.lists(st.builds(Event, name=st.text(max_size=5), attributes=attributes, timestamp=moments), max_size=2),
+    links=st.lists(
+        st.builds(Link, context=contexts(st.booleans()), attributes=st.none() | attributes.filter(bool)), max_size=2
+    ),
+    status=st.sampled_from(["UNSET", "OK", "ERROR"]),
+    kind=st.sampled_from(["INTERNAL", "CLIENT", "SERVER"]),
+    scope=st.none() | st.just({"name": "lib", "version": "1"}),
+    times=st.tuples(moments, moments),
+)
+def test_a_span_is_the_same_after_the_way_through_opentelemetry(
+    context: SpanContext, parent: SpanContext | None, scope: Any, times: tuple[float, float], status: Any, **fields: Any
+) -> None:
+    span = Span(
+        rollout_id="ro-1",
+        attempt_id="at-1",
+        sequence_id=3,
+        trace_id=context.trace_id,
+        span_id=context.span_id,
+        parent_id=parent.span_id if parent else None,
+        name="work",
+        status=agl.TraceStatus(status_code=status, description="why" if status == "ERROR" else None),
+        start_time=times[0],
+        end_time=times[1],
+        context=context,
+        parent=parent,
+        resource=agl.OtelResource(attributes={"service.name": "s"}, schema_url="u"),
+        scope=scope,
+        **fields,
+    )
+    back = Span.from_opentelemetry(readable_span(span), "ro-1", "at-1", 3)
+    without = {"flags": None}
+    links = [link.model_copy(update=without) for link in back.links]
+    assert back.model_copy(update={**without, "links": links}) == span
