@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 _PRIMARY_NAMES = ("reward", "primary")
@@ -53,7 +53,6 @@ def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
     return all(isinstance(name, str) and as_number(number) is not None for name, number in items)
 
 
-def primary_dimension(values: Mapping[str, Any]) -> str | None:
-    """Return the name of the dimension to learn from: `reward`, `primary`, or the only one; None if none is that."""
-    named = next((name for name in _PRIMARY_NAMES if name in values), None)
-    return next(iter(values)) if named is None and len(values) == 1 else named
+def primary_dimension(values: Mapping[str, Any], declared: Sequence[str] = ()) -> str | None:
+    """Return the name of the dimension to learn from: the first that was declared, `reward` or `primary`; else None."""
+    return next((name for name in (*declared, *_PRIMARY_NAMES) if name in values), None)

@@ -29,7 +29,7 @@ from agentlightning.runner.isolation.modes import (
 )
 from agentlightning.runner.isolation.process import pickled_parts
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
-from agentlightning.runner.results import RewardFn
+from agentlightning.runner.results import RewardFn, check_dimensions
 from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import complete
@@ -53,6 +53,8 @@ class LitAgentRunner(Runner[T]):
         heartbeat_include_gpu: heartbeats carry the state of the GPUs.
         concurrency: rollouts at once.
         reward_fn: gives the reward for results that are neither a number, None nor spans; see `results.py`.
+        reward_dimensions: names of the rewards in a dict that an agent returns, the one to learn from first; without
+            them it is the one called `reward` or `primary`.
         policy_faults: exception classes that are the policy's fault, and what each earns.
         isolation: `thread` runs the agent in this process; `process` in processes of its own, as many as run at once,
             so that one that ignores its time limit, holds the interpreter, or crashes can be killed.
@@ -72,6 +74,7 @@ class LitAgentRunner(Runner[T]):
         *,
         concurrency: int = 1,
         reward_fn: RewardFn | None = None,
+        reward_dimensions: Sequence[str] | None = None,
         policy_faults: PolicyFaults | None = None,
         isolation: str = "thread",
         store_unreachable_timeout: float = 60.0,
@@ -96,6 +99,7 @@ class LitAgentRunner(Runner[T]):
         self._heartbeat_include_gpu = heartbeat_include_gpu
         self._concurrency = concurrency
         self._reward_fn = reward_fn
+        self._reward_dimensions = check_dimensions(reward_dimensions)
         self._policy_faults = check_policy_faults(policy_faults)
         self._isolation: Isolation = check_isolation(isolation)
         self.store_unreachable_timeout = store_unreachable_timeout
@@ -151,6 +155,7 @@ class LitAgentRunner(Runner[T]):
             store_unreachable_timeout=self.store_unreachable_timeout,
             policy_faults=self._policy_faults,
             reward_fn=self._reward_fn,
+            reward_dimensions=self._reward_dimensions,
         )
 
     @override

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -137,6 +137,7 @@ class AttemptRunner:
     store_unreachable_timeout: float
     policy_faults: PolicyFaults = field(default_factory=dict[type[Exception], float])
     reward_fn: RewardFn | None = None
+    reward_dimensions: tuple[str, ...] = ()
     _warned_unscored: bool = False
 
     async def run(self, rollout: AttemptedRollout) -> Ending:
@@ -217,13 +218,16 @@ class AttemptRunner:
 
     async def _judge(self, output: object, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
         """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
+        dimensions = self.reward_dimensions
         if self.reward_fn is not None and not is_result(output):
             call = bind_reward_fn(self.reward_fn, output, rollout, self._trace())
             threads = None if is_coroutine_function(self.reward_fn) else self.executor.threads
             limit = rollout.config.timeout_seconds
             value = await invoke(call, threads=threads, limit=limit, label=rollout.rollout_id)
             output = reward_of(value, self.reward_fn)
-        results = spans_of(output, rollout)
+            if isinstance(output, Mapping) and len(output) == 1:  # the reward, by whatever name
+                dimensions = tuple(output)
+        results = spans_of(output, rollout, dimensions)
         if find_final_reward(results) is not None or find_final_reward(self._trace()) is not None:
             return SCORED, results
         # the store may have a reward of the attempt that did not pass through this process

@@ -56,10 +56,27 @@ def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
     )
 
 
-def spans_of(result: object, rollout: AttemptedRollout) -> list[Span]:
+def check_dimensions(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of rewards that agents may return by name, the one to learn from first.
+
+    Raises:
+        TypeError: they are no list of texts.
+        ValueError: one is empty or given twice.
+    """
+    given: Any = () if names is None else names
+    if isinstance(given, (str, bytes)) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {given!r}")
+    known = tuple(cast("Sequence[str]", given))
+    if "" in known or len(set(known)) < len(known):
+        raise ValueError(f"reward_dimensions must be names that differ and are not empty; got {known!r}")
+    return known
+
+
+def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str] = ()) -> list[Span]:
     """Return the spans that an agent's result stands for: none for None, a reward for a number or rewards by name.
 
-    Of rewards by name the one called `reward` or `primary` is learnt from, or the only one.
+    Of rewards by name the one called `reward` or `primary` is learnt from; or the first of `dimensions`, beside which
+    then no other name may stand.
 
     Raises:
         InvalidReward: NaN or infinity.
@@ -76,11 +93,15 @@ def spans_of(result: object, rollout: AttemptedRollout) -> list[Span]:
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
     if are_dimensions(result):
-        primary = primary_dimension(result)
-        if primary is None:
+        primary = primary_dimension(result, dimensions)
+        unknown = [name for name in result if name not in (*dimensions, primary)] if dimensions else []
+        if primary is None or unknown:
+            known = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "called 'reward' or 'primary'"
+            named = ", ".join(map(repr, unknown or result))
             raise InvalidResult(
-                f"The agent returned {len(result)} rewards ({', '.join(result)}) and none is called 'reward': call the "
-                "one to learn from so, or use emit_reward({...}, primary_key=...)"
+                f"The agent returned a dict of {named}, and a reward must be {known}. Call the one to "
+                "learn from 'reward', name yours with Trainer(reward_dimensions=[...]), or emit them with "
+                "emit_reward({...}, primary_key=...). What is no reward is scored by a reward_fn."
             )
         try:
             return [_span(AGL_ANNOTATION, rewards_attributes(result, primary), rollout)]

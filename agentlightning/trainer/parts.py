@@ -42,6 +42,7 @@ class TrainerParts:
     tracer: Tracer
     max_rollouts: int | None
     reward_fn: Callable[..., Any] | None
+    reward_dimensions: tuple[str, ...]
     policy_faults: dict[type[Exception], float] | None
     initial_resources: NamedResources | None
 
@@ -130,7 +131,12 @@ class TrainerParts:
         return check_hooks(hooks)
 
     def _runner_settings(self) -> dict[str, Any]:
-        given = {"max_rollouts": self.max_rollouts, "reward_fn": self.reward_fn, "policy_faults": self.policy_faults}
+        given = {
+            "max_rollouts": self.max_rollouts,
+            "reward_fn": self.reward_fn,
+            "reward_dimensions": self.reward_dimensions or None,
+            "policy_faults": self.policy_faults,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
 

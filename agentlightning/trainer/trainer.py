@@ -22,6 +22,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.logging import log_context
 from agentlightning.process_secrets import server_token
 from agentlightning.runner.base import Runner
+from agentlightning.runner.results import check_dimensions
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.export.settings import collector_of
@@ -77,13 +78,15 @@ class Trainer(TrainerParts):
         tracer: None is `OtelTracer()`.
         adapter: None is `TracerTraceToTriplet()`; a dict without `type` holds settings of that.
         store: None is a store in memory; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
-        runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn` and `policy_faults` from
-            here; a dict without `type` holds further settings of that.
+        runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
+            `policy_faults` from here; a dict without `type` holds further settings of that.
         strategy: where the parts run: `cs` (processes, the default) or `shm` (threads); also `execution_strategy`.
         port: of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
         hooks: called around every rollout.
         reward_fn: gives the reward for agents that return something else than a reward.
+        reward_dimensions: names of the rewards in a dict that an agent returns, the one to learn from first. Without
+            them it is the one called `reward` or `primary`.
         policy_faults: exception classes of an agent that are the policy's fault, with the reward that each earns.
         rollout_config: attempts, time limits and retries of every rollout: a `RolloutConfig` or a dict of its fields.
             What an algorithm says of one rollout itself comes before it.
@@ -120,6 +123,7 @@ class Trainer(TrainerParts):
         daemon: bool = True,
         execution_strategy: ComponentSpec[ExecutionStrategy] = None,
         reward_fn: Callable[..., Any] | None = None,
+        reward_dimensions: Sequence[str] | None = None,
         policy_faults: dict[type[Exception], float] | None = None,
         rollout_config: RolloutConfig | Mapping[str, Any] | None = None,
         run_id: str | None = None,
@@ -144,6 +148,7 @@ class Trainer(TrainerParts):
         self.initial_resources = check_resources(initial_resources)
         self.daemon = daemon
         self.reward_fn = check_reward_fn(reward_fn)
+        self.reward_dimensions = check_dimensions(reward_dimensions)
         self.policy_faults = check_faults(policy_faults)
         self.rollout_config = check_rollout_config(rollout_config)
         self.run_id = check_run_id(run_id)

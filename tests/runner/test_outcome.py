@@ -19,6 +19,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.outcome import describe
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.trainer import Trainer
 from agentlightning.types import LLM, AttemptedRollout, RolloutConfig, Span, SpanCoreFields, TraceStatus, Triplet
 
 
@@ -52,7 +53,7 @@ async def test_a_number_is_the_reward(store: InMemoryLightningStore, serve: Any,
     assert await rewards(store, finished) == [float(value)]
 
 
-@pytest.mark.parametrize("value", [{"style": 0.2, "reward": 0.5}, {"accuracy": 0.5}, {"primary": 0.5, "style": 1}])
+@pytest.mark.parametrize("value", [{"style": 0.2, "reward": 0.5}, {"reward": 0.5}, {"primary": 0.5, "style": 1}])
 async def test_rewards_by_name_have_one_to_learn_from(
     store: InMemoryLightningStore, serve: Any, value: dict[str, float]
 ) -> None:
@@ -61,6 +62,42 @@ async def test_rewards_by_name_have_one_to_learn_from(
     assert await rewards(store, finished) == [0.5]
     [span] = await store.query_spans(finished.rollout_id)
     assert {one.name: one.value for one in get_rewards_from_span(span)} == value
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward"),
+    [
+        ({"accuracy": 0.5}, 0.5),
+        ({"style": 1.0, "accuracy": 0.25}, 0.25),
+        ({"style": 1.0}, 1.0),
+        ({"style": 0.75, "reward": 0.5}, "'reward'"),
+        ({"accuracy": 0.5, "answer": 8}, "'answer'"),
+    ],
+)
+def test_declared_dimensions_are_rewards_and_the_first_is_learnt_from(returned: dict[str, float], reward: Any) -> None:
+    store = InMemoryLightningStore()
+    trainer = Trainer(store=store, strategy="shm", progress="none", reward_dimensions=["accuracy", "style"])
+    found = trainer.evaluate(rollout(lambda task: returned), ["x"])
+    if isinstance(reward, float):
+        assert found.rewards == [reward]
+        return
+    attempt = asyncio.run(store.get_latest_attempt(found.tasks[0].rollouts[0].rollout_id))
+    assert attempt is not None
+    assert attempt.error is not None
+    assert f"a dict of {reward}, and a reward must be one of 'accuracy', 'style'" in attempt.error.message
+
+
+def test_a_reward_fn_may_give_one_reward_of_any_name() -> None:
+    trainer = Trainer(strategy="shm", progress="none", reward_fn=lambda output, task: {"exact": output["answer"] / 8})
+    assert trainer.evaluate(rollout(lambda task: {"answer": 8}), ["x"]).rewards == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"), [("accuracy", TypeError), ([1], TypeError), (["a", "a"], ValueError), ([""], ValueError)]
+)
+def test_names_of_rewards_that_cannot_be_are_refused(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="reward_dimensions must be"):
+        Trainer(reward_dimensions=given)
 
 
 async def test_returned_triplets_are_the_calls_that_are_trained(store: InMemoryLightningStore, serve: Any) -> None:
@@ -199,7 +236,13 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         ("1.0", "invalid_result", "returned a str ('1.0')"),
         ({"answer": "4"}, "invalid_result", "reward_fn"),
         ({}, "invalid_result", "reward_fn"),
-        ({"right": 1.0, "style": 0.5}, "invalid_result", "2 rewards (right, style) and none is called 'reward'"),
+        (
+            {"right": 1.0, "style": 0.5},
+            "invalid_result",
+            "a dict of 'right', 'style', and a reward must be",
+        ),
+        ({"answer": 8}, "invalid_result", "a dict of 'answer', and a reward must be called 'reward' or 'primary'"),
+        ({"Reward": 1}, "invalid_result", "a dict of 'Reward'"),
         ({"reward": 1.0, "style": float("nan")}, "invalid_reward", "must be finite"),
         ([Triplet(prompt="p", response="r", reward=float("inf"))], "invalid_reward", "a triplet (number 0)"),
         ([Triplet(prompt="p", response="r"), 1.0], "invalid_result", "a list of Triplet, float"),

@@ -180,7 +180,13 @@ def test_a_runner_dict_without_a_type_configures_the_default_runner() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_rollouts": 3}, {"reward_fn": len}, {"policy_faults": {ValueError: 0.0}}, {"tracer": agl.OtelTracer}],
+    [
+        {"max_rollouts": 3},
+        {"reward_fn": len},
+        {"reward_dimensions": ["a"]},
+        {"policy_faults": {ValueError: 0.0}},
+        {"tracer": agl.OtelTracer},
+    ],
 )
 @pytest.mark.parametrize(
     "runner", [agl.LitAgentRunner(agl.OtelTracer()), lambda: agl.LitAgentRunner(agl.OtelTracer()), PlainRunner]

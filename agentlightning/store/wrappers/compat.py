@@ -191,12 +191,17 @@ class CompletedStore(StoreWrapper):
             return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
 
     @override
-    async def enqueue_rollout(self, input, *args: Any, **kwargs: Any) -> Rollout:
-        if self._form("enqueue_rollout") == "enqueue_rollout":
-            return await self._call_store("enqueue_rollout", input, *args, **kwargs)
-        given = _SIGNATURES["enqueue_rollout"].bind(None, input, *args, **kwargs).arguments
-        request = EnqueueRolloutRequest(**{name: value for name, value in given.items() if name != "self"})
-        return (await self._call_store("enqueue_many_rollouts", [request]))[0]
+    async def enqueue_rollout(
+        self, input, mode=None, resources_id=None, config=None, metadata=None,
+        *, run_id=None, priority=0, not_before=None,
+    ) -> Rollout:  # fmt: skip
+        request = EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata,
+            run_id=run_id, priority=priority, not_before=not_before,
+        )  # fmt: skip
+        if self._form("enqueue_rollout") == "enqueue_many_rollouts":
+            return (await self._call_store("enqueue_many_rollouts", [request]))[0]
+        return await self._call_store("enqueue_rollout", **dict(request))
 
     @override
     async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
