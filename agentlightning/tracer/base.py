@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import ParamSpec, override
 
+from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import Attributes, ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 
@@ -41,7 +42,7 @@ class Tracer(ParallelWorkerBase):
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
         """Remember the worker and its store; subclasses install their backend here."""
         super().init_worker(worker_id)
-        self._store = store
+        self._store = None if store is None else complete(store)
 
     def trace_context(
         self,

@@ -19,6 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
+from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import typed_as_contract
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
@@ -291,7 +292,7 @@ class OtelTracer(ManualTracing):
         attempt_id = self._agreed("attempt_id", self.attempt_id, attempt_id)
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("rollout_id and attempt_id must be either all provided or all None")
-        bound = store if store is not None else self._store
+        bound = self._store if store is None else complete(store)
         if rollout_id is None:
             return TraceScope(self)
         if bound is None and not asked:  # the ids of the tracer, of which the spans are kept here

@@ -201,6 +201,19 @@ async def test_an_overridden_claim_in_the_earlier_form_is_the_one_that_is_called
     assert picky.asked == ["w"]
 
 
+async def test_a_tracer_alone_delivers_to_it(own: RedisLikeStore) -> None:
+    claimed = await own.start_rollout("x")
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    tracer = agl.OtelTracer()
+    with tracer.lifespan(own):
+        async with tracer.trace_context("work", **ids):
+            agl.emit_reward(1.0)
+        with pytest.warns(DeprecationWarning, match="give the store to init_worker"):
+            async with tracer.trace_context("more", store=own, **ids):
+                agl.emit_reward(0.5)
+    assert agl.find_final_reward([*await own.query_spans(claimed.rollout_id)]) == 0.5
+
+
 # --- a whole run -------------------------------------------------------------------------------------------------
 
 
