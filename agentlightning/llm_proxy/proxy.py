@@ -21,6 +21,7 @@ from agentlightning.llm_proxy.recording.replay import CallFile, Match
 from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightChanges, WeightGate
 from agentlightning.store.base import LightningStore
+from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.types import LLM, NamedResources, ProxyLLM
 from agentlightning.types.attempt_key import attempt_key
@@ -107,6 +108,7 @@ class LLMProxy(WeightChanges):
         if num_retries < 0:
             raise ValueError(f"num_retries must be 0 or more; got {num_retries}")
         self.store = store
+        self._whole: tuple[LightningStore, LightningStore] | None = None
         self.limits = limits or GatewayLimits()
         self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
@@ -316,8 +318,11 @@ class LLMProxy(WeightChanges):
                 self._loop = None
 
     def _bound_store(self) -> LightningStore:
+        """Return the store with the whole contract; it may be replaced at any time."""
         assert self.store is not None
-        return self.store
+        if self._whole is None or self._whole[0] is not self.store:
+            self._whole = self.store, complete(self.store)
+        return self._whole[1]
 
 
 def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:

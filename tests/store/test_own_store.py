@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 import agentlightning as agl
@@ -17,6 +18,7 @@ from agentlightning.store import LightningStore, LightningStoreClient, Lightning
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
 from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped, complete
 from agentlightning.types import Attempt, AttemptedRollout, AttemptError, EnqueueRolloutRequest, RolloutConfig, Span
+from tests.stubs.model_server import ModelServer
 from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
 
 
@@ -212,6 +214,24 @@ async def test_a_tracer_alone_delivers_to_it(own: RedisLikeStore) -> None:
             async with tracer.trace_context("more", store=own, **ids):
                 agl.emit_reward(0.5)
     assert agl.find_final_reward([*await own.query_spans(claimed.rollout_id)]) == 0.5
+
+
+async def test_a_gateway_alone_records_in_it(server: KeyValueServer) -> None:
+    own = RedisLikeStore(server.url, thread_safe=True)
+    claimed = await own.start_rollout("x")
+    with ModelServer() as model:
+        proxy = agl.LLMProxy(model_list=[model.entry("policy")], store=own)
+        await proxy.start()
+        resource = proxy.as_resource().with_attempted_rollout(claimed)
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{resource.get_base_url()}/chat/completions", json=asked) as reply,
+        ):
+            assert reply.status == 200, await reply.text()
+        await proxy.stop()
+    [triplet] = agl.TracerTraceToTriplet().adapt([*await own.query_spans(claimed.rollout_id)])
+    assert triplet.response["token_ids"]
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

@@ -173,7 +173,9 @@ class AttemptBook:
                 if attempt_id not in attempts:
                     text = f"Rollout {rollout_id} has no attempt {attempt_id}"
                     raise CallFailed(404, text, code="unknown_attempt")
-                reason = _why_over(rollout, attempts[attempt_id]) or "a later attempt has taken its place"
+                reason = _why_over(rollout, attempts[attempt_id])
+                if max(attempts, key=lambda each: attempts[each].sequence_id) != attempt_id:
+                    reason = reason or "a later attempt has taken its place"
             if len(self._seen) >= _ATTEMPTS:
                 self._seen = {key: entry for key, entry in self._seen.items() if entry[0] > now}
             if len(self._seen) < _ATTEMPTS:
