@@ -73,6 +73,11 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
 
+def _arguments_of(request: EnqueueRolloutRequest) -> dict[str, Any]:
+    """Return a request as arguments of `enqueue_rollout`."""
+    return {name: getattr(request, name) for name in _SIGNATURES["enqueue_rollout"].parameters if name != "self"}
+
+
 @contextlib.contextmanager
 def _several_calls() -> Generator[None]:
     """Give each call of the store within the body a token of its own, if the call under way has one."""
@@ -188,7 +193,7 @@ class CompletedStore(StoreWrapper):
         if self._form("enqueue_many_rollouts") == "enqueue_many_rollouts":
             return await self._call_store("enqueue_many_rollouts", rollouts)
         with _several_calls():
-            return [await self._call_store("enqueue_rollout", **dict(request)) for request in rollouts]
+            return [await self._call_store("enqueue_rollout", **_arguments_of(request)) for request in rollouts]
 
     @override
     async def enqueue_rollout(
@@ -201,7 +206,7 @@ class CompletedStore(StoreWrapper):
         )  # fmt: skip
         if self._form("enqueue_rollout") == "enqueue_many_rollouts":
             return (await self._call_store("enqueue_many_rollouts", [request]))[0]
-        return await self._call_store("enqueue_rollout", **dict(request))
+        return await self._call_store("enqueue_rollout", **_arguments_of(request))
 
     @override
     async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
