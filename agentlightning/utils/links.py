@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from opentelemetry import trace as trace_api
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from agentlightning.semconv import (
     LightningResourceAttributes,
@@ -51,13 +53,15 @@ def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
     """Return the tags, none if there are none.
 
     Raises:
-        ValueError: a tag is no string, or the keys are not numbered from 0.
+        ValidationError: pydantic's, a ValueError; a tag is no string, or the keys are not numbered from 0.
     """
     tags = filter_and_unflatten_attributes(attributes, _TAG)
     if not tags:
         return []
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in cast(list[Any], tags)):
-        raise ValueError(f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {tags!r}")
+        text = f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {{tags}}"
+        wrong: InitErrorDetails = {"type": PydanticCustomError("tags", text, {"tags": repr(tags)}), "input": tags}
+        raise ValidationError.from_exception_data(_TAG, [wrong])
     return cast(list[str], tags)
 
 

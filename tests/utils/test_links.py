@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import agentlightning as agl
 from agentlightning.semconv import LinkPydanticModel
@@ -26,9 +27,10 @@ def test_no_tags_is_no_error() -> None:
     assert extract_tags_from_attributes({"other": 1}) == []
 
 
-def test_a_tag_that_is_no_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="Tags must be strings"):
-        extract_tags_from_attributes({"agentlightning.tag.0": 1})
+@pytest.mark.parametrize("attributes", [{"agentlightning.tag.0": 1}, {"agentlightning.tag.x": "{a}"}])
+def test_a_tag_that_is_no_string_is_refused_as_other_values_of_a_wrong_type_are(attributes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"Tags must be strings under agentlightning\.tag\.0"):
+        extract_tags_from_attributes(attributes)
 
 
 def test_links_come_back() -> None:
