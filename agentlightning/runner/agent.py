@@ -270,7 +270,7 @@ class LitAgentRunner(Runner[T]):
             )
             self._held.add(rollout)
             try:
-                running, stopping = asyncio.create_task(self._execute_rollout(rollout)), Stopping(event)
+                running, stopping = asyncio.create_task(self._run_claimed(rollout)), Stopping(event)
                 try:
                     await asyncio.wait({running, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
                     cause = running.result().cause if running.done() else None
@@ -299,11 +299,21 @@ class LitAgentRunner(Runner[T]):
             include_gpu=self._heartbeat_include_gpu,
         )
 
+    @override
+    async def execute(self, task: AttemptedRollout) -> Ending:
+        """The same as `_execute_rollout`; the name by which subclasses of `Runner` override it."""
+        return await self._execute_rollout(task)
+
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
         """Run one claimed rollout; the place to override what happens around it. Failures are in the result."""
         if self._attempt_runner is None:
             raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
         return await self._attempt_runner.run(rollout)
+
+    async def _run_claimed(self, rollout: AttemptedRollout) -> Ending:
+        if self._attempt_runner is None:
+            raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
+        return await self._attempt_runner.run_by(self.execute, rollout)
 
     async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
         """Claim and run, one rollout at a time."""
@@ -319,7 +329,7 @@ class LitAgentRunner(Runner[T]):
                 self._begun -= 1
                 return
             try:
-                await self._execute_rollout(rollout)
+                await self._run_claimed(rollout)
             finally:
                 self._held.discard(rollout)
             self._finished += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from agentlightning.runner.outcome import (
     MissingResources,
     PolicyFaults,
     StoreAway,
+    describe,
     ending_of,
     log_failure,
     report,
@@ -45,6 +46,7 @@ from agentlightning.tracer.scope import current_scope, spans_left_out
 from agentlightning.types import AttemptedRollout, NamedResources, ResourcesUpdate, Span
 from agentlightning.types.resources import agents_form
 from agentlightning.utils.backoff import retry_for
+from agentlightning.utils.exceptions import readable
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +141,36 @@ class AttemptRunner:
     reward_fn: RewardFn | None = None
     reward_dimensions: tuple[str, ...] = ()
     _warned_unscored: bool = False
+    _endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
+    """Of attempts that `run_by` has under way and that have ended, by id."""
+
+    async def run_by(
+        self, execute: Callable[[AttemptedRollout], Awaitable[object]], rollout: AttemptedRollout
+    ) -> Ending:
+        """Run one claimed rollout by a method that programs override and that is to call `run`.
+
+        An exception before that, or no call at all, is reported as the end of the attempt; one after it is raised.
+        """
+        id, began = rollout.attempt.attempt_id, time.monotonic()
+        try:
+            await execute(rollout)
+            if id in self._endings:
+                return self._endings[id]
+            name = getattr(execute, "__qualname__", "execute")
+            raise AttemptFault(
+                f"{name} returned and had not run the rollout. Where it is to run, write: "
+                f"return await super().{getattr(execute, '__name__', 'execute')}(...)"
+            )
+        except Exception as error:  # the boundary to code of the user's
+            if id in self._endings:
+                raise
+            ending = Ending("failed", "infrastructure_fault", "exception", describe(error), cause=readable(error))
+            prefix = self.log_prefix(rollout.rollout_id)
+            await report(self.store, rollout, ending, prefix, seconds=self.store_unreachable_timeout)
+            self._log(rollout, ending, [], time.monotonic() - began)
+            return ending
+        finally:
+            self._endings.pop(id, None)
 
     async def run(self, rollout: AttemptedRollout) -> Ending:
         """Run one claimed rollout and report how it ended; what the agent raised is in `Ending.cause`.
@@ -167,6 +199,7 @@ class AttemptRunner:
             if ending.stops_runner:
                 assert ending.cause is not None
                 raise ending.cause
+            self._endings[rollout.attempt.attempt_id] = ending
             return ending
 
     def _log(self, rollout: AttemptedRollout, ending: Ending, spans: list[Span], seconds: float) -> None:

@@ -86,6 +86,17 @@ class Runner(ParallelWorkerBase, Generic[T]):
         """Run rollouts of the queue until `event` is set."""
         raise NotImplementedError
 
+    async def execute(self, task: AttemptedRollout) -> object:
+        """Run one claimed rollout and report how it ended; what `iter` and `step` call for each.
+
+        A program may override it and `return await super().execute(task)` where the rollout is to run. A class that
+        overrides nothing else is given to the Trainer as a class, and has all of `LitAgentRunner` there.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has nothing that runs a rollout: give the Trainer the class itself (runner="
+            f"{type(self).__name__}), or derive it from agl.LitAgentRunner"
+        )
+
     async def step(
         self,
         input: T,

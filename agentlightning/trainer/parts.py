@@ -18,11 +18,12 @@ from agentlightning.execution.client_server import ClientServerExecutionStrategy
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.runner.base import Runner
+from agentlightning.runner.executing import overrides_only_execute, serving
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.trainer.arguments import check_hooks
-from agentlightning.trainer.init_utils import ComponentSpec, build_component
+from agentlightning.trainer.init_utils import ComponentSpec, build_component, load_class
 from agentlightning.trainer.registry import (
     ABSENT_ALGORITHMS,
     AlgorithmRegistry,
@@ -104,7 +105,7 @@ class TrainerParts:
     def _make_runner(self, runner: ComponentSpec[Runner[Any]]) -> Runner[Any]:
         settings = self._runner_settings()
         made = build_component(
-            runner,
+            _serving(runner),
             expected_type=Runner,
             spec_name="runner",
             default_factory=lambda: LitAgentRunner[Any](self.tracer, **settings),
@@ -145,6 +146,15 @@ def _made(component: object) -> Any:
     return component
 
 
+def _serving(spec: Any) -> Any:
+    """Return the spec of a runner with the class that serves the queue in the place of one that has only `execute`."""
+    if isinstance(spec, dict) and "type" in spec:
+        return {**cast("dict[str, Any]", spec), "type": _serving(cast("Any", spec["type"]))}
+    if isinstance(spec, str) and "." in spec:
+        spec = load_class(spec)
+    return serving(cast("type[Runner[Any]]", spec)) if isinstance(spec, type) and issubclass(spec, Runner) else spec
+
+
 def check_serves(runner: Runner[Any]) -> None:
     """Check that a runner serves the queue.
 
@@ -153,11 +163,12 @@ def check_serves(runner: Runner[Any]) -> None:
     """
     kind: Any = type(runner)
     if kind.iter is cast("Any", Runner).iter:
-        own = [name for name in ("execute", "run") if name in vars(kind)]
-        unused = f" Nobody calls its {' and '.join(f'{name}()' for name in own)}." if own else ""
+        unused = " Nobody calls its run()." if "run" in vars(kind) else ""
+        if overrides_only_execute(kind):
+            unused = f" Give the class itself, runner={kind.__name__}, and its execute() is called."
         raise TypeError(
             f"The runner {kind.__name__} has no iter(), so it would serve nothing.{unused} Derive from "
-            "agl.LitAgentRunner and override _execute_rollout(rollout), step or iter; an agent is no runner: it is a "
+            "agl.LitAgentRunner and override execute(task), step or iter; an agent is no runner: it is a "
             "function or an agl.LitAgent, and goes to fit(agent, train_dataset=...)."
         )
 

@@ -17,7 +17,7 @@ from tests.seeds.parts import TASKS, MyAlgo, MyCustomTracer, agent
 from tests.seeds.shown import Shown
 
 
-@pytest.mark.xfail(strict=True, reason="execute of a Runner is not called yet")
+@pytest.mark.heavy
 @pytest.mark.snippet("004/runner-and-hooks")
 def test_a_runner_and_a_hook_of_ones_own(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     trainer = shown.run().trainer
