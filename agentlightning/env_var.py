@@ -13,13 +13,15 @@ class LightningEnvVar(Enum):
     """Name of each variable; the value is the name."""
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
-    """bool: log every emitted span and the tracer provider's configuration at DEBUG."""
+    """bool: log every emitted span, operations too, at DEBUG (on stderr without any logging set up), and the tracer
+    provider's configuration."""
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
     """bool, default true: the strategy wraps the store in its server and clients, or in the thread wrapper."""
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
     """`algorithm`, `runner` or `both` (default): which side of client-server this process is."""
     AGL_SERVER_HOST = "AGL_SERVER_HOST"
-    """str, default 127.0.0.1: where the store server binds, and where runners connect."""
+    """str, default 127.0.0.1: where the store server binds, and where runners connect. With `AGL_MANAGED_STORE=0`, this
+    and the port say where the store server of somebody else is."""
     AGL_SERVER_PORT = "AGL_SERVER_PORT"
     """int, default 4747."""
     AGL_TOKEN = "AGL_TOKEN"
@@ -33,4 +35,5 @@ class LightningEnvVar(Enum):
     AGL_RUN_ID = "AGL_RUN_ID"
     """str: the run that this process belongs to, for roles on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"
-    """str: address of a store server that an unmanaged strategy uses when no store is given."""
+    """str: address of a store server that an unmanaged strategy uses when no store is given; goes before host and
+    port."""

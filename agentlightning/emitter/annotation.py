@@ -18,7 +18,7 @@ from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.scope import ended_scope
 from agentlightning.types import Attributes, SpanCoreFields, TraceStatus
-from agentlightning.utils.otel import check_attributes_sanity, emitter_debug, flatten_attributes, sanitize_attributes
+from agentlightning.utils.otel import check_attributes_sanity, flatten_attributes, sanitize_attributes, tell_emitted
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ def send(
             "`async with tracer.trace_context(...)`. In a thread of your own, run the function with "
             "contextvars.copy_context().run(...). To make the span without storing it, pass propagate=False."
         )
-    if emitter_debug():
-        logger.debug("Emitting span %s: %s", name, attributes)
+    tell_emitted(logger, name, attributes)
     return tracer.create_span(name, attributes=attributes, status=status)
 
 

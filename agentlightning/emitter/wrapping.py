@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -13,7 +14,11 @@ from typing import Any
 from agentlightning.semconv import AGL_OPERATION
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.conversion import any_attributes
+from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext
+from agentlightning.utils.otel import tell_emitted
+
+logger = logging.getLogger(__name__)
 
 
 class OpenOperation:
@@ -36,7 +41,11 @@ class OpenOperation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._manager is not None
-        self._manager.__exit__(kind, error, trace)
+        try:
+            self._manager.__exit__(kind, error, trace)
+        finally:
+            if not isinstance(self._tracer, DummyTracer):
+                tell_emitted(logger, AGL_OPERATION, self.span().attributes)
 
     def record(self, values: dict[str, object]) -> None:
         """Put values on the span, whatever they are."""

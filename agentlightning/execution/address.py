@@ -10,7 +10,9 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from agentlightning.execution.events import ExecutionEvent
+from agentlightning.process_secrets import server_token
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.http.auth import check_bind
 from agentlightning.utils.http.sockets import listen
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ class Address:
         """Return if a server in a child can bind the port that was asked for, as far as can be told before it does.
 
         Raises:
-            RuntimeError: the port is in use or the address cannot be bound; says what to do.
+            RuntimeError: the port is in use, the address cannot be bound, or it is beyond loopback and there is no
+                token; says what to do.
         """
+        check_bind(self.host, server_token())
         if self.port and not self.may_move:
             listen(self.host, self.port).close()
 

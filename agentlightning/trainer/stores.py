@@ -6,14 +6,17 @@ import logging
 import os
 from typing import Any, cast
 
-from agentlightning.env_var import LightningEnvVar
-from agentlightning.execution.base import ExecutionStrategy
+from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
+from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
+from agentlightning.execution.base import ExecutionStrategy, check_port
 from agentlightning.store.base import LightningStore
 from agentlightning.store.spec import is_store_spec, public_form, store_from_spec
 
 logger = logging.getLogger(__name__)
 
 _URL = LightningEnvVar.AGENT_LIGHTNING_STORE_URL.value
+_HOST = LightningEnvVar.AGL_SERVER_HOST.value
+_PORT = LightningEnvVar.AGL_SERVER_PORT.value
 
 
 def named_store(text: str) -> LightningStore | None:
@@ -26,7 +29,10 @@ def named_store(text: str) -> LightningStore | None:
 
 
 def default_store(strategy: ExecutionStrategy) -> LightningStore:
-    """Return a store in memory; for an unmanaged strategy the server at `AGENT_LIGHTNING_STORE_URL`, if that is set.
+    """Return a store in memory; for an unmanaged strategy the server that the environment names.
+
+    That is `AGENT_LIGHTNING_STORE_URL`; without it, where processes need a store that they share, the one at
+    `AGL_SERVER_HOST` and `AGL_SERVER_PORT`, if one of them is set.
 
     Raises:
         ValueError: the variable holds no http address.
@@ -34,9 +40,14 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
     from agentlightning.store.memory import InMemoryLightningStore
 
     url = os.environ.get(_URL)
+    managed = getattr(strategy, "managed_store", True)
     if url is None:
-        return InMemoryLightningStore()
-    if getattr(strategy, "managed_store", True):
+        address = None if managed or strategy.runners_share_process else _address_of_environment()
+        if address is None:
+            return InMemoryLightningStore()
+        logger.info("The store of this run is the server at %s (AGL_MANAGED_STORE=0, %s, %s)", address, _HOST, _PORT)
+        return store_from_spec(address)
+    if managed:
         logger.warning(
             "%s=%s is ignored: the strategy manages its own store (AGL_MANAGED_STORE=0 uses it)", _URL, public_form(url)
         )
@@ -44,6 +55,14 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{_URL} must be an http address such as http://127.0.0.1:4747; got {public_form(url)!r}")
     return store_from_spec(url)
+
+
+def _address_of_environment() -> str | None:
+    """Return the address of the store server at `AGL_SERVER_HOST` and `AGL_SERVER_PORT`; None without both."""
+    port = check_port(_PORT, resolve_int_env_var(_PORT, fallback=DEFAULT_PORT))
+    if port == 0 or (_HOST not in os.environ and _PORT not in os.environ):
+        return None
+    return Address(resolve_str_env_var(_HOST, fallback=LOOPBACK), port).url
 
 
 def place_of(store: LightningStore) -> str:
@@ -89,5 +108,6 @@ def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:
     if not (capabilities.get("zero_copy") or capabilities.get("distributed")):
         raise ValueError(
             f"managed_store=False hands the store to several processes, and each would have a {type(store).__name__} "
-            f"of its own. Use store='http://...' (or {_URL}) or store='sqlite:///run.db', or managed_store=True."
+            f"of its own. Use store='http://...' (or {_URL}, or {_PORT} for one on this machine) or "
+            "store='sqlite:///run.db', or managed_store=True."
         )

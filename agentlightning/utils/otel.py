@@ -32,10 +32,14 @@ from agentlightning.utils.links import (
     make_tag_attributes,
     query_linked_spans,
 )
+from agentlightning.utils.texts import without_keys
 
 logger = logging.getLogger(__name__)
 
 INSTRUMENTATION_NAME = "agentlightning"
+_EMITTED = "Emitting span %s: %s"
+_SHOWN = 4096
+"""Characters of a span's attributes that are logged."""
 
 P = TypeVar("P", bound=SpanProcessor)
 
@@ -75,11 +79,36 @@ def emitter_debug() -> bool:
     Raises:
         ValueError: the variable is neither true nor false.
     """
-    at_debug = logger.isEnabledFor(logging.DEBUG)
-    wanted = resolve_bool_env_var("AGL_EMITTER_DEBUG", fallback=at_debug)
-    if wanted and not at_debug:
-        logger.warning("AGL_EMITTER_DEBUG is set, but the logger %s is above DEBUG: nothing will be seen", __name__)
-    return wanted
+    return resolve_bool_env_var("AGL_EMITTER_DEBUG", fallback=logger.isEnabledFor(logging.DEBUG))
+
+
+def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, object]) -> None:
+    """Log one emitted span at DEBUG, if that is asked for; on stderr where no handler would show it.
+
+    So `AGL_EMITTER_DEBUG=1` is enough, whatever the program made of its logging.
+    """
+    if not emitter_debug():
+        return
+    text = without_keys(str(dict(attributes)))
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+    if _is_heard(source):
+        source.debug(_EMITTED, name, shown)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.handle(source.makeRecord(source.name, logging.DEBUG, __file__, 0, _EMITTED, (name, shown), None))
+
+
+def _is_heard(source: logging.Logger) -> bool:
+    """True if some handler gets what this logger says at DEBUG."""
+    if not source.isEnabledFor(logging.DEBUG):
+        return False
+    at: logging.Logger | None = source
+    while at is not None:
+        if any(handler.level <= logging.DEBUG for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
 
 
 def _processors(provider: TracerProvider) -> tuple[SpanProcessor, ...]:
@@ -131,6 +160,7 @@ def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
 __all__ = [
     "check_attributes_sanity",
     "emitter_debug",
+    "tell_emitted",
     "extract_links_from_attributes",
     "extract_tags_from_attributes",
     "filter_and_unflatten_attributes",

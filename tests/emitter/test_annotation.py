@@ -8,7 +8,10 @@ import functools
 import gc
 import inspect
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any
@@ -464,3 +467,56 @@ def test_without_propagation_the_active_tracer_is_never_looked_up(monkeypatch: p
     assert operation(propagate=False)(lambda: 5)() == 5
     assert emit_annotation({"k": 1}, propagate=False).attributes == {"k": 1}
     assert isinstance(operation(propagate=False), OperationContext)
+
+
+# --- AGL_EMITTER_DEBUG -------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import agentlightning as agl
+
+@agl.operation(name="classify")
+def classify(ticket):
+    return "billing"
+
+def agent(task):
+    classify(task)
+    agl.emit_annotation({"note": "a" * 10_000})
+    agl.emit_reward(0.5)
+
+agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("logging_of_the_program", "said"),
+    [
+        ("", "DEBUG agentlightning.emitter.annotation: Emitting span"),
+        (
+            "import logging; logging.basicConfig(level='ERROR')",
+            "DEBUG agentlightning.emitter.annotation: Emitting span",
+        ),
+        ("import logging; logging.basicConfig(level='DEBUG', format='own: %(message)s')", "own: Emitting span"),
+    ],
+)
+def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, said: str) -> None:
+    environment = os.environ | {"AGL_EMITTER_DEBUG": "1"}
+    command = [sys.executable, "-c", f"{logging_of_the_program}\n{PROGRAM}"]
+    program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    lines = [line for line in program.stderr.splitlines() if "Emitting span" in line]
+    assert program.stderr.count(said) >= 2
+    assert [line.partition("span agentlightning.")[2].partition(":")[0] for line in lines] == [
+        *("operation", "annotation", "annotation")
+    ]
+    assert "'agentlightning.operation.name': 'classify'" in lines[0]
+    assert "'billing'" in lines[0]
+    assert "characters)" in lines[1]
+    assert len(lines[1]) < 5_000
+    assert "'agentlightning.reward.0.value': 0.5" in lines[2]
+
+
+@pytest.mark.heavy
+def test_without_the_variable_nothing_is_shown() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "AGL_EMITTER_DEBUG"}
+    command = [sys.executable, "-c", PROGRAM]
+    program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert "Emitting span" not in program.stderr

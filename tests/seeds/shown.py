@@ -27,8 +27,10 @@ import ast
 import asyncio
 import itertools
 import linecache
+import os
 import re
 import shlex
+import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -104,7 +106,7 @@ class Shown:
         self.because = because
         self.used = False
         self.said: list[str] = []
-        self._patch = patch
+        self.patch = patch
 
     def run(self, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
         """Run the snippet and return its module, whose attributes are the names that it made.
@@ -129,7 +131,7 @@ class Shown:
         module = types.ModuleType("snippet")  # the name by which its functions are found again
         vars(module).update(given)
         self._made = module
-        self._patch.setitem(sys.modules, "snippet", module)
+        self.patch.setitem(sys.modules, "snippet", module)
         for snippet in (*(snippets()[earlier] for earlier in after), self.snippet):
             assert snippet.language == "python", f"{snippet.id} is no Python"
             file = f"<{snippet.id} {next(_NUMBERS)}>"
@@ -144,7 +146,7 @@ class Shown:
         for length in range(1, len(parts) + 1):
             path = ".".join(parts[:length])
             if path not in sys.modules:
-                self._patch.setitem(sys.modules, path, types.ModuleType(path))
+                self.patch.setitem(sys.modules, path, types.ModuleType(path))
         vars(sys.modules[module]).update(names)
 
     @property
@@ -159,7 +161,7 @@ class Shown:
         """Set the variables that the snippet exports; `instead` gives those that only its own machines can have."""
         assert instead.keys() <= self.exports.keys()
         for variable, value in (self.exports | instead).items():
-            self._patch.setenv(variable, value)
+            self.patch.setenv(variable, value)
 
     @property
     def commands(self) -> list[list[str]]:
@@ -167,6 +169,37 @@ class Shown:
         self.used = True
         lines = [line for line in self.text.splitlines() if line and not line.startswith(("#", "export "))]
         return [shlex.split(line) for line in lines]
+
+    def script(self, folder: Path, **programs: str) -> subprocess.Popen[str]:
+        """Start the snippet in a shell, in `folder`, where `programs` lie: name without `.py`, and text.
+
+        `python` is this one; what the snippet says goes to its output. The names of machines that a snippet has cannot
+        be reached from here: `named` puts others in their places.
+        """
+        self.used = True
+        for name, text in programs.items():
+            (folder / f"{name}.py").write_text(text, encoding="utf-8")
+        commands = folder / "commands"
+        commands.mkdir(exist_ok=True)
+        if not (commands / "python").exists():
+            (commands / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            (commands / "python").chmod(0o755)
+        path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen(
+            ["bash", "-e", "-c", self.text],
+            cwd=folder,
+            env=os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def named(self, instead: dict[str, str]) -> Shown:
+        """Put addresses of this machine in the place of those that only the snippet's own machines have."""
+        for name, value in instead.items():
+            assert name in self.text
+            self.text = self.text.replace(name, value)
+        return self
 
     @contextmanager
     def explains(self, error: type[BaseException], *said: str, **hidden: str) -> Iterator[None]:
@@ -184,16 +217,18 @@ class Shown:
             text = text.replace(value, f"<{word}>")
         self.said.append(f"`{type(caught.value).__name__}: {text.replace('`', chr(39))}`")
 
-    def tells(self, text: str) -> None:
-        """Keep for the table what the snippet said although it ran: a warning, or a line that it printed."""
-        self.said.append(f"`{' '.join(text.split()).replace('`', chr(39))}`")
+    def tells(self, text: object, when: str = "") -> None:
+        """Keep for the table what the snippet says although it runs: a warning, or an error (`when` something is not
+        as it runs)."""
+        said = f"{type(text).__name__}: {text}" if isinstance(text, BaseException) else str(text)
+        self.said.append(f"{when}{when and ' '}`{' '.join(said.split()).replace('`', chr(39))}`")
 
     @property
     def outcome(self) -> str:
         """The snippet's cell in the table."""
         if self.because:
             return f"says {'; '.join(self.said)}, because {self.because}"
-        return f"runs, and says {'; '.join(self.said)}" if self.said else "runs"
+        return f"runs; says {'; '.join(self.said)}" if self.said else "runs"
 
 
 _NUMBERS = itertools.count()

@@ -1,21 +1,48 @@
-"""The tutorial on scaling out: every program of it, with a dataset and an agent small enough for a test."""
+"""The tutorial on scaling out: its programs word for word, and what its prose says around them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
 from tests.seeds.parts import TASKS, MyCustomTracer, agent
+from tests.seeds.shown import Shown, snippets
+from tests.stubs.ports import free_port
+
+TOKEN = "a-token-for-this-test-alone"
 
 
-def test_parallel_rollouts_with_the_trainer() -> None:
+@pytest.mark.snippet("001/parallel-rollouts", because="training through VERL is not part of this release")
+def test_parallel_rollouts_with_the_trainer(shown: Shown) -> None:
+    class Rows:
+        """The little of `datasets.Dataset` that the program uses."""
+
+        @staticmethod
+        def from_parquet(path: str) -> Any:
+            assert path in ("data/train.parquet", "data/test.parquet")
+            return Rows()
+
+        def to_list(self) -> list[Any]:
+            return TASKS
+
+    shown.project("datasets", Dataset=Rows)
+    shown.project("calc_agent", calc_agent=agent)
+    with shown.explains(AttributeError, r"agl\.GRPO"):
+        shown.run(verl_config={})
+
+
+@pytest.mark.heavy
+def test_parallel_rollouts_with_an_algorithm_that_there_is() -> None:
     trainer = agl.Trainer(
         algorithm=agl.Baseline(),
-        n_runners=3,
+        n_runners=8,
         tracer=agl.OtelTracer(),
         adapter=agl.LlmProxyTraceToTriplet(),
         initial_resources={},
@@ -25,17 +52,130 @@ def test_parallel_rollouts_with_the_trainer() -> None:
     assert trainer.result.rewards == [0.25, 0.75, 0.25, 0.75]
 
 
-def test_training_through_verl_says_what_there_is_instead() -> None:
-    with pytest.raises(AttributeError, match=r"agl\.GRPO"):
-        agl.VERL({})  # type: ignore[attr-defined]
+@pytest.mark.snippet("001/strategies")
+def test_every_form_of_the_shared_memory_strategy(shown: Shown) -> None:
+    made: list[agl.Trainer] = []
+
+    class Kept(agl.Trainer):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            made.append(self)
+
+    shown.patch.setattr(agl, "Trainer", Kept)
+    shown.run()
+    assert [trainer.n_runners for trainer in made] == [1, 8, 4]
+    for trainer in made:
+        assert type(trainer.strategy) is agl.SharedMemoryExecutionStrategy
+        trainer.fit(agent, train_dataset=TASKS)
+        assert trainer.result.rewards == [0.25, 0.75]
 
 
-def test_rows_of_a_parquet_file_are_a_list() -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    rows = datasets.Dataset.from_list(TASKS).to_list()
-    trainer = agl.Trainer(algorithm=agl.Baseline(), strategy="shm", initial_resources={})
-    trainer.fit(agent, train_dataset=rows)
+@pytest.mark.heavy
+@pytest.mark.snippet("001/client-server-port")
+def test_settings_of_client_server_in_a_dict(shown: Shown) -> None:
+    trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
+    assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
+    assert (trainer.strategy.n_runners, trainer.strategy.server_port) == (8, 9999)
+    trainer.strategy.server_port = free_port()  # several tests may run at once
+    trainer.fit(agent, train_dataset=TASKS)
     assert trainer.result.rewards == [0.25, 0.75]
+
+
+@pytest.fixture
+def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that sets variables of its own leaves them to no other test."""
+    for variable in ("AGL_SERVER_PORT", "AGL_CURRENT_ROLE", "AGL_MANAGED_STORE"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+
+
+@pytest.mark.usefixtures("environment_as_it_was")
+@pytest.mark.snippet("001/environment")
+def test_the_environment_configures_client_server(shown: Shown) -> None:
+    trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
+    assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
+    assert (trainer.strategy.server_port, trainer.strategy.role) == (10000, "algorithm")
+    assert trainer.strategy.managed_store is False
+    assert trainer.store.server_address_root == "http://127.0.0.1:10000", "the store that both roles share"
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("001/client-server-settings")
+def test_a_server_for_other_machines_and_a_runner_to_debug(shown: Shown) -> None:
+    trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
+    with pytest.raises(RuntimeError, match=r"Refusing to listen on 0\.0\.0\.0.*AGL_TOKEN") as refused:
+        trainer.fit(agent, train_dataset=TASKS)
+    assert type(refused.value) is RuntimeError, "told in this process, before any other is started"
+    shown.tells(refused.value, "without `AGL_TOKEN`")
+    shown.patch.setenv("AGL_TOKEN", TOKEN)
+    assert trainer.strategy.server_port == 9999
+    trainer.strategy.server_port = free_port()
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+
+
+TRAIN_CALC_AGENT = """
+import argparse
+import agentlightning as agl
+from tests.seeds.parts import TASKS, agent
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--n-runners", type=int, default=1)
+trainer = agl.Trainer(
+    algorithm=agl.Baseline(), n_runners=parser.parse_args().n_runners, initial_resources={}, run_id="calc"
+)
+trainer.fit(agent, train_dataset=TASKS)
+print("role", trainer.strategy.role, "result", trainer.result)
+"""
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, where each machine has one of its own; both have the token."""
+    monkeypatch.setenv("AGL_TOKEN", TOKEN)
+    for name in ("algorithm", "runner"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def _started(shown: Shown, folder: Path, port: int) -> subprocess.Popen[str]:
+    here = {"AGL_SERVER_PORT=4747": f"AGL_SERVER_PORT={port}"}
+    if "10.0.0.4" in shown.text:
+        here["10.0.0.4"] = "127.0.0.1"
+    return shown.named(here).script(folder, train_calc_agent=TRAIN_CALC_AGENT)
+
+
+def _other(shown: Shown, name: str) -> Shown:
+    return Shown(snippets()[name], "", shown.patch)
+
+
+def _both_end(algorithm: subprocess.Popen[str], runner: subprocess.Popen[str]) -> None:
+    said, _ = algorithm.communicate(timeout=90)
+    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in said
+    said, _ = runner.communicate(timeout=90)
+    assert "role runner" in said
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("001/algorithm-machine")
+def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, machines: Path) -> None:
+    shown.patch.delenv("AGL_TOKEN")
+    refused, _ = _started(shown, machines / "algorithm", port := free_port()).communicate(timeout=60)
+    shown.tells(refused.strip().splitlines()[-1], "without `AGL_TOKEN`")
+    shown.patch.setenv("AGL_TOKEN", TOKEN)
+    algorithm = shown.script(machines / "algorithm")
+    _both_end(algorithm, _started(_other(shown, "001/runner-machine"), machines / "runner", port))
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("001/runner-machine")
+def test_runners_on_a_machine_of_their_own(shown: Shown, machines: Path) -> None:
+    port = free_port()
+    runner = _started(shown, machines / "runner", port)
+    _both_end(_started(_other(shown, "001/algorithm-machine"), machines / "algorithm", port), runner)
+
+
+# --- what the prose says -----------------------------------------------------------------------------------------
 
 
 def test_a_smoke_test_by_max_rollouts_and_dev() -> None:
@@ -44,48 +184,10 @@ def test_a_smoke_test_by_max_rollouts_and_dev() -> None:
     assert trainer.result.rewards == [0.25, 0.75]
 
 
-STRATEGIES: list[Any] = [
-    {"n_runners": 1, "strategy": "shm"},
-    {"strategy": {"type": "shm", "n_runners": 8, "main_thread": "algorithm"}},
-    {"strategy": agl.SharedMemoryExecutionStrategy(main_thread="algorithm", n_runners=4)},
-    {"n_runners": 4, "strategy": "shm"},
-]
-
-
-@pytest.mark.parametrize(("settings", "count"), list(zip(STRATEGIES, (1, 8, 4, 4), strict=True)))
-def test_every_form_of_the_shared_memory_strategy_runs(settings: dict[str, Any], count: int) -> None:
-    trainer = agl.Trainer(algorithm=agl.Baseline(), initial_resources={}, **settings)
-    assert trainer.n_runners == count
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-
-
 def test_the_default_is_client_server_with_the_trainers_number() -> None:
     trainer = agl.Trainer(algorithm=agl.Baseline(), n_runners=8)
     assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
     assert (trainer.strategy.n_runners, trainer.strategy.server_port) == (8, 4747)
-
-
-def test_settings_of_client_server_in_a_dict() -> None:
-    strategy: dict[str, Any] = {"type": "cs", "server_port": 9999}
-    trainer = agl.Trainer(algorithm=agl.Baseline(), n_runners=8, strategy=strategy)
-    assert isinstance(trainer.strategy, agl.ClientServerExecutionStrategy)
-    assert (trainer.strategy.n_runners, trainer.strategy.server_port) == (8, 9999)
-    strategy |= {"server_host": "0.0.0.0", "main_process": "runner"}
-    trainer = agl.Trainer(algorithm=agl.Baseline(), n_runners=1, strategy=strategy)
-    assert isinstance(trainer.strategy, agl.ClientServerExecutionStrategy)
-    assert (trainer.strategy.server_host, trainer.strategy.main_process) == ("0.0.0.0", "runner")
-
-
-def test_the_environment_configures_client_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "AGL_SERVER_PORT", "10000")
-    monkeypatch.setitem(os.environ, "AGL_CURRENT_ROLE", "algorithm")
-    monkeypatch.setitem(os.environ, "AGL_MANAGED_STORE", "0")
-    store = agl.LightningStoreClient("http://127.0.0.1:10000")
-    trainer = agl.Trainer(algorithm=agl.Baseline(), n_runners=8, strategy="cs", store=store)
-    assert isinstance(trainer.strategy, agl.ClientServerExecutionStrategy)
-    assert (trainer.strategy.server_port, trainer.strategy.role) == (10000, "algorithm")
-    assert trainer.strategy.managed_store is False
 
 
 def test_other_parts_by_class_path_and_settings() -> None:
@@ -121,8 +223,21 @@ def test_shared_memory_opts_out_of_the_wrapper(monkeypatch: pytest.MonkeyPatch) 
     trainer = agl.Trainer(algorithm=agl.Baseline(), strategy="shm", initial_resources={})
     assert isinstance(trainer.strategy, agl.SharedMemoryExecutionStrategy)
     assert trainer.strategy.managed_store is False
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
 
 
 def test_the_runner_on_the_main_thread_has_room_for_one() -> None:
     with pytest.raises(ValueError, match=r"n_runners is 8\. Set n_runners=1, or main_thread='algorithm'"):
         agl.Trainer(strategy={"type": "shm", "n_runners": 8, "main_thread": "runner"})
+
+
+@pytest.mark.heavy
+def test_a_store_that_processes_share_is_used_as_it_is(tmp_path: Path) -> None:
+    strategy = {"type": "cs", "n_runners": 2, "managed_store": False}
+    trainer = agl.Trainer(
+        algorithm=agl.Baseline(), strategy=strategy, store=f"sqlite:///{tmp_path}/run.db", initial_resources={}
+    )
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+    asyncio.run(trainer.store.close())
