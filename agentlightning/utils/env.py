@@ -11,8 +11,15 @@ _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
 
-def _name(env_var: Enum | str) -> str:
-    return str(env_var.value) if isinstance(env_var, Enum) else env_var
+def _name(env_var: object) -> str:
+    if isinstance(env_var, Enum):
+        return str(env_var.value)
+    if not isinstance(env_var, str):
+        raise TypeError(
+            "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE or its name as a text; "
+            f"got {env_var!r}"
+        )
+    return env_var
 
 
 @overload
@@ -27,6 +34,7 @@ def resolve_bool_env_var(
     """Return `override` if given, else the variable as a bool, else `fallback` if it is unset.
 
     Raises:
+        TypeError: `env_var` names no variable.
         ValueError: the variable is set to something that is neither true nor false, the empty string included.
     """
     if override is not None:
@@ -53,6 +61,7 @@ def resolve_int_env_var(env_var: Enum | str, override: int | None = None, fallba
     """Return `override` if given, else the variable as an integer, else `fallback` if it is unset.
 
     Raises:
+        TypeError: `env_var` names no variable.
         ValueError: the variable is set to something that is no integer.
     """
     if override is not None:
@@ -73,7 +82,11 @@ def resolve_str_env_var(
     env_var: Enum | str, override: str | None = None, fallback: str | None = None
 ) -> str | None: ...
 def resolve_str_env_var(env_var: Enum | str, override: str | None = None, fallback: str | None = None) -> str | None:
-    """Return `override` if given, else the variable verbatim (it may be empty), else `fallback` if it is unset."""
+    """Return `override` if given, else the variable verbatim (it may be empty), else `fallback` if it is unset.
+
+    Raises:
+        TypeError: `env_var` names no variable.
+    """
     if override is not None:
         return override
     return os.environ.get(_name(env_var), fallback)

@@ -1,50 +1,194 @@
-"""The guide to environment variables in production: each variable does what it says."""
+"""The guide to environment variables in production: its blocks word for word; each variable does what it says."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentlightning as agl
 from agentlightning.env_var import LightningEnvVar
+from agentlightning.errors import MissingExtraError
 from agentlightning.store.client_server import API_AGL_PREFIX
 from agentlightning.utils.env import resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.seeds.parts import TASKS, agent
+from tests.seeds.shown import Shown
+from tests.tracer.collector import Collector
+
+GRPC = "the port 4317 is one for gRPC, which is an extra of the package; it runs with that extra, and with port 4318"
 
 
 @pytest.fixture
-def store_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A store server elsewhere, named in the environment as the guide says."""
+def store_url() -> Iterator[str]:
+    """A store server elsewhere."""
     args = PythonServerLauncherArgs(host="127.0.0.1", port=0, launch_mode="thread")
     server = agl.LightningStoreServer(agl.InMemoryLightningStore(), launcher_args=args)
     asyncio.run(server.start())
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", server.endpoint)
     yield server.endpoint
     asyncio.run(server.stop())
 
 
-def test_both_roles_use_the_store_that_the_environment_names(store_url: str) -> None:
-    trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+@pytest.fixture
+def without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the extra were not installed, also where it is."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "grpc" else found(name, *rest))
 
+
+def statuses(url: str) -> list[str]:
     async def kept() -> list[str]:
-        client = agl.LightningStoreClient(store_url)
+        client = agl.LightningStoreClient(url)
         try:
             return [rollout.status for rollout in await client.query_rollouts()]
         finally:
             await client.close()
 
-    assert asyncio.run(kept()) == ["succeeded", "succeeded"]
+    return asyncio.run(kept())
 
 
-def test_a_store_that_is_given_comes_before_the_one_of_the_environment(store_url: str) -> None:
+@pytest.mark.heavy
+@pytest.mark.snippet("002/store-url")
+def test_both_roles_use_the_store_that_the_environment_names(shown: Shown, store_url: str) -> None:
+    shown.export(AGENT_LIGHTNING_STORE_URL=store_url)
+    trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+    assert statuses(store_url) == ["succeeded", "succeeded"]
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("002/server-address")
+def test_host_and_port_say_where_a_server_listens_and_where_a_store_is(shown: Shown, store_url: str) -> None:
+    shown.export()
+    strategy = agl.Trainer().strategy
+    assert isinstance(strategy, agl.ClientServerExecutionStrategy)
+    assert (strategy.server_host, strategy.server_port) == ("0.0.0.0", 4747)
+
+    shown.export(AGL_SERVER_PORT=store_url.rpartition(":")[2])
+    shown.patch.setenv("AGL_MANAGED_STORE", "0")
+    trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+    assert statuses(store_url) == ["succeeded", "succeeded"]
+
+
+@pytest.mark.usefixtures("without_grpc")
+@pytest.mark.snippet("002/collector", because=GRPC)
+def test_a_collector_that_speaks_grpc_is_told_when_the_trainer_is_made(shown: Shown) -> None:
+    shown.export()
+    with shown.explains(MissingExtraError, "http://otel-collector:4318", r"agl-framework\[otlp-grpc\]"):
+        agl.Trainer(strategy="shm")
+    with pytest.raises(MissingExtraError):
+        agl.OtelTracer().init_worker(0, agl.InMemoryLightningStore())
+
+
+TRAIN = """
+import argparse
+import agentlightning as agl
+from tests.seeds.parts import TASKS, agent
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--external-store-address")
+address = parser.parse_args().external_store_address
+trainer = agl.Trainer(
+    algorithm=agl.Baseline(), store=agl.LightningStoreClient(address), initial_resources={}, run_id="webshop"
+)
+trainer.fit(agent, train_dataset=TASKS)
+print("role", trainer.strategy.role, "result", trainer.result)
+"""
+
+
+def _ended(*programs: subprocess.Popen[str]) -> list[str]:
+    return [program.communicate(timeout=90)[0] for program in programs]
+
+
+def _nodes(shown: Shown, folder: Path, store_url: str, collector: str) -> list[subprocess.Popen[str]]:
+    """Start the script of the test beside the one of the other node."""
+    from tests.seeds.shown import snippets
+
+    started: list[subprocess.Popen[str]] = []
+    for name, program in (("002/algorithm-node", "train_my_agent"), ("002/runner-node", "run_rollouts")):
+        script = shown if name == shown.snippet.id else Shown(snippets()[name], "", shown.patch)
+        script.text = script.snippet.text
+        here = {"http://mongo-store:4747": store_url, "http://otel-collector:4317": collector}
+        script.named({word: address for word, address in here.items() if word in script.text})
+        (folder / program).mkdir(exist_ok=True)
+        started.append(script.script(folder / program, **{program: TRAIN}))
+    return started
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("without_grpc")
+@pytest.mark.snippet("002/algorithm-node", because=GRPC)
+def test_the_algorithm_on_a_node_of_its_own(shown: Shown, tmp_path: Path, store_url: str) -> None:
+    with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):
+        shown.export()
+        agl.Trainer()
+    for variable in shown.exports:
+        shown.patch.delenv(variable)
+    with Collector() as collector:
+        algorithm, runner = _ended(*_nodes(shown, tmp_path, store_url, collector.url))
+    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm
+    assert "role runner" in runner
+    assert statuses(store_url) == ["succeeded", "succeeded"]
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("002/runner-node")
+def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url: str) -> None:
+    with Collector() as collector:
+        algorithm, runner = _ended(*_nodes(shown, tmp_path, store_url, collector.url))
+    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm
+    assert "role runner" in runner
+    assert statuses(store_url) == ["succeeded", "succeeded"]
+
+
+@pytest.mark.usefixtures("without_grpc")
+@pytest.mark.snippet(
+    "002/dockerfile", because=f"{GRPC}. What pip installs here is agl-framework, and it trains without VERL"
+)
+def test_an_image_with_the_variables_set(shown: Shown) -> None:
+    shown.export()
+    with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):
+        agl.Trainer()
+
+
+@pytest.mark.snippet("002/helpers")
+def test_the_helpers_read_and_convert(shown: Shown) -> None:
+    found = shown.run()
+    assert (found.use_managed, found.store_url) == (True, "localhost:4747")
+    shown.patch.setenv("AGL_MANAGED_STORE", "0")
+    shown.patch.setenv("AGL_SERVER_HOST", "10.0.0.4")
+    shown.patch.setenv("AGL_SERVER_PORT", "4848")
+    found = shown.run()
+    assert (found.use_managed, found.store_url) == (False, "10.0.0.4:4848")
+
+
+# --- what the prose says -----------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_given_comes_before_the_one_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", "http://127.0.0.1:2")
     store = agl.LightningStoreClient("http://127.0.0.1:1")
     assert agl.Trainer(store=store).store is store
+
+
+def test_the_address_of_a_store_comes_before_host_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    monkeypatch.setenv("AGL_SERVER_HOST", "10.0.0.4")
+    store: Any = agl.Trainer().store
+    assert store.server_address_root == "http://10.0.0.4:4747"
+    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", "http://127.0.0.1:2")
+    store = agl.Trainer().store
+    assert store.server_address_root == "http://127.0.0.1:2"
+    assert isinstance(agl.Trainer(strategy="shm", store="memory").store, agl.InMemoryLightningStore)
 
 
 def test_the_prefix_of_the_rest_api() -> None:
@@ -66,22 +210,10 @@ def test_a_role_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
         agl.Trainer()
 
 
-def test_host_and_port_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_SERVER_HOST", "0.0.0.0")
-    monkeypatch.setenv("AGL_SERVER_PORT", "4848")
-    strategy = agl.Trainer().strategy
-    assert isinstance(strategy, agl.ClientServerExecutionStrategy)
-    assert (strategy.server_host, strategy.server_port) == ("0.0.0.0", 4848)
-    monkeypatch.delenv("AGL_SERVER_PORT")
-    assert agl.ClientServerExecutionStrategy().server_port == 4747
-
-
 @pytest.mark.parametrize(("text", "value"), [("0", False), ("1", True), ("false", False), ("TRUE", True)])
-def test_the_helpers_read_and_convert(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_true_or_false(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", text)
     assert resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, fallback=True) is value
-    host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, fallback="localhost")
-    assert f"{host}:{resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, fallback=4747)}" == "localhost:4747"
 
 
 def test_a_value_that_cannot_be_read_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +224,12 @@ def test_a_value_that_cannot_be_read_names_the_variable(monkeypatch: pytest.Monk
     monkeypatch.setenv("AGL_SERVER_PORT", "many")
     with pytest.raises(ValueError, match="AGL_SERVER_PORT must be an integer"):
         agl.Trainer()
+
+
+@pytest.mark.parametrize("helper", [resolve_bool_env_var, resolve_str_env_var, resolve_int_env_var])
+def test_a_variable_is_given_by_its_name(helper: Any) -> None:
+    with pytest.raises(TypeError, match="LightningEnvVar"):
+        helper(...)
 
 
 def test_the_address_of_a_store_is_an_http_address_also_where_mongodb_is_behind_it(
@@ -107,7 +245,10 @@ def test_an_unmanaged_store_without_an_address_is_refused_where_processes_would_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_STORE_URL"):
+    with pytest.raises(ValueError, match=r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"):
+        agl.Trainer()
+    monkeypatch.setenv("AGL_SERVER_PORT", "0")
+    with pytest.raises(ValueError, match=r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"):
         agl.Trainer()
 
 
