@@ -18,8 +18,8 @@ _BY_METHOD = {
     "trainer": "call get_trainer()",
     "tracer": "call get_trainer().tracer",
     "initial_resources": "call get_initial_resources()",
-    "llm_proxy": "call get_llm_proxy(); it is a server, to which an OpenAI client talks at its address",
-    "_batch": "iterate over agentlightning.algorithm.utils.batch_iter_over_dataset(dataset, batch_size)",
+    "llm_proxy": "no gateway was given: pass llm_proxy= to the Trainer (get_llm_proxy() returns None without one)",
+    "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
 """Attributes that programs look for on an algorithm, and what to use instead."""
 
@@ -135,6 +135,21 @@ class Algorithm:
     def get_llm_proxy(self) -> LLMProxy | None:
         """Return the gateway, or None."""
         return self._llm_proxy
+
+    @property
+    def llm_proxy(self) -> LLMProxy:
+        """The gateway, as `get_llm_proxy`; setting it is `set_llm_proxy`.
+
+        Raises:
+            AttributeError: none is bound.
+        """
+        if self._llm_proxy is None:
+            raise AttributeError  # which is asked of __getattr__, where the text is
+        return self._llm_proxy
+
+    @llm_proxy.setter
+    def llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
+        self._llm_proxy = llm_proxy
 
     def set_rollout_config(self, config: RolloutConfig | None) -> None:
         """Bind what the Trainer says of attempts, time limits and retries."""

@@ -6,8 +6,9 @@ import logging
 import statistics
 import warnings
 from collections import Counter
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from typing_extensions import override
 
@@ -20,11 +21,26 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
 class FastAlgorithm(Algorithm):
     """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
+
+    async def _batch(self, dataset: Dataset[T] | None, size: int) -> AsyncGenerator[list[T]]:
+        """Yield one pass over a dataset in its order, `size` tasks at a time, the last batch with what is left.
+
+        For endless passes in a random order see `utils.batch_iter_over_dataset`.
+
+        Raises:
+            BadRequestError: there is no dataset, or `size` is not positive.
+        """
+        if dataset is None or size < 1:
+            what = "no dataset was given to fit" if dataset is None else f"size must be 1 or more; got {size}"
+            raise BadRequestError(f"There are no batches: {what}")
+        for start in range(0, len(dataset), size):
+            yield [dataset[index] for index in range(start, min(start + size, len(dataset)))]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
+from agentlightning.llm_proxy.batch import BatchQueries
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.endpoints.balancer import HealthChecks
 from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelTable
@@ -32,7 +33,7 @@ from agentlightning.utils.server_launcher import LaunchMode, PythonServerLaunche
 logger = logging.getLogger(__name__)
 
 
-class LLMProxy(WeightChanges):
+class LLMProxy(BatchQueries, WeightChanges):
     """An OpenAI-compatible server between agents and model servers, which records each call with its tokens.
 
     Owned by one process; `start` serves from a thread of its own (`launch_mode="thread"`) or from the running loop

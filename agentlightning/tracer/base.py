@@ -171,3 +171,16 @@ def with_active_tracer_context(
             scope.close()
 
     return wrapper
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "TraceAdapter":
+            raise AttributeError(
+                "agentlightning.tracer.base.TraceAdapter does not exist. For metrics at the end of each trace write a "
+                "hook: class Metrics(agl.Hook) with on_rollout_end(self, rollout, spans), given as "
+                "Trainer(hooks=[Metrics()]); keep numbers in a metrics backend (agentlightning.utils.metrics). What "
+                "turns spans into training data is agl.TraceAdapter, with adapt(spans)."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

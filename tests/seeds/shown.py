@@ -108,7 +108,7 @@ class Shown:
         self.said: list[str] = []
         self.patch = patch
 
-    def run(self, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+    def run(self, /, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
         """Run the snippet and return its module, whose attributes are the names that it made.
 
         `after` are ids of snippets that the text puts before it and that run first, in the same module. `given` are
@@ -118,7 +118,7 @@ class Shown:
         assert all(value is None for value in made)
         return self._made
 
-    async def start(self, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+    async def start(self, /, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
         """`run` for a test with an event loop: a snippet that awaits at its top level awaits there."""
         for waiting in self._module(after, name, given):
             if isawaitable(waiting):

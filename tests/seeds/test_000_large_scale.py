@@ -1,26 +1,224 @@
-"""The guide to large runs: its programs run here, and where it is mistaken the error says what is right."""
+"""The guide to large runs: its programs word for word, and what its prose says around them."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import agentlightning
-from agentlightning.env_var import LightningEnvVar
+from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.client_server import ClientServerExecutionStrategy
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
 from agentlightning.store.mongo import MongoLightningStore
 from agentlightning.store.threading import LightningStoreThreaded
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
+from agentlightning.utils.metrics import ConsoleMetricsBackend
+from tests.seeds.parts import TASKS, agent
+from tests.seeds.shown import Shown
+from tests.stubs.model_server import ModelServer
+from tests.stubs.ports import free_port
+
+COLLECTION = "a store keeps several collections, for which one name is none"
+
+
+@pytest.mark.snippet("000/trainer-parts")
+def test_the_trainer_makes_strategy_store_and_runner(shown: Shown) -> None:
+    trainer = Trainer(n_runners=3)
+    shown.run(self=trainer, strategy="shm", port=None, store=None, runner=None)
+    assert type(trainer.strategy) is SharedMemoryExecutionStrategy
+    assert trainer.strategy.n_runners == 3
+    trainer.dev(agent, TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+
+
+@pytest.mark.snippet("000/shared-memory-settings")
+def test_the_settings_of_the_shared_memory_strategy(shown: Shown) -> None:
+    names = {"resolve_bool_env_var": resolve_bool_env_var, "LightningEnvVar": LightningEnvVar}
+    settings = {"n_runners": 4, "main_thread": "algorithm", "managed_store": None}
+    made = SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm")
+    read = SimpleNamespace()
+    shown.run(self=read, **names, **settings)
+    assert vars(read) == {name: getattr(made, name) for name in settings}
+    shown.patch.setenv("AGL_MANAGED_STORE", "false")
+    shown.run(self=read, **names, **settings)
+    assert read.managed_store is SharedMemoryExecutionStrategy().managed_store is False
+
+
+@pytest.mark.snippet("000/client-server-settings", because="`...` stands for arguments that the page left out")
+def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
+    read = SimpleNamespace()
+    with shown.explains(TypeError, "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
+        shown.run(self=read, resolved_role="both", n_runners=4, resolve_bool_env_var=resolve_bool_env_var)
+    made = ClientServerExecutionStrategy(n_runners=4)
+    assert (read.role, read.n_runners) == (made.role, made.n_runners)
+
+
+@pytest.mark.snippet("000/mongo-store", because=COLLECTION)
+def test_a_store_in_mongodb_as_shown(shown: Shown) -> None:
+    with shown.explains(TypeError, "'collection'", "partition_id"):
+        shown.run()
+
+
+@pytest.mark.heavy
+def test_a_store_in_mongodb_keeps_a_run(mongo_uri: str) -> None:
+    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000", thread_safe=True)
+    trainer = Trainer(algorithm="baseline", store=store, strategy="shm", n_runners=2, initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
+    asyncio.run(store.close())
+    assert trainer.result.rewards == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("call", ["fit", "dev"])
+def test_an_algorithm_in_batches_of_rollouts(call: str) -> None:
+    class InBatches(agentlightning.algorithm.FastAlgorithm):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> list[list[str]]:
+            store, done = self.get_store(), list[list[str]]()
+            await store.add_resources({})
+            async for batch in self._batch(train_dataset, size=8):
+                made = [await store.enqueue_rollout(task) for task in batch]
+                ids = [rollout.rollout_id for rollout in made]
+                done.append([rollout.status for rollout in await store.wait_for_rollouts(rollout_ids=ids, timeout=30)])
+            return done
+
+    trainer = Trainer(algorithm=InBatches(), strategy="shm", n_runners=2)
+    getattr(trainer, call)(agent, train_dataset=TASKS * 5)
+    assert trainer.result == [["succeeded"] * 8, ["succeeded"] * 2]
+
+
+@pytest.mark.snippet("000/batched-algorithm")
+def test_an_algorithm_that_asks_the_model_in_batches(shown: Shown) -> None:
+    algorithm = shown.run(agentlightning=agentlightning).BatchedLLMAlgorithm
+    tasks = [f"task {number}" for number in range(10)]
+    with ModelServer() as model:
+        proxy = agentlightning.LLMProxy(model_list=[model.entry("policy")])
+        trainer = Trainer(algorithm=algorithm, llm_proxy=proxy, strategy="shm")
+        trainer.fit(agent, train_dataset=tasks)
+        asked = [call.request["messages"][0]["content"] for call in model.calls]
+    assert sorted(asked[:8]) == sorted(tasks[:8])
+    assert sorted(asked[8:]) == sorted(tasks[8:])
+    assert [rollout.status for rollout in asyncio.run(_rollouts(trainer.store))] == ["succeeded"] * 10
+
+
+async def _rollouts(store: agentlightning.LightningStore) -> list[agentlightning.Rollout]:
+    return list(await store.query_rollouts())
+
+
+@pytest.mark.parametrize(
+    ("settings", "tasks", "told"),
+    [
+        ({}, ["a"], "no gateway was given: pass llm_proxy= to the Trainer"),
+        ({"llm_proxy": agentlightning.LLMProxy()}, [{"question": 1}], "entry 0 of the batch must be a text"),
+        ({"llm_proxy": agentlightning.LLMProxy()}, None, "no dataset was given to fit"),
+    ],
+)
+def test_what_such_an_algorithm_lacks_is_said(settings: dict[str, Any], tasks: Any, told: str) -> None:
+    class Asks(agentlightning.algorithm.FastAlgorithm):
+        async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            async for batch in self._batch(train_dataset, size=8):
+                await self.llm_proxy.batch_query(batch)
+
+    with pytest.raises((ValueError, AttributeError), match=told):
+        Trainer(algorithm=Asks(), strategy="shm", **settings).fit(agent, train_dataset=tasks)
+
+
+@pytest.mark.snippet(
+    "000/minimal-adapter", because="on_trace_end is a hook's (004), and an adapter makes training data (001)"
+)
+def test_metrics_at_the_end_of_a_trace_as_shown(shown: Shown) -> None:
+    with shown.explains(AttributeError, r"class Metrics\(agl\.Hook\) with on_rollout_end\(self, rollout, spans\)"):
+        shown.run(agentlightning=agentlightning)
+
+
+def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = ConsoleMetricsBackend()
+    metrics.register_histogram("rollout_latency", ["status"])
+
+    class Metrics(agentlightning.Hook):
+        async def on_rollout_end(self, rollout: Any, spans: list[agentlightning.Span]) -> None:  # type: ignore[override]
+            failed = any(span.status.status_code == "ERROR" for span in spans)
+            seconds = max(span.end_time or 0.0 for span in spans) - rollout.start_time
+            await metrics.observe_histogram("rollout_latency", seconds, {"status": "error" if failed else "ok"})
+
+    with caplog.at_level(logging.INFO, "agentlightning"):
+        Trainer(strategy="shm", hooks=[Metrics()]).dev(agent, TASKS)
+        metrics.close()
+    assert "rollout_latency" in caplog.text
+
+
+@pytest.mark.snippet("000/multi-process-training", because=COLLECTION)
+def test_the_configuration_for_many_processes(shown: Shown) -> None:
+    with shown.explains(TypeError, "'collection'", "partition_id"):
+        shown.run(MyAsyncAlgorithm=agentlightning.Baseline)
+
+
+@pytest.mark.heavy
+def test_the_configuration_for_many_processes_without_a_collection(
+    mongo_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
+    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000_many", thread_safe=True)
+    strategy = ClientServerExecutionStrategy(
+        role="both",
+        n_runners=12,
+        graceful_timeout=20.0,
+        terminate_timeout=10.0,
+        main_process="algorithm",
+        managed_store=True,
+        server_host="0.0.0.0",
+        server_port=free_port(),
+    )
+    algorithm = agentlightning.Baseline()
+    trainer = Trainer(algorithm=algorithm, store=store, strategy=strategy, n_runners=12, initial_resources={})
+    assert trainer.strategy is strategy
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+    asyncio.run(store.close())
+
+
+TRAIN = """
+import agentlightning as agl
 from tests.seeds.parts import TASKS, agent
 
+trainer = agl.Trainer(algorithm="baseline", initial_resources={})
+trainer.fit(agent, train_dataset=TASKS)
+print("result", trainer.result)
+"""
 
-def test_the_trainer_makes_strategy_store_and_runner_by_these_methods() -> None:
+
+@pytest.mark.heavy
+@pytest.mark.snippet("000/slurm")
+def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    (commands / "hostname").write_text("#!/bin/sh\necho 0.0.0.0\n")  # as on a node: an address that others reach
+    (commands / "hostname").chmod(0o755)
+    shown.named({"4747": str(free_port())})
+
+    def ended(program: subprocess.Popen[str]) -> str:
+        return program.communicate(timeout=60)[0]
+
+    refused = ended(shown.script(tmp_path, train=TRAIN)).strip().splitlines()[-1]
+    assert "AGL_TOKEN" in refused
+    shown.tells(refused, "without `AGL_TOKEN`")
+    shown.patch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
+    said = ended(shown.script(tmp_path))
+    assert "result 2 rollouts (2 scored), mean reward 0.500" in said
+    [warning] = [line for line in said.splitlines() if "another process with role='both'" in line]
+    shown.tells(warning, "with it, for a second node,")
+
+
+# --- what the prose says -----------------------------------------------------------------------------------------
+
+
+def test_the_methods_that_make_the_parts_may_be_overridden() -> None:
     assert list(inspect.signature(Trainer._make_strategy).parameters) == ["self", "strategy", "n_runners", "port"]
     assert list(inspect.signature(Trainer._make_store).parameters) == ["self", "store", "strategy"]
     assert list(inspect.signature(Trainer._make_runner).parameters) == ["self", "runner"]
@@ -30,26 +228,6 @@ def test_the_aliases_of_the_strategies_are_in_a_plain_registry() -> None:
     assert isinstance(ExecutionStrategyRegistry, dict)
     assert type(Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
     assert type(Trainer(strategy="cs").strategy) is ClientServerExecutionStrategy
-
-
-def test_the_settings_of_the_shared_memory_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = SharedMemoryExecutionStrategy(n_runners=4, main_thread="algorithm")
-    assert (strategy.n_runners, strategy.main_thread, strategy.managed_store) == (4, "algorithm", True)
-    monkeypatch.setenv("AGL_MANAGED_STORE", "false")
-    assert SharedMemoryExecutionStrategy().managed_store is False
-
-
-def test_a_store_in_mongodb_keeps_a_run(mongo_uri: str) -> None:
-    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000", thread_safe=True)
-    trainer = Trainer(algorithm="baseline", store=store, strategy="shm", n_runners=2, initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS)
-    asyncio.run(store.close())
-    assert trainer.result.rewards == [0.25, 0.75]
-
-
-def test_a_collection_of_its_own_is_a_partition(mongo_uri: str) -> None:
-    with pytest.raises(TypeError, match=r"'collection'.*partition_id"):
-        MongoLightningStore(uri=mongo_uri, database="agl", collection="spans", thread_safe=True)  # type: ignore[call-arg]
 
 
 def test_the_wrappers_of_stores() -> None:
@@ -62,39 +240,6 @@ def test_the_variables_of_the_table() -> None:
     assert [LightningEnvVar[name].value for name in named] == list(named)
 
 
-class BatchedAlgorithm(agentlightning.algorithm.FastAlgorithm):
-    """The guide's algorithm: batches, awaited. The batches are its own; rollouts are run by runners."""
-
-    async def run(self, train_dataset: Any, val_dataset: Any = None) -> list[str]:
-        store, done = self.get_store(), list[str]()
-        await store.add_resources({})
-        async for batch in self._batches(train_dataset, size=8):
-            made = [await store.enqueue_rollout(task) for task in batch]
-            ended = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=30)
-            done += [rollout.status for rollout in ended]
-        return done
-
-    async def _batches(self, dataset: Any, size: int) -> Any:
-        for start in range(0, len(dataset), size):
-            yield dataset[start : start + size]
-
-
-@pytest.mark.parametrize("call", ["fit", "dev"])
-def test_an_algorithm_in_batches(call: str) -> None:
-    trainer = Trainer(algorithm=BatchedAlgorithm(), strategy="shm", n_runners=2)
-    getattr(trainer, call)(agent, train_dataset=TASKS * 5)
-    assert trainer.result == ["succeeded"] * 10
-
-
-@pytest.mark.parametrize(
-    ("attribute", "instead"),
-    [("llm_proxy", r"get_llm_proxy\(\).*OpenAI client"), ("_batch", "batch_iter_over_dataset"), ("store", "get_store")],
-)
-def test_what_an_algorithm_is_thought_to_have_names_what_it_has(attribute: str, instead: str) -> None:
-    with pytest.raises(AttributeError, match=instead):
-        getattr(BatchedAlgorithm(), attribute)
-
-
 def test_dev_takes_fast_algorithms_only() -> None:
     class Slow(agentlightning.Algorithm):
         pass
@@ -103,26 +248,18 @@ def test_dev_takes_fast_algorithms_only() -> None:
         Trainer(algorithm=Slow(), strategy="shm").dev(agent, TASKS)
 
 
+@pytest.mark.parametrize(("attribute", "instead"), [("_batch", "batch_iter_over_dataset"), ("store", "get_store")])
+def test_what_an_algorithm_is_thought_to_have_names_what_it_has(attribute: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=instead):
+        getattr(agentlightning.Algorithm(), attribute)
+
+
 def test_metrics_are_recorded_elsewhere_than_in_a_store() -> None:
     with pytest.raises(AttributeError, match="metrics backend"):
         agentlightning.InMemoryLightningStore().record_metric  # type: ignore[attr-defined]  # noqa: B018 -- asked for
 
 
-def test_the_configuration_for_production_is_made_as_shown() -> None:
-    strategy = ClientServerExecutionStrategy(
-        role="both",
-        n_runners=12,
-        graceful_timeout=20.0,
-        terminate_timeout=10.0,
-        main_process="algorithm",
-        managed_store=True,
-        server_host="0.0.0.0",
-    )
-    trainer = Trainer(algorithm=BatchedAlgorithm(), strategy=strategy, n_runners=12)
-    assert trainer.strategy is strategy
-    assert trainer.n_runners == 12
-
-
+@pytest.mark.heavy
 def test_a_node_that_has_both_roles_and_is_reachable_is_told_that_others_do_not_join_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
