@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from opentelemetry import trace as trace_api

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 import agentlightning as agl
 from agentlightning import (
     InMemoryLightningStore,
-    LightningStoreClient,
     LitAgentRunner,
     OtelTracer,
     Span,
@@ -20,66 +19,13 @@ from agentlightning import (
     Trainer,
     emit_reward,
     operation,
-    setup_logging,
 )
 from agentlightning.algorithm import algo
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
-from agentlightning.semconv import LightningResourceAttributes, LightningSpanAttributes
 from agentlightning.store import LightningStore
 from agentlightning.trainer.registry import ExecutionStrategyRegistry
-from agentlightning.types import AttemptedRollout, Hook, OtelResource, SpanCoreFields
+from agentlightning.types import AttemptedRollout, OtelResource, SpanCoreFields
 from tests.seeds.parts import TASKS, agent
-
-# --- introduction ----------------------------------------------------------------------------------------------------
-
-
-async def test_with_a_runner_as_context_rollouts_are_run_until_there_are_none() -> None:
-    store, runner = InMemoryLightningStore(), LitAgentRunner[Any](tracer=OtelTracer(), poll_interval=0.05)
-    await store.add_resources({})
-    queued = [await store.enqueue_rollout(input=task, mode="train") for task in TASKS]
-    async with runner.run_context(agent=agent, store=store, hooks=[Hook()]) as runner:
-        assert (runner.agent, runner.store, runner.worker_id) == (agent, store, 0)
-        await runner.iter(exit_when_idle=0.1)
-    ended = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in queued], timeout=0)
-    assert [rollout.status for rollout in ended] == ["succeeded"] * 2
-
-
-async def test_the_life_of_a_runner_by_hand() -> None:
-    store, runner = InMemoryLightningStore(), LitAgentRunner[Any](tracer=OtelTracer())
-    runner.init(agent=agent, hooks=[])
-    runner.init_worker(worker_id=0, store=store)
-    done = await runner.step(TASKS[0], resources={})
-    assert done.status == "succeeded"
-    assert runner._log_prefix(done.rollout_id) == f"[Worker 0 | Rollout {done.rollout_id}]"
-    runner.teardown_worker(0)
-    runner.teardown()
-    with pytest.raises(ValueError, match=r"Call init\(\) first"):
-        runner.get_agent()
-    with pytest.raises(ValueError, match=r"Call init_worker\(\) first"):
-        runner.get_store()
-    assert runner.get_worker_id() == "Worker-Unknown"
-
-
-def test_run_says_what_drives_a_runner() -> None:
-    with pytest.raises(RuntimeError, match=r"await iter\(\) to serve the queue, or step\(input\)"):
-        LitAgentRunner[Any](tracer=OtelTracer()).run()
-
-
-def test_the_parts_of_the_first_example() -> None:
-    store = InMemoryLightningStore()
-    tracer = OtelTracer(store=store)
-    client = LightningStoreClient(endpoint="http://localhost:45993")
-    assert tracer is not None
-    assert client.server_address_root == LightningStoreClient(base_url="http://localhost:45993").server_address_root
-    setup_logging()
-
-
-def test_semantic_conventions() -> None:
-    assert LightningSpanAttributes.REWARD.value == "agentlightning.reward"
-    names = ("ROLLOUT_ID", "ATTEMPT_ID", "SPAN_SEQUENCE_ID", "TRACER_NAME")
-    assert all(LightningResourceAttributes[name].value.startswith("agentlightning.") for name in names)
-    assert LightningSpanAttributes.LINK.value != LightningSpanAttributes.TAG.value
-
 
 # --- data models -----------------------------------------------------------------------------------------------------
 
@@ -143,12 +89,6 @@ def test_what_is_kept_elsewhere_says_where() -> None:
     ):
         with pytest.raises(AttributeError, match=where):
             getattr(value, name)
-
-
-def test_a_template_of_each_engine() -> None:
-    assert agl.PromptTemplate(template="Classify: {ticket}", engine="f-string").format(ticket="a") == "Classify: a"
-    loop = agl.PromptTemplate(template="{% for r in results %}{{ r }};{% endfor %}", engine="jinja")
-    assert loop.format(results=["a", "b"]) == "a;b;"
 
 
 # --- tutorial: train your first agent --------------------------------------------------------------------------------
