@@ -55,7 +55,8 @@ class Runner(ParallelWorkerBase, Generic[T]):
     ) -> None:
         if self.worker_id is not None:
             _quietly("runner worker", partial(self.teardown_worker, self.worker_id))
-        _quietly("runner", self.teardown)
+        if getattr(self, "_agent", self) is not None:  # a runner that keeps none says nothing of what it is
+            _quietly("runner", self.teardown)
 
     @override
     def init(self, agent: LitAgent[T], **kwargs: Any) -> None:
@@ -122,18 +123,6 @@ class Runner(ParallelWorkerBase, Generic[T]):
     ) -> RunContext[Self]:
         """Return a context manager (`with` or `async with`) in which the runner is ready to `iter` and `step`."""
         return RunContext(self, agent, store, hooks, worker_id or 0)
-
-    async def __aenter__(self) -> Self:
-        """Enter a block in which `init` and `init_worker` are called: its end undoes them, whatever happens."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.worker_id is not None:
-            _quietly("runner worker", partial(self.teardown_worker, self.worker_id))
-        if getattr(self, "_agent", self) is not None:  # a runner that keeps none says nothing of what it is
-            _quietly("runner", self.teardown)
 
 
 class Hook(ParallelWorkerBase):
