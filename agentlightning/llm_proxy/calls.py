@@ -32,6 +32,8 @@ class GatewayCall:
     """Route of the dialect that the agent speaks."""
     role: str | None = None
     """Of the agent, where its URL names one."""
+    model_in_url: str | None = None
+    """In the place of the one in the request, where the URL names one."""
     policy: CallPolicy | None = None
     """Whose call it is; None where the gateway has no policies, or the request could not be read."""
     streamed: bool = False

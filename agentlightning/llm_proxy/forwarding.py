@@ -95,7 +95,7 @@ class Forwarder:
         """
         call.bytes = len(raw)
         try:
-            asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw)
+            asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
             if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
                 call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
@@ -241,10 +241,10 @@ def blamed_on(who: str) -> Generator[None, None, None]:
         raise unusable(text) from error
 
 
-def _read_request(dialect: Dialect, raw: bytes) -> tuple[Json, list[object]]:
+def _read_request(dialect: Dialect, raw: bytes, model: str | None) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
     with blamed_on(AGENT):
-        asked = dialect.read_request(raw)
+        asked = dialect.read_request(raw, model)
         return asked, dialect.prompt_of(asked)
 
 

@@ -14,18 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.errors import TooLargeError
-from agentlightning.llm_proxy.access.admission import (
-    MODELS,
-    RESPONSE,
-    AttemptBook,
-    Budgets,
-    CallAddress,
-    Slots,
-    check_key,
-    dialect_of,
-    parse_address,
-)
+from agentlightning.llm_proxy.access.address import MODELS, RESPONSE, CallAddress, dialect_of, parse_address
+from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slots, check_key
+from agentlightning.llm_proxy.access.bodies import body_of
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.counting import TokenCounter
@@ -45,7 +36,7 @@ from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.http.auth import Receive, Scope, Send
-from agentlightning.utils.http.byte_budget import PROCESS, ClientLeftError, Hold, read_body
+from agentlightning.utils.http.byte_budget import PROCESS, Hold
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +110,7 @@ class Gateway:
             dialect=address.route,
             agent_headers={name: value for name, value in headers if name in dialect.forwarded},
             role=address.role,
+            model_in_url=address.model,
         )
         if self._journal is not None:
             self._journal.begun(call)
@@ -177,7 +169,7 @@ class Gateway:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
         with self._slots.take(address.rollout_id, address.attempt_id), self._hold(address) as hold:
             try:
-                raw = await _body(scope, receive, hold, self._limits.body_bytes)
+                raw = await body_of(scope, receive, hold, self._limits.body_bytes)
                 await self._hold_value(raw, hold)
                 attempt = (address.rollout_id, address.attempt_id)
                 counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
@@ -214,7 +206,7 @@ class Gateway:
         has_body = asyncio.Event()
 
         async def serve() -> AgentReply:
-            raw = await _body(request.scope, request.receive, request.hold, self._limits.body_bytes)
+            raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
             has_body.set()
             await self._hold_value(raw, request.hold)
             return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
@@ -305,20 +297,3 @@ class _AgentRequest:
         if self.reply_stream.begun:
             return StreamEnd(self.reply_stream, self.dialect.stream_failure(failure, self.reply_stream.frames))
         return self.dialect.failure(failure)
-
-
-async def _body(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes:
-    """Return the request's body.
-
-    Raises:
-        CallFailed: 413, it is larger than `limit` bytes; 429, the attempt or the process holds too many bytes.
-        ClientLeft: the connection closed before its end.
-    """
-    try:
-        with busy():
-            return await read_body(scope, receive, hold, limit)
-    except TooLargeError:
-        text = f"The body is larger than the gateway's limit of {limit} bytes"
-        raise CallFailed(413, text, code="body_too_large") from None
-    except ClientLeftError:
-        raise ClientLeft from None

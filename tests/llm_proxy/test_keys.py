@@ -30,6 +30,7 @@ ROUTES: dict[str, tuple[str, Json | None]] = {
     "messages": ("messages", SAID),
     "messages, streamed": ("messages", {**SAID, "stream": True}),
     "count_tokens": ("messages/count_tokens", CHAT),
+    "input_tokens": ("responses/input_tokens", {"input": "hi"}),
     "embeddings": ("embeddings", {"input": "hi"}),
     "models": ("models", None),
     "one model": ("models/policy", None),
@@ -52,7 +53,11 @@ def presented(own: str, other: str) -> dict[str, tuple[str | None, int, int]]:
     }
 
 
-HEADERS = {"bearer": lambda key: {"Authorization": f"Bearer {key}"}, "x-api-key": lambda key: {"x-api-key": key}}
+HEADERS = {
+    "bearer": lambda key: {"Authorization": f"Bearer {key}"},
+    "x-api-key": lambda key: {"x-api-key": key},
+    "api-key": lambda key: {"api-key": key},
+}
 
 
 async def call(harness: GatewayHarness, url: str, body: Json | None, headers: dict[str, str]) -> tuple[int, str]:
@@ -108,6 +113,27 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
             assert not _leaks(spans, own, other)
             assert await harness.spans(theirs) == []
             assert not [call for call in model.calls if own in str(call.headers) or TOKEN in str(call.headers)]
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_one_right_key_among_several_passes_and_another_attempts_key_alone_never_does(
+    monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    if token:
+        monkeypatch.setenv("AGL_TOKEN", token)
+    async with GatewayHarness() as harness:
+        mine, theirs = await harness.attempt(), await harness.attempt()
+        own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
+        url = harness.url(mine)
+        for right in HEADERS.values():
+            for beside in HEADERS.values():
+                if right is not beside:
+                    assert (await call(harness, url, CHAT, beside("dummy") | right(own)))[0] == 200
+                    status, text = await call(harness, url, CHAT, beside("dummy") | right(other))
+                    assert (status, json.loads(text)["error"]["code"]) == (403, "wrong_attempt_key")
+                    assert (await call(harness, url, CHAT, beside("dummy") | right("dummy")))[0] == (
+                        401 if token else 200
+                    )
 
 
 def _leaks(text: str, *keys: str) -> bool:

@@ -222,7 +222,7 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
             call.request, call.prompt = request, sent.prompt
             try:
                 found = _read_response(wire, UpstreamResponse(200, raw))
-                record, tokens, said = _convert_reply(sent, found, raw, streamed)
+                record, tokens, said, _ = _convert_reply(sent, found, raw, streamed)
                 call.answered(record, tokens)
                 if not streamed:
                     json.loads(said, parse_constant=_no_constant)

@@ -29,7 +29,7 @@ async def _store(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 @asynccontextmanager
 async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.llm_proxy import LLMProxy
-    from agentlightning.llm_proxy.access.admission import ROUTES
+    from agentlightning.llm_proxy.access.address import ROUTES
 
     store = InMemoryLightningStore()
     parameters = {"model": "hosted_vllm/policy", "api_base": "http://127.0.0.1:9/v1"}
@@ -38,7 +38,10 @@ async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     try:
         attempt = await store.start_rollout(input={})
         base = f"/rollout/{attempt.rollout_id}/attempt/{attempt.attempt.attempt_id}/v1"
-        yield proxy.server_launcher.port, [f"{base}/{route}" for route, verb in ROUTES.items() if verb == "POST"]
+        yield (
+            proxy.server_launcher.port,
+            [f"{base}/{route}" for route, verbs in ROUTES.items() if "POST" in verbs and "<" not in route],
+        )
     finally:
         await proxy.stop()
 

@@ -243,10 +243,14 @@ class ModelServer:
     async def _count(self, exchange: Exchange, writer: asyncio.StreamWriter) -> bool:
         """Answer how many toy tokens a prompt has, in the spelling of vLLM or of Anthropic."""
         request = exchange.request
-        if not self.counts or exchange.path not in ("/tokenize", "/v1/messages/count_tokens"):
+        if not self.counts or exchange.path not in (
+            "/tokenize",
+            "/v1/messages/count_tokens",
+            "/v1/responses/input_tokens",
+        ):
             exchange.status = 404
             return await _send(writer, 404, b'{"detail": "Not Found"}', {})
-        exchange.status, count = 200, len(encode(json.dumps(request["messages"])))
+        exchange.status, count = 200, len(encode(json.dumps(request.get("messages", request.get("input")))))
         reply = {"count": count, "max_model_len": 4096} if exchange.path == "/tokenize" else {"input_tokens": count}
         return await _send(writer, 200, json.dumps(reply).encode(), {})
 

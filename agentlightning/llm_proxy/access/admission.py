@@ -1,46 +1,27 @@
-"""Which attempt a call belongs to, by its URL, and whether it is admitted: the key, the attempt, room and budget."""
+"""Whether a call of an attempt is admitted: the key, the attempt, room and budget."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
+from agentlightning.llm_proxy.access.address import CallAddress
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import BUDGET_EXHAUSTED
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Rollout
-from agentlightning.types.attempt_key import judge_key
-from agentlightning.utils.http.auth import Scope, bearer_token, same_token
+from agentlightning.types.attempt_key import KeyVerdict, judge_key
+from agentlightning.utils.http.auth import Scope, same_token
 
-MODELS = "models"
-RESPONSE = f"{RESPONSES.route}/<id>"
-ROUTES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(DIALECTS, ("POST",)),
-    **{f"{MESSAGES.route}/count_tokens": ("POST",), f"{RESPONSES.route}/input_tokens": ("POST",)},
-    RESPONSE: ("GET", "DELETE"),
-    f"{RESPONSE}/input_items": ("GET",),
-    f"{RESPONSE}/cancel": ("POST",),
-    MODELS: ("GET",),
-}
-"""What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
-
-_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_RIGHT_FORM = (
-    "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
-    "(or the same with /v1 at the end, or with /role/<role> before it); LLM.get_base_url() and LLMProxy.as_resource() "
-    "give it"
-)
+_KEY_HEADERS = (b"x-api-key", b"api-key")
 LOOKUP_SECONDS: Final = 1.0
 """How long the store's answer is cached; an ended attempt is refused at the latest after this."""
 _ATTEMPTS: Final = 4096
@@ -51,86 +32,24 @@ _ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
 _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 
 
-@dataclass(frozen=True, slots=True)
-class CallAddress:
-    """One route of one attempt."""
-
-    rollout_id: str
-    attempt_id: str
-    route: str
-    role: str | None = None
-    """Which agent of the attempt makes the call, where the URL names one."""
-    named: str | None = None
-    """The model or the response that is asked about."""
-
-
-def parse_address(raw_path: bytes, method: str) -> CallAddress:
-    """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` may have a name after it.
-
-    Each segment is percent-decoded by itself.
-
-    Raises:
-        CallFailed: 404 that shows the right form, 405 with the right method.
-    """
-    segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/")[1:]]
-    role, segments = (segments[1], segments[2:]) if segments[0] == "role" and len(segments) > 1 else (None, segments)
-    if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
-        raise CallFailed(
-            404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
-        )
-    rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
-    route, named = _route("/".join(segments[5:] if segments[4:5] == ["v1"] else segments[4:]))
-    if route not in ROUTES:
-        served = ", ".join(f"{verb} {known}" for known, verbs in ROUTES.items() for verb in verbs)
-        raise CallFailed(
-            404, f"The gateway does not serve {route!r} for an attempt; it serves {served}", code="unknown_url"
-        )
-    if method not in ROUTES[route]:
-        wanted = " or ".join(ROUTES[route])
-        raise CallFailed(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route, role, named)
-
-
-def _route(path: str) -> tuple[str, str | None]:
-    """Return the route of a path, and the model or response that is named in it."""
-    if path.startswith(f"{MODELS}/") and path != f"{MODELS}/":
-        return MODELS, path.removeprefix(f"{MODELS}/")
-    if path.startswith(f"{RESPONSES.route}/") and path not in ROUTES:
-        name, slash, rest = path.removeprefix(f"{RESPONSES.route}/").partition("/")
-        if (route := f"{RESPONSE}{slash}{rest}") in ROUTES and name:
-            return route, name
-    return path, None
-
-
-def dialect_of(raw_path: bytes) -> Dialect:
-    """Return the dialect of the route in a path; chat completions if there is none."""
-    path = unquote_to_bytes(raw_path).decode("latin-1") + "/"
-    fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
-    return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
-
-
-def _id(segment: str, noun: str) -> str:
-    if _ID.fullmatch(segment):
-        return segment
-    text = f"{segment[:80]!r} is no {noun} id: ids are 1 to 128 letters, digits, '-' and '_'. {_RIGHT_FORM}"
-    raise CallFailed(404, text, code="unknown_url")
-
-
 def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
     """Admit the attempt's own key and the server's token; without a server's token any placeholder, or no key, too.
+
+    A client may send several, such as a placeholder of its own beside the key that it was given: one right key passes.
 
     Raises:
         CallFailed: 401 without a usable key, 403 with the key of another attempt or a forged one.
     """
-    key = bearer_token(scope)
-    if key is None:
-        key = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-api-key"), None)
-    verdict = judge_key(key, address.rollout_id, address.attempt_id, token)
-    if verdict == "ok" or (token and same_token(key, token)):
+    verdicts: set[KeyVerdict] = set()
+    for key in _presented(scope):
+        verdicts.add(judge_key(key, address.rollout_id, address.attempt_id, token))
+        if token and same_token(key, token):
+            return
+    if "ok" in verdicts:
         return
-    if verdict == "other_attempt":
+    if "other_attempt" in verdicts:
         raise CallFailed(403, "This key belongs to another attempt", code="wrong_attempt_key")
-    if verdict == "forged":
+    if "forged" in verdicts:
         raise CallFailed(403, "The signature of this attempt key is wrong", code="invalid_api_key")
     if token:
         text = (
@@ -138,6 +57,17 @@ def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
             "(ProxyLLM.with_attempted_rollout fills it in)"
         )
         raise CallFailed(401, text, code="invalid_api_key")
+
+
+def _presented(scope: Scope) -> Iterator[str]:
+    """Return every key of a request: a bearer token, and what clients of Anthropic's and of Azure's API send."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, key = value.decode(errors="replace").partition(" ")
+            if kind.lower() == "bearer":
+                yield key.strip()
+        elif name in _KEY_HEADERS:
+            yield value.decode("latin-1")
 
 
 class AttemptBook:

@@ -32,8 +32,8 @@ class Dialect(ABC):
     """Headers of the agent that a server of the same dialect gets too."""
 
     @abstractmethod
-    def read_request(self, raw: bytes) -> Json:
-        """Return the request of an agent.
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        """Return the request of an agent; `model` takes the place of the one that it names.
 
         Raises:
             CallFailed: 400 that names the field that is wrong.
@@ -200,8 +200,8 @@ class TranslatedDialect(Dialect):
         self.route, self.kind, self.forwarded = native.route, native.kind, native.forwarded
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        return self.native.read_request(raw)
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return self.native.read_request(raw, model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:

@@ -49,8 +49,8 @@ class ChatCompletions(WireDialect):
     kind = "chat"
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        return read_model_request(raw, "messages", list, "a list")
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return read_model_request(raw, "messages", list, "a list", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:

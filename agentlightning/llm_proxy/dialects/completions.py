@@ -37,8 +37,8 @@ class Completions(WireDialect):
     kind = "completion"
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        return read_model_request(raw, "prompt", (str, list), "a string or a list")
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return read_model_request(raw, "prompt", (str, list), "a string or a list", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:

@@ -20,8 +20,8 @@ class Embeddings(WireDialect):
     generates = False
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        return read_model_request(raw, "input", (str, list), "a string or a list")
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return read_model_request(raw, "input", (str, list), "a string or a list", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:

@@ -39,8 +39,10 @@ _SMALL = 4096
 """A text of fewer bytes is within every bound."""
 
 
-def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], expected: str) -> Json:
-    """Return a request that names a model and has its prompt in `field`.
+def read_model_request(
+    raw: bytes, field: str, kind: type | tuple[type, ...], expected: str, model: str | None = None
+) -> Json:
+    """Return a request that names a model and has its prompt in `field`; `model` takes the place of the one in it.
 
     Raises:
         CallFailed: 400, it is no JSON object, or that names the field that is missing, too large or of another type.
@@ -53,6 +55,8 @@ def read_model_request(raw: bytes, field: str, kind: type | tuple[type, ...], ex
         raise CallFailed(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not is_object(request):
         raise CallFailed(400, "The body must be a JSON object", code="invalid_json")
+    if model is not None:
+        request["model"] = model
     check_shape(request)
     check_field(request, "model", str, "a string")
     check_field(request, field, kind, expected)

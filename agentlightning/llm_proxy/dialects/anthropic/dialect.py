@@ -59,8 +59,8 @@ class NativeMessages(WireDialect):
         return {"anthropic-version": _VERSION, **({"x-api-key": api_key} if api_key else {})}
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        request = read_model_request(raw, "messages", list, "a list")
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        request = read_model_request(raw, "messages", list, "a list", model)
         check_field(request, "max_tokens", int, "an integer")
         return request
 

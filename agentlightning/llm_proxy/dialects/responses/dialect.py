@@ -40,8 +40,8 @@ class NativeResponses(WireDialect):
     forwarded = ("openai-beta",)
 
     @override
-    def read_request(self, raw: bytes) -> Json:
-        return read_model_request(raw, "input", (str, list), "a string or a list of items")
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return read_model_request(raw, "input", (str, list), "a string or a list of items", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:

@@ -1,0 +1,112 @@
+"""Which attempt a request belongs to and what it asks for, by its URL."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
+from agentlightning.llm_proxy.replies import CallFailed
+
+MODELS = "models"
+RESPONSE = f"{RESPONSES.route}/<id>"
+ROUTES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(DIALECTS, ("POST",)),
+    **{f"{MESSAGES.route}/count_tokens": ("POST",), f"{RESPONSES.route}/input_tokens": ("POST",)},
+    RESPONSE: ("GET", "DELETE"),
+    f"{RESPONSE}/input_items": ("GET",),
+    f"{RESPONSE}/cancel": ("POST",),
+    MODELS: ("GET",),
+}
+"""What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
+
+_PREFIXES = ("v1", "openai", "anthropic")
+"""What may stand before a route."""
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_RIGHT_FORM = (
+    "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
+    "(or the same with /v1 at the end, or with /role/<role> before it); LLM.get_base_url() and LLMProxy.as_resource() "
+    "give it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallAddress:
+    """One route of one attempt."""
+
+    rollout_id: str
+    attempt_id: str
+    route: str
+    role: str | None = None
+    """Which agent of the attempt makes the call, where the URL names one."""
+    named: str | None = None
+    """The model or the response that is asked about."""
+    model: str | None = None
+    """The one that is to answer, where the URL names it as Azure's do."""
+
+
+def parse_address(raw_path: bytes, method: str) -> CallAddress:
+    """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` and `responses` may have a name after it.
+
+    Each segment is percent-decoded by itself. Slashes too many are passed over, and so is what clients put before a
+    route because they take the gateway for a vendor's own address: `v1` any number of times, `openai`, `anthropic`, and
+    Azure's `openai/deployments/<model>`.
+
+    Raises:
+        CallFailed: 404 that shows the right form, 405 with the right method.
+    """
+    segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
+    role, segments = (segments[1], segments[2:]) if segments[:1] == ["role"] and len(segments) > 1 else (None, segments)
+    if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
+        raise CallFailed(
+            404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
+        )
+    rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
+    rest = segments[4:]
+    while rest and rest[0] in _PREFIXES:
+        rest = rest[1:]
+    model, rest = _deployment(rest) if rest[:1] == ["deployments"] else (None, rest)
+    route, named = _route("/".join(rest))
+    if route not in ROUTES:
+        served = ", ".join(f"{verb} {known}" for known, verbs in ROUTES.items() for verb in verbs)
+        raise CallFailed(
+            404, f"The gateway does not serve {route[:200]!r} for an attempt; it serves {served}", code="unknown_url"
+        )
+    if method not in ROUTES[route]:
+        wanted = " or ".join(ROUTES[route])
+        raise CallFailed(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
+    return CallAddress(rollout_id, attempt_id, route, role, named, model)
+
+
+def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
+    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and what is behind it."""
+    for place in range(2, len(rest)):
+        if "/".join(rest[place:]) in ROUTES:
+            return "/".join(rest[1:place]), rest[place:]
+    return None, rest
+
+
+def _route(path: str) -> tuple[str, str | None]:
+    """Return the route of a path, and the model or response that is named in it."""
+    if path.startswith(f"{MODELS}/") and path != f"{MODELS}/":
+        return MODELS, path.removeprefix(f"{MODELS}/")
+    if path.startswith(f"{RESPONSES.route}/") and path not in ROUTES:
+        name, slash, rest = path.removeprefix(f"{RESPONSES.route}/").partition("/")
+        if (route := f"{RESPONSE}{slash}{rest}") in ROUTES and name:
+            return route, name
+    return path, None
+
+
+def dialect_of(raw_path: bytes) -> Dialect:
+    """Return the dialect of the route in a path; chat completions if there is none."""
+    path = re.sub("/+", "/", unquote_to_bytes(raw_path).decode("latin-1") + "/")
+    fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
+    return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
+
+
+def _id(segment: str, noun: str) -> str:
+    if _ID.fullmatch(segment):
+        return segment
+    text = f"{segment[:80]!r} is no {noun} id: ids are 1 to 128 letters, digits, '-' and '_'. {_RIGHT_FORM}"
+    raise CallFailed(404, text, code="unknown_url")

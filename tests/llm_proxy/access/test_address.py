@@ -1,0 +1,115 @@
+"""Addresses as clients make them: Azure's paths, slashes too many, a version twice."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.llm_proxy.access.address import ROUTES, CallAddress, dialect_of, parse_address
+from agentlightning.llm_proxy.replies import CallFailed
+from tests.llm_proxy.harness import GatewayHarness
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+async def test_azures_client_finds_every_route(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    client = openai.AsyncAzureOpenAI(
+        azure_endpoint=harness.url(attempt, ""), api_key="none", api_version="2026-01-01", max_retries=0
+    )
+    async with client:
+        chat = await client.chat.completions.create(model="policy", messages=HI)
+        assert chat.choices[0].message.content == "you said hi"
+        async with client.chat.completions.stream(model="policy", messages=HI) as stream:
+            assert (await stream.get_final_completion()).choices[0].message.content == "you said hi"
+        text = await client.completions.create(model="policy", prompt="hi")
+        assert text.choices[0].text == "you said hi"
+        assert (await client.embeddings.create(model="policy", input="hi")).data
+        response = await client.responses.create(model="policy", input="hi")
+        assert (await client.responses.retrieve(response.id)).output_text == "you said hi"
+        assert [model.id async for model in client.models.list()] == ["policy"]
+    assert (await harness.states(attempt)) == ["ok", "ok", "ok", "no_generation", "ok"]
+
+
+async def test_the_model_in_azures_path_is_the_one_that_answers(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    names = ("policy", "org/policy-2")
+    harness.proxy.update_model_list([harness.model.entry(name) for name in names])
+    for name in names:
+        for body in ({"messages": HI}, {"messages": HI, "model": "gpt-4o"}):
+            for path in (name, name.replace("/", "%2F")):
+                url = harness.url(attempt, f"/openai/deployments/{path}/chat/completions?api-version=2024-10-21")
+                status, reply = await harness.post(url, body)
+                assert (status, reply["model"]) == (200, name)
+    status, reply = await harness.post(
+        harness.url(attempt, "/openai/deployments/nobody/chat/completions"), {"messages": HI}
+    )
+    assert (status, reply["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "/v1/v1/chat/completions",
+        "//v1//chat//completions",
+        "/v1/chat/completions/",
+        "/chat/completions//",
+        "/openai/v1/chat/completions?api-version=preview",
+        "/openai/v1/v1/chat/completions/",
+    ],
+)
+async def test_slashes_too_many_and_a_version_twice_are_passed_over(harness: GatewayHarness, tail: str) -> None:
+    attempt = await harness.attempt()
+    status, reply = await harness.post(harness.url(attempt, tail), {"model": "policy", "messages": HI})
+    assert (status, reply["object"]) == (200, "chat.completion")
+
+
+async def test_another_dialects_refusal_has_its_form_below_such_a_path_too(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    status, reply = await harness.post(harness.url(attempt, "/anthropic//v1//messages/"), {"model": "policy"})
+    assert (status, reply["type"]) == (400, "error")
+
+
+SEGMENTS = st.sampled_from(
+    [
+        "v1",
+        "openai",
+        "anthropic",
+        "deployments",
+        "chat",
+        "completions",
+        "responses",
+        "models",
+        "policy",
+        "",
+        "..",
+        "%2F",
+    ]
+) | st.text(alphabet="ab/%2Fé ", max_size=4)
+
+
+@given(st.lists(SEGMENTS, max_size=8), st.sampled_from(["GET", "POST", "DELETE"]))
+def test_any_path_is_an_address_or_is_refused_in_words(segments: list[str], method: str) -> None:
+    path = "/".join(["/rollout/r/attempt/a", *segments]).encode()
+    assert dialect_of(path)
+    refused: CallFailed | None = None
+    address: CallAddress | None = None
+    try:
+        address = parse_address(path, method)
+    except CallFailed as failure:
+        refused = failure
+    if address is None:
+        assert refused is not None
+        assert refused.status in (404, 405)
+        return
+    assert (address.rollout_id, address.attempt_id) == ("r", "a")
+    assert method in ROUTES[address.route]
+    assert address.named != ""
+
+
+def test_no_path_reaches_another_attempt() -> None:
+    for tail in (b"/../../attempt/b/chat/completions", b"/v1/rollout/x/attempt/b/chat/completions"):
+        with pytest.raises(CallFailed):
+            parse_address(b"/rollout/r/attempt/a" + tail, "POST")
