@@ -20,15 +20,20 @@ PACKAGES = {
     "openai-agents": "agents",
     "autogen": "autogen_agentchat.agents",
     "bash": "agentlightning",
+    "crewai": "crewai",
     "dspy": "dspy",
     "instructor": "instructor",
     "llama-index": "llama_index",
+    "haystack": "haystack",
+    "pydantic-ai": "pydantic_ai",
+    "smolagents": "smolagents",
     "litellm": "litellm",
 }
 
 ANSWERS = {
     "dspy": "[[ ## answer ## ]]\nIt is 42.\n\n[[ ## completed ## ]]",
     "instructor": call("Answer", value=42),
+    "smolagents": call("final_answer", answer="42"),
 }
 """What the model says where a framework expects a form."""
 
