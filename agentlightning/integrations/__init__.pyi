@@ -1,2 +1,3 @@
+from agentlightning.integrations.claude_agent_sdk import claude_agent_options as claude_agent_options
 from agentlightning.integrations.dspy import dspy_lm as dspy_lm
 from agentlightning.integrations.llama_index import llama_index_llm as llama_index_llm

@@ -76,12 +76,13 @@ def run_agent(
     direct: bool = True,
     in_order: bool = True,
     refused: int = 0,
+    exact: bool = True,
 ) -> list[TaskResult]:
     """Run the agent on each task and return what happened, after checking that every call was captured exactly.
 
     With `direct` the agent is also run against the model server itself: it must ask the same and return the same.
     `in_order` says that it makes one call after the other, so that there is an order to check; `refused` how many calls
-    of each task the gateway is to refuse, which the program must get over.
+    of each task the gateway is to refuse, which the program must get over. Without `exact` neither is checked.
     """
     outputs: dict[str, Any] = {}
 
@@ -99,9 +100,9 @@ def run_agent(
         through_gateway = list(engine.calls)
         results = [_result_of(found, outputs, through_gateway, in_order) for found in trainer.result]
         assert len(through_gateway) == sum(len(one.exchanges) for one in results)
-        for one in results:
+        for one in results if exact else ():
             check_capture(one, refused)
-        if direct:
+        if direct and exact:
             asyncio.run(_check_direct(agent, engine, results))
     return results
 

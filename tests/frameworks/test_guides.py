@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.frameworks.engine import call
 from tests.frameworks.harness import run_agent
 
 GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
+MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
 PACKAGES = {
     "openai": "openai",
     "anthropic": "anthropic",
@@ -28,6 +30,11 @@ PACKAGES = {
     "pydantic-ai": "pydantic_ai",
     "smolagents": "smolagents",
     "litellm": "litellm",
+    "agent-framework": "agent_framework_openai",
+    "semantic-kernel": "semantic_kernel",
+    "claude-agent-sdk": "claude_agent_sdk",
+    "node": "agentlightning",
+    "vercel": "agentlightning",
 }
 
 ANSWERS = {
@@ -49,15 +56,21 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     pytest.importorskip(package, reason=f"{package} is not installed: make test-frameworks")
     if guide == "bash" and None in map(shutil.which, ("bash", "curl", "jq")):
         pytest.skip("bash, curl and jq are not all here")
-    for script in blocks(guide, "bash"):
-        (tmp_path / "agent.sh").write_text(script)
+    in_node = blocks(guide, "javascript")
+    if in_node and not (MODULES.is_dir() and shutil.which("node")):
+        pytest.skip("node or its packages are not installed here: make test-frameworks")
+    if in_node:
+        (tmp_path / "node_modules").symlink_to(MODULES)
     monkeypatch.chdir(tmp_path)
     (program,) = blocks(guide, "python")
-    names: dict[str, object] = {}
-    exec(compile(program, f"{guide}.md", "exec"), names)
-    for result in run_agent(names["agent"], lambda _: ANSWERS.get(guide, "It is 42."), direct=False):
-        assert result.output == 1.0
-        assert len(result.exchanges) == 1
+    scripts = [("agent.sh", text) for text in blocks(guide, "bash")] + [("agent.mjs", text) for text in in_node]
+    for name, script in scripts or [("none", "")]:
+        (tmp_path / name).write_text(script)
+        names: dict[str, object] = {}
+        exec(compile(program, f"{guide}.md", "exec"), names)
+        for result in run_agent(names["agent"], lambda _: ANSWERS.get(guide, "It is 42."), direct=False):
+            assert result.output == 1.0
+            assert len(result.exchanges) == 1
 
 
 def test_every_guide_is_run_and_listed() -> None:

@@ -15,7 +15,11 @@ LLM = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")
 
 @pytest.mark.parametrize(
     ("function", "package", "install"),
-    [("dspy_lm", "dspy", "dspy"), ("llama_index_llm", "llama_index", "llama-index-llms-openai-like")],
+    [
+        ("claude_agent_options", "claude_agent_sdk", "claude-agent-sdk"),
+        ("dspy_lm", "dspy", "dspy"),
+        ("llama_index_llm", "llama_index", "llama-index-llms-openai-like"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_installation(
     function: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
@@ -33,6 +37,6 @@ def test_a_package_that_misses_something_of_its_own_says_so(tmp_path: Path, monk
 
 
 def test_the_helpers_are_a_name_of_the_package_and_load_nothing() -> None:
-    assert {"dspy_lm"} <= set(agl.integrations.__all__)
+    assert {"claude_agent_options", "dspy_lm"} <= set(agl.integrations.__all__)
     with pytest.raises(AttributeError, match="did you mean 'dspy_lm'"):
         _ = agl.integrations.dspylm

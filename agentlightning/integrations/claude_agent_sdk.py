@@ -1,0 +1,95 @@
+"""Options with which the Claude Agent SDK runs its command against the model of an attempt, and against nothing else.
+
+The command reads where to call from its environment, into which the SDK passes on that of the runner. So a key, a login
+or a cloud account that is set up on the machine is overruled here, as is everything by which one rollout could learn of
+another (settings, memories) or by which the command calls others or the model beside the agent's own calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentlightning.integrations.packages import package_of
+from agentlightning.types import LLM
+
+_NO_KEY = "none"
+_MODELS = (
+    *("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
+    *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in ("FABLE", "HAIKU", "OPUS", "SONNET")),
+)
+_CLOUDS = tuple(
+    f"CLAUDE_CODE_USE_{cloud}"
+    for cloud in ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD", "BEDROCK", "FOUNDRY", "GATEWAY", "MANTLE", "VERTEX")
+)
+QUIET: Mapping[str, str] = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, updates, and the call that finds a session's title
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # what one rollout notes down would be read by the next
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line with version and hash at the start of each prompt
+    "ENABLE_TOOL_SEARCH": "false",  # tools that only Anthropic's servers load on demand
+}
+"""Variables that `env=` may set otherwise."""
+_EXTRA_BODY = "CLAUDE_CODE_EXTRA_BODY"
+
+
+def claude_agent_options(llm: LLM, **options: Any) -> Any:
+    """Return `ClaudeAgentOptions` whose calls go to `llm`, with its key, model and sampling parameters.
+
+    Settings files and MCP servers of the machine are left out unless `setting_sources` and `strict_mcp_config` say
+    otherwise.
+
+    Args:
+        llm: the model that the agent was given.
+        options: further options of `ClaudeAgentOptions`; what `env` sets is added, and wins over `QUIET`.
+
+    Raises:
+        ImportError: claude-agent-sdk is not installed.
+        ValueError: an option sets the model, the address or the key, which come from `llm`, or `env` holds a
+            `CLAUDE_CODE_EXTRA_BODY` that is no JSON object.
+    """
+    sdk = package_of("claude_agent_options", "claude_agent_sdk", "claude-agent-sdk")
+    own: dict[str, str] = dict(options.pop("env", None) or {})
+    fixed = _address(llm)
+    taken = sorted(own.keys() & fixed.keys()) + [name for name in ("model",) if name in options]
+    if taken:
+        raise ValueError(f"{', '.join(taken)} cannot be set: they come from llm (model {llm.model!r})")
+    env = {**QUIET, **own, **fixed, **_around_proxies(llm, own)}
+    if body := {**llm.sampling_parameters, **_extra_body(own)}:
+        env[_EXTRA_BODY] = json.dumps(body)
+    return sdk.ClaudeAgentOptions(
+        **{"setting_sources": [], "strict_mcp_config": True, **options}, model=llm.model, env=env
+    )
+
+
+def _address(llm: LLM) -> dict[str, str]:
+    key = llm.api_key or _NO_KEY
+    return {
+        "ANTHROPIC_BASE_URL": llm.get_base_url().removesuffix("/").removesuffix("/v1"),  # the command adds /v1/messages
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_AUTH_TOKEN": key,
+        **dict.fromkeys(_MODELS, llm.model),
+        **dict.fromkeys(_CLOUDS, "0"),
+    }
+
+
+def _around_proxies(llm: LLM, own: Mapping[str, str]) -> dict[str, str]:
+    """The command sends calls to any address, this machine's included, through a proxy that its environment names."""
+    host = urlsplit(llm.get_base_url()).hostname or ""
+    said = {name: own.get(name, os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")}
+    return {name: ",".join(filter(None, (value, host))) for name, value in said.items()}
+
+
+def _extra_body(own: Mapping[str, str]) -> dict[str, Any]:
+    given = own.get(_EXTRA_BODY)
+    if not given:
+        return {}
+    try:
+        body: object = json.loads(given)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise ValueError(f"{_EXTRA_BODY} must be a JSON object of fields of the request; got {given!r}")
+    return body
