@@ -60,6 +60,12 @@ class Group:
         return ROOT / f".venv-frameworks-{self.name}"
 
     @property
+    def missing(self) -> str:
+        """What this machine lacks for the group and pip cannot bring; "" for nothing."""
+        wanted = ("node", "npm") if (self.folder / "package.json").exists() else ()
+        return ", ".join(name for name in wanted if shutil.which(name) is None)
+
+    @property
     def frameworks(self) -> list[str]:
         return sorted(path.stem.removeprefix("test_").replace("_", "-") for path in self.folder.glob("test_*.py"))
 
@@ -197,6 +203,12 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     for name in chosen:
         print(f"--- {name} (environment {known[name].name})", flush=True)
+        if known[name].missing:
+            failed += name in given.names
+            lines.append(
+                f"{name:<22}NOT RUN, not installed: {known[name].missing} (Debian: apt-get install nodejs npm)"
+            )
+            continue
         began = time.monotonic()
         prepare(known[name])
         made = time.monotonic()

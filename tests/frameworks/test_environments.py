@@ -75,3 +75,11 @@ def test_an_unknown_framework_is_named_with_those_that_there_are(capsys: pytest.
     said = capsys.readouterr().err
     assert "no framework no-such-framework; there are " in said
     assert all(name in said for name in homes())
+
+
+def test_what_needs_node_says_so_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["node"]) == 1
+    assert "node                  NOT RUN, not installed: node, npm" in capsys.readouterr().out
