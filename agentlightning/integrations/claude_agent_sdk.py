@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from agentlightning.integrations.packages import package_of
@@ -92,4 +92,4 @@ def _extra_body(own: Mapping[str, str]) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise ValueError(f"{_EXTRA_BODY} must be a JSON object of fields of the request; got {given!r}")
-    return body
+    return cast("dict[str, Any]", body)
