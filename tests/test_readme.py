@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile
     assert {target for target, _ in commands} <= targets
     variables = {name for _, given in commands for name in re.findall(r"[A-Z_]+", given)}
     assert variables <= set(re.findall(r"\$\(([A-Z_]+)\)", makefile))
+
+
+def test_the_readme_names_every_extra_and_no_other() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| extra |") :].split("\n\n")[0]
+    named = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert named == set(extras)
 
 
 def test_the_two_commands_of_the_first_screen_are_there() -> None:

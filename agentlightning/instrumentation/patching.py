@@ -6,12 +6,13 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 Original = Callable[..., Any]
 """A function of a vendor, and what takes its place."""
 Replacement = tuple[str, str, Callable[[Any], object]]
 """Module, dotted attribute in it, and what makes the new value out of the present one."""
+_INHERITED = object()
 
 
 class Patch:
@@ -21,7 +22,7 @@ class Patch:
         self._replacements = replacements
         self._lock = threading.Lock()
         self._users = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def apply(self) -> None:
         """Replace; nothing is replaced if one of the attributes is not there.
@@ -33,17 +34,28 @@ class Patch:
             if self._users == 0:
                 found = [(*_owner(module, path), make) for module, path, make in self._replacements]
                 for owner, name, make in found:
-                    self._undo.append((owner, name, inspect.getattr_static(owner, name)))
+                    before: Any = inspect.getattr_static(owner, name) if name in vars(owner) else _INHERITED
                     setattr(owner, name, make(getattr(owner, name)))
+                    self._undo.append((owner, name, before, _own(owner, name)))
             self._users += 1
 
     def restore(self) -> None:
-        """Give up one use; does nothing without one."""
+        """Give up one use; does nothing without one. What somebody else has replaced since stays as it is."""
         with self._lock:
             self._users = max(0, self._users - 1)
             if self._users == 0:
                 while self._undo:
-                    setattr(*self._undo.pop())
+                    owner, name, before, ours = self._undo.pop()
+                    if _own(owner, name) is not ours:
+                        continue
+                    if before is _INHERITED:
+                        delattr(owner, name)
+                    else:
+                        setattr(owner, name, before)
+
+
+def _own(owner: Any, name: str) -> Any:
+    return cast("dict[str, Any]", vars(owner)).get(name)
 
 
 def _owner(module: str, path: str) -> tuple[Any, str]:

@@ -32,16 +32,16 @@ class ReplyTokens:
 
     def add(self, reply: object) -> None:
         """Take a chunk, or a whole reply."""
-        fields = _fields(reply)
-        choice = _fields(next(iter(_entries(fields.get("choices"))), None))
+        fields = fields_of(reply)
+        choice = fields_of(next(iter(entries(fields.get("choices"))), None))
         own = choice.get("provider_specific_fields")
         self._prompt = self._prompt or _ids(fields.get("prompt_token_ids"))
         self._response += (
-            _ids(next(iter(_entries(fields.get("response_token_ids"))), None))
+            _ids(next(iter(entries(fields.get("response_token_ids"))), None))
             or _ids(choice.get("token_ids"))
-            or _ids(_fields(own).get("token_ids"))
+            or _ids(fields_of(own).get("token_ids"))
         )
-        self._logprobs += _entries(_fields(choice.get("logprobs")).get("content"))
+        self._logprobs += entries(fields_of(choice.get("logprobs")).get("content"))
 
     def attributes(self) -> Attributes:
         """Return what was found; nothing for what was not."""
@@ -55,7 +55,7 @@ class ReplyTokens:
         return found
 
 
-def _fields(value: object) -> Mapping[str, Any]:
+def fields_of(value: object) -> Mapping[str, Any]:
     """Return a JSON object, or the fields of a model with those that the client library does not know."""
     if isinstance(value, Mapping):
         return cast(Mapping[str, Any], value)
@@ -69,10 +69,10 @@ def _fields(value: object) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], dumped) if isinstance(dumped, Mapping) else {}
 
 
-def _entries(value: object) -> list[Any]:
+def entries(value: object) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _ids(value: object) -> list[int]:
-    ids = _entries(value)
+    ids = entries(value)
     return list(ids) if all(type(item) is int for item in ids) else []

@@ -46,6 +46,8 @@ class AgentOpsTracer(OtelTracer):
         MissingExtraError: AgentOps is not installed.
     """
 
+    traces_clients = False
+
     def __init__(
         self,
         *,

@@ -19,6 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
+from agentlightning.instrumentation.clients import instrument_clients, uninstrument_clients
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import typed_as_contract
 from agentlightning.tracer.conversion import span_of
@@ -118,6 +119,8 @@ class OtelTracer(ManualTracing):
     """Put on the resource of the spans, where not every reader of them may take them for plain OpenTelemetry."""
     success: ClassVar[StatusCode] = "UNSET"
     """Status of an operation that did not raise."""
+    traces_clients: ClassVar[bool] = True
+    """Spans of the calls of the package `openai` are made; False where a vendor does that."""
 
     def __init__(
         self,
@@ -137,11 +140,12 @@ class OtelTracer(ManualTracing):
         self._last: TraceScope | None = None
         self._ids: SequenceIds | None = None
         self._mirrors = False
+        self._clients_traced = False
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; the copy needs its own `init_worker`."""
-        mine = {"_otel_tracer": None, "_last": None, "_ids": None, "_mirrors": False, "_opened": None}
-        return {**self.__dict__, **mine}
+        mine = {"_otel_tracer": None, "_last": None, "_ids": None, "_opened": None}
+        return {**self.__dict__, **mine, "_mirrors": False, "_clients_traced": False}
 
     def __deepcopy__(self, memo: dict[int, object]) -> OtelTracer:
         """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
@@ -161,6 +165,9 @@ class OtelTracer(ManualTracing):
         self._otel_tracer = own_provider(self.tracer_name).get_tracer(INSTRUMENTATION_NAME)
         self._ids = self._ids or SequenceIds()
         self._mirrors = self._mirrors or open_mirror()
+        if self.traces_clients and not self._clients_traced:
+            self._clients_traced = True
+            instrument_clients()
 
     @override
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
@@ -170,6 +177,9 @@ class OtelTracer(ManualTracing):
         mirrors, self._mirrors = self._mirrors, False
         if mirrors:
             close_mirror()
+        if self._clients_traced:
+            self._clients_traced = False
+            uninstrument_clients()
 
     @override
     @asynccontextmanager

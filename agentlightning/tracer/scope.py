@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -97,6 +97,7 @@ class TraceScope:
         self._loop = running_loop() if loop == "running" else loop
         self._closed = False
         self._pid = os.getpid()
+        self._last_words: dict[int, Callable[[], None]] = {}
 
     # --- where it is open --------------------------------------------------------------------------------------
 
@@ -128,6 +129,8 @@ class TraceScope:
 
     def close(self) -> None:
         """Take no more spans; those that have not ended are forgotten. May be called twice."""
+        for say in list(self._last_words.values()):
+            say()
         if self.dropped and not self._closed:
             now = time.time()
             counts: Attributes = {
@@ -149,6 +152,14 @@ class TraceScope:
             logger.debug(
                 "[Rollout %s] %d spans had not ended at the end of the trace", self.rollout_id, len(unfinished)
             )
+
+    def remember_open(self, owner: object, end: Callable[[], None]) -> None:
+        """Call `end` when the scope closes, unless `owner` is forgotten before: for a span that nobody may end."""
+        self._last_words[id(owner)] = end
+
+    def forget_open(self, owner: object) -> None:
+        """Take back `remember_open`."""
+        self._last_words.pop(id(owner), None)
 
     # --- what is collected -------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class WeaveTracer(OtelTracer):
 
     tracer_name = _TRACER_NAME
     success = "OK"
+    traces_clients = False
 
     def __init__(
         self,

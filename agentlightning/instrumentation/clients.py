@@ -1,0 +1,295 @@
+"""Spans of the model calls that the client library of OpenAI makes, where a trace is open.
+
+Every method of the library (plain, streamed, asynchronous, parsed, `with_raw_response`, the helpers for streams)
+goes through one method of the client, `request`; that is what is replaced, in the classes `OpenAI` and
+`AsyncOpenAI` and what inherits from them. The request and the reply are passed on untouched and looked
+at, never changed; nothing here raises into the program. Outside of an open trace context a call costs one look at a
+context variable.
+
+A span ends with the reply: of a stream, with its last chunk, or when the program closes it or the trace ends; a stream
+that was left early has the text that came, and no tokens, since there may be more of them. A call that another
+instrumentation records already (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. Not seen: bodies
+that a program reads from `with_streaming_response` by itself. The library of Anthropic makes spans of its own accord.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from typing import Any, Final, cast
+
+from opentelemetry import trace as trace_api
+from opentelemetry.context import get_value
+
+from agentlightning.instrumentation.dialects import (
+    Dialect,
+    dialect_of,
+    reply_attributes,
+    request_attributes,
+    said_attributes,
+)
+from agentlightning.instrumentation.on_import import OnImport
+from agentlightning.instrumentation.patching import Original, Patch
+from agentlightning.instrumentation.reply_tokens import ReplyTokens, fields_of
+from agentlightning.tracer.provider import own_provider
+from agentlightning.tracer.scope import TraceScope, current_scope
+from agentlightning.types import Attributes
+from agentlightning.utils.exceptions import message_of, readable
+from agentlightning.utils.otel import INSTRUMENTATION_NAME, full_qualified_name, sanitize_attributes
+from agentlightning.utils.texts import without_keys
+
+logger = logging.getLogger(__name__)
+
+CALL_SPAN: Final = "openai.chat.completion"
+"""Name of the span of a call in any dialect: the one by which adapters find model calls."""
+EMBEDDING_SPAN: Final = "openai.embeddings"
+_SUPPRESSED: Final = ("suppress_instrumentation", "suppress_language_model_instrumentation")
+_OTHERS_PATCH: Final = {
+    "/chat/completions": ("openai.resources.chat.completions", "Completions"),
+    "/responses": ("openai.resources.responses", "Responses"),
+    "/completions": ("openai.resources.completions", "Completions"),
+}
+"""By the end of the route: module and class whose `create` other instrumentations wrap."""
+
+
+def instrument_clients() -> None:
+    """Trace the clients from here on; the package is not imported for it, and patched when the program does."""
+    _OPENAI.apply()
+
+
+def uninstrument_clients() -> None:
+    """Take back what one `instrument_clients` did."""
+    _OPENAI.restore()
+
+
+def _traced(original: Original) -> Original:
+    @functools.wraps(original)
+    def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _begun(self, options)
+        if call is None:
+            return original(self, cast_to, options, *args, **kwargs)
+        try:
+            with trace_api.use_span(call.span, record_exception=False, set_status_on_exception=False):
+                reply = original(self, cast_to, options, *args, **kwargs)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.replied(reply)
+        return reply
+
+    return request
+
+
+def _traced_async(original: Original) -> Original:
+    @functools.wraps(original)
+    async def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _begun(self, options)
+        if call is None:
+            return await original(self, cast_to, options, *args, **kwargs)
+        try:
+            with trace_api.use_span(call.span, record_exception=False, set_status_on_exception=False):
+                reply = await original(self, cast_to, options, *args, **kwargs)
+        except BaseException as error:  # cancellation too
+            call.failed(error)
+            raise
+        call.replied(reply)
+        return reply
+
+    return request
+
+
+_OPENAI: Final = OnImport(
+    "openai", Patch(("openai", "OpenAI.request", _traced), ("openai", "AsyncOpenAI.request", _traced_async))
+)
+
+
+def _begun(client: object, options: Any) -> _Call | None:
+    """Return the call that begins here; None for what is to have no span."""
+    scope = current_scope()
+    if scope is None or not _OPENAI.in_use:
+        return None
+    try:
+        url = str(options.url)
+        dialect = dialect_of(url)
+        if dialect is None or str(options.method).lower() != "post" or any(map(get_value, _SUPPRESSED)):
+            return None
+        if _others_record(url, type(client).__name__.startswith("Async")):
+            return None
+        name = EMBEDDING_SPAN if dialect.kind == "embedding" else CALL_SPAN
+        attributes = sanitize_attributes(request_attributes(dialect, fields_of(options.json_data)))
+        span = own_provider().get_tracer(INSTRUMENTATION_NAME).start_span(name, attributes=attributes)
+        return _Call(span, dialect, scope) if span.is_recording() else None
+    except Exception as error:  # boundary: tracing never changes what becomes of a program
+        logger.debug("A model call is not traced: %r", error)
+        return None
+
+
+def _others_record(url: str, is_async: bool) -> bool:
+    """True if another instrumentation makes a span of this call."""
+    present: Any = getattr(trace_api.get_current_span(), "attributes", None) or {}
+    if (
+        present.get("gen_ai.operation.name") in ("chat", "text_completion", "embeddings")
+        or present.get("llm.request.type") in ("chat", "completion", "embedding")
+        or present.get("openinference.span.kind") in ("LLM", "EMBEDDING")
+        or ("request_data" in present and "gen_ai.request.model" in present)
+    ):
+        return trace_api.get_current_span().is_recording()
+    path = url.partition("?")[0].rstrip("/")
+    module, name = next((place for route, place in _OTHERS_PATCH.items() if path.endswith(route)), ("", ""))
+    owner = getattr(sys.modules.get(module), f"Async{name}" if is_async else name, None)
+    create = None if owner is None else inspect.getattr_static(owner, "create", None)
+    return create is not None and "wrapt" in f"{type(create).__module__}.{type(create).__name__}".lower()
+
+
+class _Call:
+    """A model call in progress and its span. Ends once, whichever thread or task ends it."""
+
+    def __init__(self, span: trace_api.Span, dialect: Dialect, scope: TraceScope) -> None:
+        self.span, self._dialect, self._scope = span, dialect, scope
+        self._chunks = dialect.stream()
+        self._tokens = ReplyTokens()
+        self._ended = False
+
+    # --- how it ends ---------------------------------------------------------------------------------------------
+
+    def replied(self, reply: Any) -> None:
+        """Take the reply of the client: whole, raw, or a stream that is still to come."""
+        try:
+            if (raw := getattr(reply, "http_response", None)) is not None:
+                self._replied_raw(reply, raw)
+            elif _is_stream(reply):
+                self._watch(reply)
+            else:
+                self._end(lambda: reply_attributes(self._dialect, reply))
+        except Exception as error:  # boundary, as above
+            logger.debug("The reply of a model call is not traced: %r", error)
+            self._end(dict)
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the call raised."""
+
+        def described() -> Attributes:
+            shown = readable(error)
+            kind, message = full_qualified_name(type(shown)), without_keys(message_of(shown))
+            self.span.add_event("exception", {"exception.type": kind, "exception.message": message})
+            self.span.set_status(trace_api.StatusCode.ERROR, f"{type(shown).__name__}: {message}")
+            return said_attributes(self._chunks.as_chat())
+
+        self._end(described)
+
+    def left(self) -> None:
+        """Note that a stream was left before its end: its text so far is kept, its tokens are not all there."""
+        self._end(lambda: said_attributes(self._chunks.as_chat()))
+
+    def _streamed(self) -> None:
+        self._end(lambda: {**said_attributes(self._chunks.as_chat()), **self._tokens.attributes()})
+
+    def _end(self, attributes: Callable[[], Mapping[str, Any]]) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._scope.forget_open(self)
+        try:
+            self.span.set_attributes(sanitize_attributes(dict(attributes())))
+        except Exception as error:  # boundary, as above
+            logger.debug("What became of a model call is not traced: %r", error)
+        self.span.end()
+
+    # --- raw replies ---------------------------------------------------------------------------------------------
+
+    def _replied_raw(self, reply: Any, raw: Any) -> None:
+        """A raw reply has the JSON in it; one of a stream is watched once the program parses it."""
+        if getattr(raw, "is_closed", False):
+            self._end(lambda: reply_attributes(self._dialect, json.loads(raw.content)))
+            return
+        self._scope.remember_open(self, self.left)
+        kind = cast(Any, type(reply))
+        alive, call = weakref.ref(reply), self
+
+        @functools.wraps(kind.parse)
+        def parse(*args: Any, **kwargs: Any) -> Any:
+            parsed: Any = kind.parse(alive(), *args, **kwargs)
+            if inspect.isawaitable(parsed):
+                return _then(parsed, call.parsed)
+            call.parsed(parsed)
+            return parsed
+
+        reply.parse = parse
+
+    def parsed(self, reply: Any) -> None:
+        """Take what a raw reply was parsed to; called again it does nothing."""
+        if not self._ended and not getattr(reply, "_agentlightning_watched", False):
+            self.replied(reply)
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    def _watch(self, stream: Any) -> None:
+        inner = stream._iterator
+        is_async = hasattr(inner, "__anext__")
+        stream._iterator = self._watched_async(inner) if is_async else self._watched(inner)
+        stream._agentlightning_watched = True
+        kind = cast(Any, type(stream))
+        alive, call = weakref.ref(stream), self
+
+        @functools.wraps(kind.close)
+        def close() -> Any:
+            call.left()
+            return kind.close(alive())
+
+        stream.close = close
+        self._scope.remember_open(self, self.left)
+
+    def _watched(self, inner: Any) -> Generator[Any]:
+        try:
+            for chunk in inner:
+                self._took(chunk)
+                yield chunk
+            self._streamed()
+        except GeneratorExit:
+            self.left()
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            if hasattr(inner, "close"):
+                inner.close()
+
+    async def _watched_async(self, inner: Any) -> AsyncGenerator[Any]:
+        try:
+            async for chunk in inner:
+                self._took(chunk)
+                yield chunk
+            self._streamed()
+        except GeneratorExit:
+            self.left()
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            if hasattr(inner, "aclose"):
+                await inner.aclose()
+
+    def _took(self, chunk: object) -> None:
+        try:
+            fields = fields_of(chunk)
+            self._chunks.add(fields)
+            self._tokens.add(fields)
+        except Exception as error:  # boundary, as above
+            logger.debug("A chunk of a model call is not traced: %r", error)
+
+
+def _is_stream(reply: Any) -> bool:
+    return hasattr(reply, "_iterator") and hasattr(reply, "response") and hasattr(reply, "close")
+
+
+async def _then(awaited: Any, told: Callable[[Any], None]) -> Any:
+    value = await awaited
+    told(value)
+    return value

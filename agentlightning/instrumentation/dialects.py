@@ -1,0 +1,246 @@
+"""What a client library asked and was answered, as span attributes: by route.
+
+Each reply is first brought into the shape of a chat completion, whole or out of the events of a stream, so that
+adapters find every call in the same keys. Only what is listed is read: no header, no key, no field that nobody knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.instrumentation.reply_tokens import ReplyTokens, entries, fields_of
+from agentlightning.types import Attributes, AttributeValue
+
+Json = dict[str, Any]
+_SAMPLING: Final = ("model", "n", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+_PARAMETERS: Final = (*_SAMPLING, "max_tokens", "max_completion_tokens", "max_output_tokens", "reasoning_effort")
+_MESSAGE: Final = ("role", "content", "name", "tool_call_id", "reasoning_content", "refusal")
+
+
+# --- the request -----------------------------------------------------------------------------------------------------
+
+
+def request_attributes(dialect: Dialect, request: Mapping[str, Any]) -> Attributes:
+    """Return what was asked, as attributes of a span."""
+    found: Attributes = {
+        "gen_ai.system": "openai",
+        "gen_ai.operation.name": dialect.operation,
+        "llm.request.type": dialect.kind,
+        "llm.is_streaming": str(bool(request.get("stream"))),
+    }
+    for name in _PARAMETERS:
+        if isinstance(value := request.get(name), (str, int, float, bool)):
+            found[f"gen_ai.request.{name}"] = value
+    for index, message in enumerate(dialect.messages(request)):
+        found.update(_message_attributes(f"gen_ai.prompt.{index}", message))
+    for index, tool in enumerate(entries(request.get("tools"))):
+        given = fields_of(tool)
+        function = fields_of(given.get("function")) or given
+        names = ("name", "description", "parameters")
+        found.update(_texts(f"llm.request.functions.{index}", function, names))
+    return found
+
+
+def _chat_messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [fields_of(message) for message in entries(request.get("messages"))]
+
+
+def _one_prompt(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    given: Any = request.get("prompt", request.get("input"))
+    texts = entries(given)
+    texts = texts if texts and all(isinstance(text, str) for text in texts) else [given]
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def _responses_messages(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if request.get("instructions"):
+        yield {"role": "system", "content": request["instructions"]}
+    given = request.get("input")
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else map(fields_of, entries(given)):
+        match item.get("type", "message"):
+            case "message":
+                yield {"role": item.get("role"), "content": _plain(item.get("content"))}
+            case "function_call":
+                yield {"role": "assistant", "tool_calls": [_function_call(item)]}
+            case "function_call_output":
+                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+            case _:  # reasoning, and what only the server can read
+                pass
+
+
+def _plain(content: object) -> object:
+    """Return parts that are all text as one text, anything else as it is."""
+    parts = [fields_of(part) for part in entries(content)]
+    if parts and all(isinstance(part.get("text"), str) for part in parts):
+        return "".join(part["text"] for part in parts)
+    return "" if content == [] else content
+
+
+def _function_call(item: Mapping[str, Any]) -> Json:
+    return {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+
+
+# --- the reply -------------------------------------------------------------------------------------------------------
+
+
+def reply_attributes(dialect: Dialect, reply: object) -> Attributes:
+    """Return what was answered, as attributes of a span: of a whole reply, as a model of the library or its JSON."""
+    tokens = ReplyTokens()
+    tokens.add(reply)
+    return {**said_attributes(dialect.as_chat(fields_of(reply))), **tokens.attributes()}
+
+
+def said_attributes(chat: Mapping[str, Any]) -> Attributes:
+    """Return a chat completion as attributes of a span, without its tokens."""
+    found: Attributes = {}
+    reasons: list[str] = []
+    for index, choice in enumerate(map(fields_of, entries(chat.get("choices")))):
+        found.update(_message_attributes(f"gen_ai.completion.{index}", fields_of(choice.get("message"))))
+        if isinstance(reason := choice.get("finish_reason"), str):
+            found[f"gen_ai.completion.{index}.finish_reason"] = reason
+            reasons.append(reason)
+    if reasons:
+        found["gen_ai.response.finish_reasons"] = reasons
+    for name in ("id", "model"):
+        if isinstance(value := chat.get(name), str):
+            found[f"gen_ai.response.{name}"] = value
+    usage = fields_of(chat.get("usage"))
+    counts: list[Any] = [usage.get(a, usage.get(b)) for a, b in (("prompt_tokens", "input_tokens"), _ANSWERED)]
+    for name, value in zip(("prompt_tokens", "completion_tokens"), counts, strict=True):
+        if type(value) is int:
+            found[f"gen_ai.usage.{name}"] = value
+    return found
+
+
+_ANSWERED: Final = ("completion_tokens", "output_tokens")
+
+
+def _same(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    return reply
+
+
+def _completion_as_chat(reply: Mapping[str, Any]) -> Json:
+    choices = [fields_of(choice) for choice in entries(reply.get("choices"))]
+    said = [{**c, "message": {"role": "assistant", "content": c.get("text")}} for c in choices]
+    return {**reply, "choices": said}
+
+
+def _response_as_chat(reply: Mapping[str, Any]) -> Json:
+    output = [fields_of(item) for item in entries(reply.get("output"))]
+    texts = [_plain(item.get("content")) for item in output if item.get("type") == "message"]
+    calls = [_function_call(item) for item in output if item.get("type") == "function_call"]
+    message: Json = {"role": "assistant", "content": "".join(text for text in texts if isinstance(text, str))}
+    message |= {"tool_calls": calls} if calls else {}
+    reason = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}.get(str(reply.get("status")))
+    choices = [{"message": message, "finish_reason": reason}] if output else []
+    return {**reply, "choices": choices}
+
+
+def _nothing_said(reply: Mapping[str, Any]) -> Json:
+    return {"model": reply.get("model"), "usage": reply.get("usage")}
+
+
+# --- the reply as a stream -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChatStream:
+    """Puts the chunks of a chat completion, or of a text completion, together."""
+
+    chat: Json = field(default_factory=dict[str, Any])
+    choices: dict[int, Json] = field(default_factory=dict[int, Json])
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """Take a chunk."""
+        self.chat.update({name: chunk[name] for name in ("id", "model", "usage") if chunk.get(name)})
+        for given in map(fields_of, entries(chunk.get("choices"))):
+            choice = self.choices.setdefault(given.get("index") or 0, {"message": {"role": "assistant"}, "calls": {}})
+            delta, message = fields_of(given.get("delta")) or {"content": given.get("text")}, choice["message"]
+            for name in ("content", "reasoning_content", "refusal"):
+                if isinstance(text := delta.get(name), str):
+                    message[name] = message.get(name, "") + text
+            for call in map(fields_of, entries(delta.get("tool_calls"))):
+                self._add_call(choice["calls"], call)
+            choice["finish_reason"] = given.get("finish_reason") or choice.get("finish_reason")
+
+    def _add_call(self, calls: dict[int, Json], call: Mapping[str, Any]) -> None:
+        function = fields_of(call.get("function"))
+        made = calls.setdefault(call.get("index") or 0, {"id": None, "function": {"name": "", "arguments": ""}})
+        made["id"] = call.get("id") or made["id"]
+        made["function"]["name"] = function.get("name") or made["function"]["name"]
+        made["function"]["arguments"] += function.get("arguments") or ""
+
+    def as_chat(self) -> Json:
+        """Return what has come so far as a chat completion."""
+        choices: list[Json] = []
+        for _, choice in sorted(self.choices.items()):
+            calls = [call for _, call in sorted(choice["calls"].items())]
+            message = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+            choices.append({"message": message, "finish_reason": choice.get("finish_reason")})
+        return {**self.chat, "choices": choices}
+
+
+@dataclass
+class ResponseStream:
+    """Keeps the last whole response of the events of the Responses API."""
+
+    response: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take an event."""
+        self.response = fields_of(event.get("response")) or self.response
+
+    def as_chat(self) -> Json:
+        """Return the response as a chat completion."""
+        return _response_as_chat(self.response)
+
+
+# --- the dialects ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One route of a client library."""
+
+    operation: str
+    kind: str
+    messages: Callable[[Mapping[str, Any]], Any]
+    as_chat: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    stream: Callable[[], ChatStream | ResponseStream]
+
+
+_CHAT: Final = Dialect("chat", "chat", _chat_messages, _same, ChatStream)
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    "/chat/completions": _CHAT,
+    "/responses": Dialect("chat", "chat", _responses_messages, _response_as_chat, ResponseStream),
+    "/completions": Dialect("text_completion", "completion", _one_prompt, _completion_as_chat, ChatStream),
+    "/embeddings": Dialect("embeddings", "embedding", _one_prompt, _nothing_said, ChatStream),
+}
+"""By the end of the route, the longest first."""
+
+
+def dialect_of(url: str) -> Dialect | None:
+    """Return the dialect of a route; None for one that calls no model."""
+    path = url.partition("?")[0].rstrip("/")
+    return next((dialect for route, dialect in DIALECTS.items() if path.endswith(route)), None)
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _message_attributes(key: str, message: Mapping[str, Any]) -> Iterator[tuple[str, AttributeValue]]:
+    yield from _texts(key, message, _MESSAGE)
+    for index, call in enumerate(map(fields_of, entries(message.get("tool_calls")))):
+        named = {"id": call.get("id"), **fields_of(call.get("function"))}
+        yield from _texts(f"{key}.tool_calls.{index}", named, ("id", "name", "arguments"))
+
+
+def _texts(key: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, AttributeValue]]:
+    return ((f"{key}.{name}", _text(given[name])) for name in names if given.get(name) is not None)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
