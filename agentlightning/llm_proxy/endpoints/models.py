@@ -17,6 +17,7 @@ from agentlightning.llm_proxy.access.limits import closest, hint, shown
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, WireDialect
 from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.endpoints.engines import ENGINES, LITELLM_ENGINE
+from agentlightning.llm_proxy.endpoints.providers import address_of
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.process_secrets import protect, secret
 
@@ -41,7 +42,8 @@ class ModelConfig(TypedDict):
     """What agents ask for. Several entries with the same name share its rollouts."""
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
-    one (`os.environ/NAME` takes it out of the environment); `input_cost_per_token` and `output_cost_per_token` for a
+    one (`os.environ/NAME` takes it out of the environment). The address may be left out where the model names a
+    provider of `providers.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
     budget in money. `dialects` lists what the server speaks, if that is not chat/completions, completions and
     embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
     are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for
@@ -166,7 +168,11 @@ def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     _refuse_unknown(place, parameters, _PARAMETERS)
     model = _text(f"{place}.model", parameters.get("model"))
     provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
-    url = _url(f"{place}.api_base", parameters.get("api_base"))
+    given = parameters.get("api_base")
+    if given is None:
+        named, given = address_of(place, model, parameters.get("api_key"))
+        provider = f"{named}/"
+    url = _url(f"{place}.api_base", given)
     key = _key(f"{place}.api_key", parameters.get("api_key"))
     prices, listed = _prices(place, parameters), parameters.get("dialects")
     dialects = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES

@@ -1,0 +1,71 @@
+"""Entries that name a provider and no address, as LiteLLM's lists do."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from agentlightning.llm_proxy.endpoints import providers
+from agentlightning.llm_proxy.endpoints.models import ModelTable
+from tests.llm_proxy.harness import GatewayHarness
+from tests.stubs.model_server import ModelServer
+
+
+def entry(model: str, **parameters: Any) -> Any:
+    return {"model_name": "policy", "litellm_params": {"model": model, **parameters}}
+
+
+def stub_at(provider: str, monkeypatch: pytest.MonkeyPatch) -> ModelServer:
+    """Return a server for whose address the provider's is taken."""
+    with ModelServer() as model:
+        monkeypatch.setitem(providers.ADDRESSES, provider, model.base_url)
+    return model  # the harness opens the same port again
+
+
+@pytest.mark.parametrize("provider", [name for name in providers.ADDRESSES if name != "anthropic"])
+async def test_a_provider_is_asked_at_its_address_with_the_key(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stub_at(provider, monkeypatch)
+    monkeypatch.setenv("SOME_KEY", "sk-of-the-provider")
+    model_list = [entry(f"{provider}/org/gpt-4o", api_key="os.environ/SOME_KEY")]
+    async with GatewayHarness(model, model_list=model_list) as harness:
+        status, _ = await harness.ask(await harness.attempt())
+        assert status == 200
+    (call,) = model.calls
+    assert (call.request["model"], call.headers["authorization"]) == ("org/gpt-4o", "Bearer sk-of-the-provider")
+
+
+async def test_anthropic_is_asked_in_its_own_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stub_at("anthropic", monkeypatch)
+    async with GatewayHarness(model, model_list=[entry("anthropic/claude", api_key="sk-of-anthropic")]) as harness:
+        attempt = await harness.attempt()
+        said = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+        assert (await harness.post(harness.url(attempt, "/v1/messages"), said))[0] == 200
+    assert (model.calls[0].path, model.calls[0].headers["x-api-key"]) == ("/v1/messages", "sk-of-anthropic")
+
+
+def test_every_address_is_one_that_only_the_provider_can_answer() -> None:
+    for address in providers.ADDRESSES.values():
+        parts = urlsplit(address)
+        assert (parts.scheme, parts.query, parts.username) == ("https", "", None)
+        assert not address.endswith("/")
+
+
+def test_an_address_that_is_given_is_the_one_and_leaves_the_name_of_the_model_alone() -> None:
+    (endpoint,) = ModelTable([entry("deepseek/chat", api_base="http://127.0.0.1:8000/v1")]).all_endpoints
+    assert (endpoint.api_base, endpoint.model) == ("http://127.0.0.1:8000/v1", "deepseek/chat")
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "said"),
+    [
+        ("openai/gpt-4o", {}, "api_key is missing: openai at https://api.openai.com/v1 .*os.environ/OPENAI_API_KEY"),
+        ("azure/gpt-4o", {"api_key": "k"}, "api_base is missing: with 'azure/' .*openai.azure.com/openai/v1"),
+        ("hosted_vllm/policy", {}, "api_base is missing; only a model that names one of these .*openai/, anthropic/"),
+        ("gpt-4o", {"api_key": "k"}, "api_base is missing; .*engine='litellm'"),
+    ],
+)
+def test_an_entry_that_cannot_be_reached_says_what_is_missing(model: str, parameters: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ModelTable([entry(model, **parameters)])
