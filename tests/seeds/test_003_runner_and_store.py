@@ -1,0 +1,172 @@
+"""The manual's chapters on runners and the store: their programs word for word."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any, Optional, TypeVar
+
+import pytest
+
+import agentlightning as agl
+from agentlightning import runner as runners
+from agentlightning.store import LightningStoreClient
+from agentlightning.types import Hook
+from tests.seeds.parts import TASKS, agent
+from tests.seeds.shown import Shown
+
+# --- runner ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.snippet("003/runner-exports")
+def test_what_the_package_of_runners_exports(shown: Shown) -> None:
+    made = shown.run(__package__="agentlightning.runner")
+    for name in made.__all__:
+        assert getattr(made, name) is getattr(runners, name)
+
+
+@pytest.mark.snippet("003/run-context")
+async def test_a_runner_in_its_context(shown: Shown) -> None:
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](tracer=agl.OtelTracer(), max_rollouts=2)
+    await store.add_resources({})
+    ids = [(await store.enqueue_rollout(task)).rollout_id for task in TASKS]
+    await shown.start(runner=runner, store=store, agent=agl.rollout(agent), hooks=[Hook()])
+    done = await store.wait_for_rollouts(rollout_ids=ids, timeout=0)
+    assert [rollout.status for rollout in done] == ["succeeded"] * 2
+    with pytest.raises(ValueError, match=r"Call init\(\) first"):
+        runner.get_agent()
+
+
+@pytest.mark.snippet("003/accessors")
+async def test_what_a_runner_knows(shown: Shown) -> None:
+    task = TypeVar("task")
+    listed = await shown.start(LitAgent=agl.LitAgent, LightningStore=agl.LightningStore, T_task=task)
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
+    for accessor, said in (
+        (listed.get_agent, r"Call init\(\) first"),
+        (listed.get_store, r"Call init_worker\(\) first"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            accessor(runner)
+        with pytest.raises(ValueError, match=said):
+            getattr(runner, accessor.__name__)()
+    assert listed.get_worker_id(runner) == runner.get_worker_id() == "Worker-Unknown"
+    with runner.run_context(agent=agl.rollout(agent), store=store):
+        assert listed.get_agent(runner) is runner.get_agent()
+        assert listed.get_store(runner) is runner.get_store() is store
+
+
+@pytest.mark.snippet("003/log-prefix")
+async def test_the_prefix_of_a_log_line(shown: Shown) -> None:
+    assert (await shown.start(Optional=Optional))._log_prefix.__doc__
+    runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
+    with runner.run_context(agent=agl.rollout(agent), store=agl.InMemoryLightningStore()):
+        assert runner._log_prefix("ro-1") == "[Worker 0 | Rollout ro-1]"
+
+
+@pytest.mark.snippet("003/trainer-fields")
+def test_the_fields_of_a_trainer(shown: Shown) -> None:
+    types: dict[str, Any] = {"Optional": Optional, "Sequence": Sequence, "Hook": Hook, "Tracer": agl.Tracer}
+    made = shown.run(TrainerLegacy=agl.Trainer, ExecutionStrategy=agl.ExecutionStrategy, **types)
+    trainer = made.Trainer(strategy="shm")
+    for name in made.Trainer.__annotations__:
+        assert hasattr(trainer, name), name
+
+
+@pytest.mark.snippet("003/standalone-runner")
+async def test_a_runner_outside_of_the_trainer(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    class MyLitAgent(agl.LitAgent[Any]):
+        """An agent that queues a task once it is made, and ends its runner, which would serve for ever."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.queueing = asyncio.ensure_future(self.queue(sys.modules["snippet"].store))
+
+        async def queue(self, store: agl.LightningStore) -> None:
+            await store.add_resources({})
+            await store.enqueue_rollout("x")
+
+        async def rollout_async(self, task: Any, resources: Any, rollout: agl.Rollout) -> float:
+            seen.append(task)
+            serving.cancel()
+            return 1.0
+
+    serving = asyncio.ensure_future(shown.start(MyLitAgent=MyLitAgent, AgentOpsTracer=agl.OtelTracer))
+    await asyncio.wait([serving], timeout=30)
+    assert (serving.cancelled(), seen) == (True, ["x"])
+    assert capsys.readouterr().out.startswith("Running on ")
+
+
+# --- store -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.snippet("003/in-memory-store")
+async def test_a_store_in_memory(shown: Shown) -> None:
+    store = (await shown.start()).store
+    assert (await store.enqueue_rollout("x")).status == "queuing"
+    able = store.capabilities
+    assert (able["async_safe"], able["thread_safe"]) == (True, True)
+    assert (able["distributed"], able["persistence"]) == (False, False)
+
+
+@pytest.mark.snippet("003/thread-safety")
+async def test_a_store_made_safe_for_threads(shown: Shown) -> None:
+    class OneThread(agl.InMemoryLightningStore):
+        """A store that says it is for one thread."""
+
+        @property
+        def capabilities(self) -> agl.LightningStoreCapabilities:
+            return {"thread_safe": False, "zero_copy": False}
+
+    threaded = (await shown.start(store=OneThread())).threaded_store
+    assert (threaded.capabilities["thread_safe"], threaded.capabilities["async_safe"]) == (True, True)
+    made = [asyncio.to_thread(asyncio.run, threaded.enqueue_rollout(number)) for number in range(20)]
+    await asyncio.gather(*made)
+    assert sorted(rollout.input for rollout in await threaded.query_rollouts()) == list(range(20))
+    await threaded.close()
+
+
+@pytest.mark.snippet("003/atomic-write", because="the storage below a store has no transactions of the program's")
+async def test_a_transaction_of_the_programs(shown: Shown) -> None:
+    store = agl.InMemoryLightningStore()
+    with shown.explains(AttributeError, r"await store\.update_resources\(resources_id, resources\)", "`?'?Backend"):
+        await shown.start(store=store, update=None)
+
+
+@pytest.mark.snippet("003/tracer-store")
+async def test_a_tracer_with_its_store(shown: Shown) -> None:
+    store = agl.InMemoryLightningStore()
+    tracer = (await shown.start(store=store)).tracer
+    claimed = await store.start_rollout("x")
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    with tracer.lifespan():
+        async with tracer.trace_context(**ids):
+            agl.emit_reward(0.5)
+    assert agl.find_final_reward(await store.query_spans(claimed.rollout_id)) == 0.5
+
+
+@pytest.mark.snippet("003/basic-operations")
+async def test_the_operations_of_a_store(shown: Shown) -> None:
+    made = await shown.start()
+    finished = await made.store.get_rollout_by_id(made.rollout.rollout_id)
+    assert (finished.status, finished.attempt.metadata) == ("succeeded", {"response": {"answer": "42"}})
+
+
+@pytest.mark.snippet("003/client-rollouts")
+async def test_rollouts_by_a_client(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
+    await served.start()
+    await served.enqueue_rollout("x")
+
+    def client_of_a_free_port(base_url: str) -> agl.LightningStoreClient:
+        assert base_url == "http://localhost:45993"
+        return LightningStoreClient(base_url=served.endpoint)
+
+    monkeypatch.setattr(agl, "LightningStoreClient", client_of_a_free_port)
+    made = await shown.start()
+    assert [rollout.input for rollout in made.rollouts] == ["x"]
+    await made.client.close()
+    await served.stop()

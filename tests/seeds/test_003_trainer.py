@@ -1,0 +1,115 @@
+"""The manual's chapter on the trainer: its programs word for word."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
+from agentlightning.trainer import registry
+from tests.seeds.parts import TASKS, CustomStrategy, agent
+from tests.seeds.shown import Shown
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
+_NO_TRAIN = r"fit\(agent, train_dataset=\.\.\.\); it returns None and leaves the result in trainer\.result"
+
+
+@pytest.mark.snippet("003/strategy-registry")
+def test_the_registry_of_strategies(shown: Shown) -> None:
+    assert shown.run().ExecutionStrategyRegistry.items() <= registry.ExecutionStrategyRegistry.items()
+    assert type(agl.Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
+
+
+@pytest.mark.snippet("003/grpo-by-name", because="GRPO trains a model, which must be named")
+def test_grpo_by_its_name_alone(shown: Shown) -> None:
+    runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
+    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+        shown.run(runner=runner, reward_fn=lambda output, expected: 1.0)
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet("003/custom-algorithm")
+def test_an_algorithm_of_ones_own(shown: Shown) -> None:
+    made = shown.run(policy_update={"policy": 2}, rollout_fn=agent)
+    assert made.trainer.result == {"policy": 2}
+
+
+@pytest.mark.snippet("003/parallel-workers", because="there is no PPO")
+def test_four_workers_in_shared_memory(shown: Shown) -> None:
+    with shown.explains(ValueError, "'grpo' needs none"):
+        shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
+    trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})
+    trainer.fit(agent, TASKS)
+    assert (trainer.n_workers, trainer.result.rewards) == (4, [0.25, 0.75])
+    with pytest.raises(AttributeError, match=_NO_TRAIN):
+        trainer.train()
+
+
+@pytest.mark.snippet("003/agent-os-training", because="GRPO trains a model, which must be named")
+def test_training_below_a_kernel(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SQLPolicy:
+        """What another project has under this name."""
+
+        def __init__(self, deny: list[str]) -> None:
+            self.deny = deny
+
+    class KernelSpace:
+        """The little that is asked of a kernel."""
+
+        def __init__(self, policy: SQLPolicy) -> None:
+            self.policy = policy
+
+        def on_violation(self, callback: Any) -> None:
+            self.refuse = callback
+
+    package, policies = types.ModuleType("agent_os"), types.ModuleType("agent_os.policies")
+    vars(package)["KernelSpace"], vars(policies)["SQLPolicy"] = KernelSpace, SQLPolicy
+    monkeypatch.setitem(sys.modules, "agent_os", package)
+    monkeypatch.setitem(sys.modules, "agent_os.policies", policies)
+    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+        shown.run()
+    made: Any = sys.modules["snippet"]
+
+    def governed(task: str) -> dict[str, str]:
+        if any(word in task for word in made.kernel.policy.deny):
+            made.kernel.refuse(f"{task} is denied")
+        return {"done": task}
+
+    reward_fn = made.PolicyReward(made.kernel)
+    trainer = agl.Trainer(
+        runner=made.runner, reward_fn=reward_fn, algorithm="baseline", initial_resources={}, strategy="shm"
+    )
+    trainer.fit(governed, ["SELECT 1", "DROP TABLE a"])
+    assert trainer.result.rewards[0] == 1.0
+    assert trainer.result.rewards[1] in (0.0, None)
+
+
+@pytest.mark.snippet("003/own-strategy")
+def test_a_strategy_of_ones_own(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ExecutionStrategyRegistry", dict(registry.ExecutionStrategyRegistry))
+    shown.project("mymodule", CustomExecutionStrategy=CustomStrategy)
+    shown.run(ExecutionStrategyRegistry=registry.ExecutionStrategyRegistry)
+    assert registry.ExecutionStrategyRegistry["custom"] == "mymodule.CustomExecutionStrategy"
+
+
+def test_a_strategy_that_is_registered_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ExecutionStrategyRegistry, "custom", "tests.seeds.parts.CustomStrategy")
+    assert type(agl.Trainer(strategy="custom").strategy) is CustomStrategy
+
+
+@pytest.mark.snippet("003/all-traces")
+async def test_an_algorithm_that_reads_all_spans(shown: Shown) -> None:
+    algorithm = (await shown.start(update="the update", LightningStore=agl.LightningStore)).my_algorithm
+    store = agl.InMemoryLightningStore()
+    runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
+    async with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]  # pyright: ignore -- wrapped
+        for task in TASKS:
+            await runner.step(task, resources={})
+    assert agl.find_final_reward(await store.traces.get_all()) == 0.75
+    trainer = agl.Trainer(strategy="shm", algorithm=algorithm, store=store)
+    trainer.fit(agent)
+    assert trainer.result == "the update"
