@@ -11,6 +11,7 @@ from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.torch_setup import no_progress_bar
 from agentlightning.demo.model import make_model, make_tokenizer
+from tests.algorithm.grpo.engine.byte_policy import byte_policy
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,14 @@ def policy(model_folder: Path) -> Policy:
 @pytest.fixture
 def engine(policy: Policy) -> Iterator[InferenceEngine]:
     made = InferenceEngine(policy, max_batch=8, max_new_tokens=16)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def byte_engine() -> Iterator[InferenceEngine]:
+    made = InferenceEngine(byte_policy(), max_batch=8, max_new_tokens=64)
     made.start()
     yield made
     made.stop()

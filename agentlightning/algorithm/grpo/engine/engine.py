@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ipaddress
 import logging
 import socket
@@ -11,9 +10,11 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from agentlightning.algorithm.grpo.engine.app import CallRecord, ChatService, make_app
+from agentlightning.algorithm.grpo.engine.app import make_app
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat
 from agentlightning.algorithm.grpo.engine.decode_thread import DecodeLoop, EngineStats
+from agentlightning.algorithm.grpo.engine.grammar import Grammars
+from agentlightning.algorithm.grpo.engine.service import CallRecord, ChatService
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.uvicorn_server import AsgiServer
@@ -79,13 +80,20 @@ class InferenceEngine:
         self.record: deque[CallRecord] = deque(maxlen=record_size)
         self._policy = policy
         self._address = (host, port)
-        self._loop = DecodeLoop(policy, max_batch=max_batch, max_waiting=max_waiting, threads=threads)
+        chat_format = ChatFormat(policy.tokenizer)  # of which each thread has a copy
+        self._loop = DecodeLoop(
+            policy, max_batch=max_batch, max_waiting=max_waiting, threads=threads, decode=chat_format.copy().text
+        )
+        vocabulary: int = policy.model.config.vocab_size
+        self._grammars = Grammars(policy.tokenizer, vocabulary, policy.eos_ids)
         self._service = ChatService(
-            ChatFormat(copy.deepcopy(policy.tokenizer)),  # a fast tokenizer must not be used by two threads at once
+            chat_format.copy(),
             self._loop.submit,
+            self._grammars,
             self.record,
             model_name=model_name,
             eos_ids=policy.eos_ids,
+            vocabulary=vocabulary,
             context_length=policy.context_length,
             max_new_tokens=max_new_tokens,
             seed=seed,
@@ -134,6 +142,7 @@ class InferenceEngine:
     def stop(self) -> None:
         """End both threads and free the port, within 2 s; what is in flight gets 503. May be called twice."""
         self._loop.stop(_STOP_SECONDS / 2)
+        self._grammars.close()
         if self._server is None or self._server_thread is None or self._socket is None:
             return
         self._server.request_stop()

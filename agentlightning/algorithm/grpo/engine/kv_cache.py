@@ -50,6 +50,11 @@ class RowCache(Cache):
         for layer in self._row_layers:
             layer.prepare(rows, lengths, width)
 
+    def spread_rows(self, first_row: int, sources: Sequence[int]) -> None:
+        """Copy rows so that the i-th from `first_row` on holds what the `sources[i]`-th from there held."""
+        for layer in self._row_layers:
+            layer.spread(first_row, sources)
+
     def move_row(self, source: int, target: int) -> None:
         """Copy one row over another."""
         for layer in self._row_layers:
@@ -82,6 +87,12 @@ class _RowLayer(CacheLayerMixin):
         self.keys[self._rows, :, self._lengths] = key_states[:, :, 0]
         self.values[self._rows, :, self._lengths] = value_states[:, :, 0]
         return self.keys[:count, :, : self._width], self.values[:count, :, : self._width]
+
+    def spread(self, first: int, sources: Sequence[int]) -> None:
+        self._reserve(self.keys, first + len(sources), 0)
+        rows = torch.tensor(sources, device=self.keys.device) + first
+        target = slice(first, first + len(sources))
+        self.keys[target], self.values[target] = self.keys[rows], self.values[rows]  # copied before it is written
 
     def _reserve(self, like: Tensor, rows: int, length: int) -> None:
         if not self.is_initialized:

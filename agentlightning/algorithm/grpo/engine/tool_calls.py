@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-_CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+CALL_OPENING: Final = "<tool_call>"
+CALL_CLOSING: Final = "</tool_call>"
+_CALL: Final = re.compile(f"{CALL_OPENING}(.*?){CALL_CLOSING}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from agentlightning.algorithm.grpo.engine import decoder as decode
-from agentlightning.algorithm.grpo.engine.decoder import Completion, Decoder, generate
+from agentlightning.algorithm.grpo.engine.completion import Completion
+from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
 from agentlightning.algorithm.grpo.policy import Policy
 
 

@@ -120,7 +120,7 @@ def test_the_same_seed_draws_the_same_tokens(engine: InferenceEngine) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n", 2), ("temperature", -1), ("max_tokens", 0), ("messages", "hello"), ("messages", [])],
+    [("best_of", 2), ("temperature", -1), ("max_tokens", 0), ("messages", "hello"), ("messages", [])],
 )
 def test_a_request_that_cannot_be_served_names_the_field(engine: InferenceEngine, field: str, value: Any) -> None:
     status, error = refusal(engine, **{field: value})

@@ -159,8 +159,8 @@ def test_the_openai_client_reads_replies_and_errors(engine: InferenceEngine) -> 
         reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=3, logprobs=True)
         assert reply.usage is not None
         assert reply.usage.completion_tokens <= 3
-        with pytest.raises(openai.BadRequestError, match="does not support n=2"):
-            client.chat.completions.create(model="policy", messages=messages, n=2)
+        with pytest.raises(openai.BadRequestError, match="does not support best_of=2"):
+            client.chat.completions.create(model="policy", messages=messages, extra_body={"best_of": 2})
 
 
 def in_flight(engine: InferenceEngine, waiting: int = 0) -> None:
