@@ -92,6 +92,9 @@ class LightningCallAttributes(Enum):
     """Name of the policy that the call belongs to, where the gateway has policies."""
     POLICY_KIND = "agentlightning.call.policy_kind"
     """`trained`, `frozen` or `external`."""
+    CONSTRAINED_BY = "agentlightning.call.constrained_by"
+    """Settings of the request under which tokens were drawn from another distribution than the model's own, of which
+    the log-probabilities are: `response_format`, `tool_choice`, `top_p`, ..."""
     ROLE = "agentlightning.call.role"
     """Of the agent, where its URL names one."""
     STATE = "agentlightning.call.state"

@@ -46,6 +46,8 @@ class StepFigures:
     """Why rows began, by cause."""
     rollouts_excluded: Mapping[str, int] = field(default_factory=dict[str, int])
     """Those of which nothing is trained, by reason, such as `refused_call`, `no_call` or `infrastructure_fault`."""
+    calls_constrained: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Trained calls drawn from another distribution than the model's own, by the setting of the request that did it."""
     drift_rate: float = 0.0
     """Share of the run's turns so far that began a row because of template or tokenizer."""
 

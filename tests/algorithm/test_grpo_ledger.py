@@ -13,6 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
+from agentlightning.demo.calculator import TOOLS
 from agentlightning.errors import NoScoredRolloutError
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
 
@@ -296,3 +297,24 @@ async def test_a_reward_that_is_no_number_never_reaches_the_advantages(
     [figures] = result.metrics
     assert figures.mean_reward == pytest.approx(2 / 3)
     assert (figures.calls_trained, figures.calls_excluded) == (3, {"infrastructure_fault": 1})
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+async def test_the_ledger_says_which_trained_calls_were_constrained_and_their_first_ratio_is_one(
+    untrained_model: Path, tmp_path: Path, grammar: bool
+) -> None:
+    calculator: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    if grammar:
+        pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'agl-framework[grpo]'")
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)], top_p=0.5, logit_bias={"20": 3}, stop=["8"])
+        ask(llm, [say(task)], **(calculator if grammar else {}))
+        return _share()
+
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    [line] = metrics_of(result)
+    assert line["calls_trained"] == 8
+    assert line["calls_constrained"] == {"logit_bias": 4, "top_p": 4, **({"tool_choice": 4} if grammar else {})}
+    assert line["update"]["first_ratio_error"] < 1e-3

@@ -69,6 +69,9 @@ class ModelCall:
     """Whose call it was, where a tracer told it, or the role in the URL of the call."""
     policy: str | None = None
     """The policy that it belongs to, where the gateway has policies."""
+    constrained_by: tuple[str, ...] = ()
+    """Settings of its request under which tokens were drawn from another distribution than that of `logprobs`, such as
+    `response_format`, `tool_choice` and `top_p`."""
     spans: CallSpans | None = field(default=None, repr=False, compare=False)
     """The spans that record it; None for a call that was made from a triplet."""
 
@@ -131,6 +134,7 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
                 stale=is_stale(span),
                 agent=reading.role,
                 policy=reading.policy,
+                constrained_by=reading.constrained_by,
                 spans=each,
             )
         )

@@ -50,6 +50,7 @@ _WEIGHT_VERSION: Final = LightningCallAttributes.WEIGHT_VERSION.value
 _STATE: Final = LightningCallAttributes.STATE.value
 _POLICY: Final = LightningCallAttributes.POLICY.value
 _ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
+_CONSTRAINED_BY: Final = LightningCallAttributes.CONSTRAINED_BY.value
 _ROLE: Final = LightningCallAttributes.ROLE.value
 _CLIENT_LOGPROBS: Final = "logprobs.content"
 _PROMPT_KEYS: Final = (
@@ -87,6 +88,8 @@ class CallReading:
     """Whose call it is, where the gateway has policies."""
     role: str | None = None
     """The agent's, where its URL named one."""
+    constrained_by: tuple[str, ...] = ()
+    """Settings under which the tokens were drawn from another distribution than that of `logprobs`."""
 
 
 def is_gateway_call(span: Span) -> bool:
@@ -190,7 +193,13 @@ def read_call(span: Span, problems: list[Problem]) -> CallReading:
         logprobs_content=content,
         policy=read.text(_POLICY),
         role=read.text(_ROLE),
+        constrained_by=_constrained_by(span),
     )
+
+
+def _constrained_by(span: Span) -> tuple[str, ...]:
+    told = span.attributes.get(_CONSTRAINED_BY)
+    return tuple(name for name in told if isinstance(name, str)) if is_list(told) else ()
 
 
 def _first_choice(read: AttributeReader) -> Fields:

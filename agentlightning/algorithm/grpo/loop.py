@@ -26,7 +26,7 @@ from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings
-from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.algorithm.ledger.ledger import Ledger, LedgerSummary
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
 from agentlightning.algorithm.run_folder import RunFolder
 from agentlightning.algorithm.utils import batch_iter_over_dataset, with_timeout
@@ -90,6 +90,7 @@ class GRPORun:
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
     _skipped: int = 0
+    _told_constrained: bool = False
     _late: LateCalls = field(default_factory=LateCalls)
     _endings: Endings = field(default_factory=Endings)
 
@@ -167,6 +168,7 @@ class GRPORun:
         clock.sampled()
         update = await self._learn(step, rows, ledger)
         summary = ledger.close()
+        self._note_constrained(step, summary)
         seconds, cpu, tokens = clock.stop()
         return StepFigures(
             step=step,
@@ -183,8 +185,19 @@ class GRPORun:
             update=update,
             seams=rows.seams,
             rollouts_excluded=rows.excluded_rollouts,
+            calls_constrained=summary.constrained,
             drift_rate=self.guard.drift_rate,
         )
+
+    def _note_constrained(self, step: int, summary: LedgerSummary) -> None:
+        """Say once that calls were constrained, and by what."""
+        if summary.constrained and not self._told_constrained:
+            self._told_constrained = True
+            found = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
+            self._note(
+                f"step {step}: some of {summary.trained} trained calls were constrained by {found}: their tokens were "
+                "drawn from another distribution than the one that learns from them"
+            )
 
     def _limits(self) -> RolloutConfig:
         settings = self.settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample
@@ -44,6 +44,8 @@ class Trained:
     """The factor by which its tokens count in the loss."""
     weight_version: int
     """The weights that served the call."""
+    constrained_by: tuple[str, ...] = ()
+    """Settings under which its tokens were drawn from another distribution than the one that learns."""
 
 
 @explain_fields
@@ -73,6 +75,9 @@ class LedgerSummary:
     """Tokens of these calls that were trained."""
     excluded: dict[ExclusionReason, int]
     """Reasons that occurred, the most frequent first."""
+    constrained: dict[str, int] = field(default_factory=dict[str, int])
+    """Trained calls that were constrained, by the setting that did it, the most frequent first; one may be counted
+    under several. Their log-probabilities are those of the unconstrained model."""
 
 
 class Ledger:
@@ -114,7 +119,8 @@ class Ledger:
                 f"its {len(refs)} model calls have {sum(tokens.values())}"
             )
         for ref, version in zip(refs, sample.weight_versions, strict=True):
-            self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version))
+            constrained_by = self._calls[ref].constrained_by if ref in self._calls else ()
+            self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version, constrained_by))
 
     def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
         """Enter that calls, or all calls of a row, are not trained."""
@@ -149,6 +155,7 @@ class Ledger:
             trained=len(trained),
             trained_tokens=sum(end.tokens for end in trained),
             excluded=dict(excluded.most_common()),
+            constrained=dict(Counter(name for end in trained for name in end.constrained_by).most_common()),
         )
 
     def _enter(self, ref: CallRef, ending: Ending) -> None:

@@ -27,6 +27,7 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.dialects.json_values import Json, fields_of, object_in, objects
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.recording.constrained import constrained_by
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN, LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
@@ -302,6 +303,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.WEIGHT_VERSION.value: call.weight_version,
     }
     yield from ((key, value) for key, value in told.items() if value is not None)
+    if call.request is not None and (settings := constrained_by(call.request)):
+        yield keys.CONSTRAINED_BY.value, settings
     if call.reply is not None:
         yield from _reply_text(call.reply, call.tokens)
     if call.tokens is not None:
