@@ -7,13 +7,15 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.agl-setup
 VENDORS := .venv-vendors
 VENDORS_STAMP := $(VENDORS)/.agl-setup
+ON_ENGINE := .venv-engine
+ON_ENGINE_STAMP := $(ON_ENGINE)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
 
 setup: $(STAMP)
 
@@ -101,6 +103,15 @@ $(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requiremen
 test-vendors: $(VENDORS_STAMP)
 	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py $(ARGS)
 
+$(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/requirements.txt
+	$(PYTHON) -m venv $(ON_ENGINE)
+	$(if $(TORCH_INDEX),$(ON_ENGINE)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" -c constraints.txt torch)
+	$(ON_ENGINE)/bin/python -m pip install --quiet -c constraints.txt -r tests/algorithm/grpo/engine/requirements.txt --editable '.[demo]'
+	@touch $@
+
+test-engine: $(ON_ENGINE_STAMP)
+	$(ON_ENGINE)/bin/python -m pytest tests/algorithm/grpo/engine $(ARGS)
+
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
 	$(BIN)/python -m tests.chaos.running
@@ -112,4 +123,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(ON_ENGINE) dist build runs .pytest_cache .ruff_cache .hypothesis
