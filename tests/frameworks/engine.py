@@ -121,3 +121,17 @@ def both_ways(request: Json) -> str | Json:
         return f"It is {' and '.join(results)}."
     given = numbers(request)
     return calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]}))
+
+
+def thinking(request: Json) -> Json:
+    """The calculator, with a thought before each answer: "Thought 1.", and after the tool "Thought 3."."""
+    answer = calculator(request)
+    message = {"content": answer} if isinstance(answer, str) else answer
+    spoken = [one for one in request["messages"] if one["role"] != "system"]
+    return {**message, "reasoning_content": f"Thought {len(spoken)}."}
+
+
+def thoughts(request: Json) -> list[str | None]:
+    """Return the thought of each earlier turn of the model, as it was sent back; None where it was dropped."""
+    turns = [message for message in request["messages"] if message["role"] == "assistant"]
+    return [turn.get("reasoning_content") or turn.get("reasoning") for turn in turns]

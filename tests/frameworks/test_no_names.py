@@ -9,7 +9,7 @@ import agentlightning
 
 PACKAGE = Path(agentlightning.__file__).parent
 ROOMS = ("llm_proxy", "runner", "litagent", "trainer", "execution", "store", "algorithm")
-NAMED = re.compile(r"langchain|langgraph|autogen|crewai|llama_?index|smolagents|pydantic_ai", re.IGNORECASE)
+NAMED = re.compile(r"langchain|langgraph|autogen|crewai|haystack|llama_?index|smolagents|pydantic_ai", re.IGNORECASE)
 IMPORTED = re.compile(r"^\s*(?:from|import) (?:openai|anthropic|agents)\b", re.MULTILINE)
 
 

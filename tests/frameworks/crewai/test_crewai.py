@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, call, calls, numbers, offered, said
+from tests.frameworks.engine import Json, call, calls, numbers, offered, said, thoughts
 from tests.frameworks.harness import run_agent
 
 crewai = pytest.importorskip("crewai", reason="crewai is not installed: make test-frameworks")
@@ -78,6 +78,24 @@ def test_a_crew_of_one_with_a_tool(dialect: str, stream: bool) -> None:
     assert [one.output for one in results] == SAID
     assert [len(one.exchanges) for one in results] == [2, 2]
     assert {bool(exchange.request.get("stream")) for one in results for exchange in one.exchanges} == {stream}
+
+
+@pytest.mark.parametrize("dialect", ["completions", "responses"])
+def test_the_thoughts_of_earlier_turns_are_dropped(dialect: str) -> None:
+    """So says the guide; a change of the library is welcome, and then a change of the guide."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> str:
+        return crew_of(task_of(agent_of(llm, own=[multiply], api=dialect), task)).kickoff().raw
+
+    def model(request: Json) -> Json:
+        answer = multiplying(request)
+        return {**({"content": answer} if isinstance(answer, str) else answer), "reasoning_content": "Thought."}
+
+    for one, answer in zip(run_agent(agent, model, direct=False), SAID, strict=True):
+        assert one.output == answer
+        assert thoughts(one.exchanges[1].request) == [None]
+        assert len(one.record.samples) == 2
 
 
 def test_a_stream_of_responses_without_tools() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, calculator, numbers, said
+from tests.frameworks.engine import Json, calculator, numbers, said, thinking, thoughts
 from tests.frameworks.harness import run_agent
 
 litellm = pytest.importorskip("litellm", reason="litellm is not installed: make test-frameworks")
@@ -46,14 +46,18 @@ def answered(messages: list[Any], message: Any) -> None:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] * given["b"])})
 
 
-@agl.rollout
-def plain(task: str, llm: agl.LLM) -> str:
+def tool_loop(asked: Json, task: str) -> str:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
-        message = litellm.completion(**told(llm, messages=messages, tools=[TOOL])).choices[0].message
+        message = litellm.completion(**asked, messages=messages, tools=[TOOL]).choices[0].message
         answered(messages, message)
         if not message.tool_calls:
             return message.content
+
+
+@agl.rollout
+def plain(task: str, llm: agl.LLM) -> str:
+    return tool_loop(told(llm), task)
 
 
 @agl.rollout
@@ -76,6 +80,18 @@ def test_a_tool_loop_is_one_row(agent: Any) -> None:
     assert [one.output for one in results] == SAID
     assert [len(one.exchanges) for one in results] == [2, 2]
     assert [len(one.record.samples) for one in results] == [1, 1]
+
+
+@pytest.mark.parametrize("prefix", ["openai", "hosted_vllm", "anthropic"])
+def test_thoughts_come_back_with_the_turn(prefix: str) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> str:
+        return tool_loop({**told(llm), "model": f"{prefix}/{llm.model}"}, task)
+
+    for one, answer in zip(run_agent(agent, thinking, direct=False), SAID, strict=True):
+        assert one.output == answer
+        assert thoughts(one.exchanges[1].request) == ["Thought 1."]
+        assert len(one.record.samples) == 1
 
 
 def in_form(request: Json) -> str | Json:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, both_ways, call, last, numbers, offered, said
+from tests.frameworks.engine import Json, both_ways, call, last, numbers, offered, said, thinking, thoughts
 from tests.frameworks.harness import run_agent
 
 pytest.importorskip("llama_index", reason="llama-index is not installed: make test-frameworks")
@@ -44,11 +44,9 @@ def over_chat(llm: agl.LLM) -> Any:
     return agl.integrations.llama_index_llm(llm)
 
 
-def over_responses(llm: agl.LLM) -> Any:
-    url, key = llm.get_base_url(), llm.api_key
-    return OpenAILikeResponses(
-        model=llm.model, api_base=url, api_key=key, is_chat_model=True, is_function_calling_model=True
-    )
+def over_responses(llm: agl.LLM, **more: Any) -> Any:
+    told = {"model": llm.model, "api_base": llm.get_base_url(), "api_key": llm.api_key}
+    return OpenAILikeResponses(**told, is_chat_model=True, is_function_calling_model=True, **more)
 
 
 both = pytest.mark.parametrize("model_of", [over_chat, over_responses], ids=["chat", "responses"])
@@ -66,6 +64,36 @@ def test_an_agent_with_a_tool_is_one_row(model_of: Any, streaming: bool) -> None
     assert [one.output for one in results] == SAID
     assert [len(one.exchanges) for one in results] == [2, 2]
     assert [len(one.record.samples) for one in results] == [1, 1]
+
+
+@both
+def test_agents_drop_the_thoughts_of_earlier_turns(model_of: Any) -> None:
+    """So says the guide; a change of the library is welcome, and then a change of the guide."""
+
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> str:
+        return str(await FunctionAgent(tools=[multiply], llm=model_of(llm)).run(task))
+
+    for one in run_agent(agent, thinking, direct=False):
+        assert thoughts(one.exchanges[1].request) == [None]
+        assert len(one.record.samples) == 2
+
+
+def test_what_the_server_remembers_keeps_its_thoughts() -> None:
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> list[str]:
+        model = over_responses(llm, track_previous_responses=True)
+        first = await model.achat([ChatMessage(task)])
+        second = await model.achat([ChatMessage(f"And why? {task}")])
+        return [str(first.message.content), str(second.message.content)]
+
+    def model(request: Json) -> Json:
+        return {"content": f"Answer {len(request['messages'])}.", "reasoning_content": "Thought."}
+
+    for one in run_agent(agent, model, direct=False):
+        assert one.output == ["Answer 1.", "Answer 3."]
+        assert thoughts(one.exchanges[1].request) == ["Thought."]
+        assert len(one.record.samples) == 1
 
 
 def test_several_tool_calls_at_once_are_one_row() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, both_ways, calculator, numbers, said
+from tests.frameworks.engine import Json, both_ways, calculator, numbers, said, thinking, thoughts
 from tests.frameworks.harness import run_agent
 
 pytest.importorskip("haystack", reason="haystack-ai is not installed: make test-frameworks")
@@ -69,6 +69,22 @@ def test_an_agent_with_a_tool_is_one_row(model_of: Any, answer: Any) -> None:
     assert [one.output for one in results] == wanted
     assert [len(one.exchanges) for one in results] == [2, 2]
     assert [len(one.record.samples) for one in results] == [1, 1]
+
+
+@both
+def test_thoughts_come_back_over_responses_only(model_of: Any) -> None:
+    """So says the guide; a change of the library is welcome, and then a change of the guide."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> str:
+        helper = Agent(chat_generator=model_of(llm), tools=[multiply])
+        return helper.run(messages=[ChatMessage.from_user(task)])["last_message"].text
+
+    kept = model_of is over_responses
+    for one, answer in zip(run_agent(agent, thinking, direct=False), SAID, strict=True):
+        assert one.output == answer
+        assert thoughts(one.exchanges[1].request) == ["Thought 1." if kept else None]
+        assert len(one.record.samples) == (1 if kept else 2)
 
 
 @both
