@@ -45,16 +45,21 @@ from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
 from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
-from agentlightning.trainer.parts import TrainerParts, check_serves, check_settings_are_used, replicas
+from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.stores import check_shared, place_of
+from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.id import generate_id
 
 _NO_SUCH_METHOD = {
     "train": "call fit(agent, train_dataset=...); it returns None and leaves the result in trainer.result",
     "configure": "give settings to the constructor, those of the algorithm as algorithm={'type': ..., ...}",
-    "fit_v0": "the v0.1 protocol is not part of this release; call fit(agent, train_dataset=...)",
+    "init": "fit() initialises every part and tears it down; a runner alone: runner.run_context(agent=..., store=...)",
+    "init_worker": "fit() initialises every part; a runner alone: runner.run_context(agent=..., store=...)",
+    "teardown": "fit() tears down what it has started",
+    "run": "call fit(agent, train_dataset=...)",
+    "client": "give fit_v0 the server's URL, or a client of your own: agl.AgentLightningClient(url)",
     "fit_v2": "call fit(agent, train_dataset=...)",
     "execute_task": "the algorithm enqueues rollouts and runners execute them; for one task alone: runner.step(task)",
     "record_span": "spans are recorded while an agent runs; others are added by store.add_span(span)",
@@ -64,7 +69,7 @@ _NO_SUCH_METHOD = {
 }
 
 
-class Trainer(TrainerParts):
+class Trainer(TrainerLegacy):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
     Every part may be given as an instance, a class, a factory, an import string, a dict with `type` and settings, or a

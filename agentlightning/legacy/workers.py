@@ -1,0 +1,80 @@
+"""Workers of the v0.1 protocol: one in this process, or several in processes of their own.
+
+What was started here is written down, and `kill_recorded` ends that and nothing else: no process is found by its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from agentlightning.adapter import TraceAdapter
+from agentlightning.errors import RunnerDiedError
+from agentlightning.legacy.client import AgentLightningClient
+from agentlightning.legacy.runner import LegacyAgentRunner
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.tracer.base import Tracer
+
+logger = logging.getLogger(__name__)
+
+TERMINATE_SECONDS = 10.0
+"""How long a worker may take to end after SIGTERM; then it is killed."""
+_recorded: list[BaseProcess] = []
+
+
+def serve(
+    agent: LitAgent[Any],
+    client: AgentLightningClient,
+    tracer: Tracer,
+    exporter: TraceAdapter[Any],
+    max_tasks: int | None = None,
+    worker_id: int = 0,
+) -> int:
+    """Run tasks of the client's server in this process until `max_tasks` are done, and return how many were."""
+    with tracer.lifespan():
+        return LegacyAgentRunner(agent, client, tracer, exporter, worker_id, max_tasks).iter()
+
+
+def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
+    """Run `serve` in so many processes until each has done its tasks; they end with this process.
+
+    Raises:
+        RunnerDiedError: a process ended in another way; the others were ended too.
+    """
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    workers: list[BaseProcess] = []
+    try:
+        for index in range(count):
+            name = f"AgentLightning-Worker-{index}"
+            worker = context.Process(target=serve, args=(agent, *parts, index), name=name, daemon=True)
+            worker.start()
+            workers.append(worker)
+            _recorded.append(worker)
+        living = list(workers)
+        while living:
+            wait([worker.sentinel for worker in living])
+            for worker in [worker for worker in living if not worker.is_alive()]:
+                living.remove(worker)
+                if worker.exitcode != 0:
+                    raise RunnerDiedError(f"{worker.name} ended with exit code {worker.exitcode}; see its output")
+    finally:
+        kill_recorded()
+
+
+def kill_recorded() -> int:
+    """End the workers that this process has started and that still live, and return how many there were."""
+    living = [worker for worker in _recorded if worker.is_alive()]
+    for worker in living:
+        worker.terminate()
+    for worker in living:
+        worker.join(TERMINATE_SECONDS)
+        if worker.is_alive():
+            logger.warning("%s (pid %s) did not end within %g s; killed", worker.name, worker.pid, TERMINATE_SECONDS)
+            worker.kill()
+            worker.join(TERMINATE_SECONDS)
+    _recorded.clear()
+    return len(living)
