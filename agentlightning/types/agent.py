@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from agentlightning.field_help import Value
 from agentlightning.types.core import Rollout, RolloutMode, TaskInput
@@ -28,10 +28,12 @@ class Triplet(Value):
 
 
 class Task(Value):
-    """One task of the v0.1 protocol."""
+    """One task of the v0.1 protocol. Further fields, such as `instance_id`, are kept as they are."""
 
-    rollout_id: str
-    """The rollout that carries out the task."""
+    model_config = ConfigDict(extra="allow")
+
+    rollout_id: str = Field(validation_alias=AliasChoices("rollout_id", "task_id"))
+    """The rollout that carries out the task; also called `task_id`."""
     input: TaskInput
     """What the agent is asked to do."""
     mode: RolloutMode | None = None
@@ -46,6 +48,11 @@ class Task(Value):
     """How often it was taken."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Whatever the program notes about the task."""
+
+    @property
+    def task_id(self) -> str:
+        """The same as `rollout_id`."""
+        return self.rollout_id
 
 
 class TaskIfAny(Value):

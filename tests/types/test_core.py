@@ -188,7 +188,7 @@ def test_a_rollout_and_its_attempt_belong_together() -> None:
         (rollout(), "worker_id", "get_latest_attempt"),
         (attempt(), "spans", "query_spans"),
         (attempt(), "reward", "find_final_reward"),
-        (InMemoryLightningStore(), "traces", "query_spans"),
+        (InMemoryLightningStore(), "collections", "update_resources"),
         (InMemoryLightningStore(), "record_metric", "metrics backend"),
         (InMemoryLightningStore(), "collections", "Backend"),
         (InMemoryLightningStore(), "cancel_rollout", "status='cancelled'"),
@@ -382,6 +382,15 @@ def test_resources_are_told_apart_by_their_tag() -> None:
     for wrong in (fields, {"resource_type": "dataset", **fields}):
         with pytest.raises(ValidationError, match="resource_type"):
             read({"a": wrong})
+
+
+def test_a_task_may_be_named_by_its_own_id_and_keeps_further_fields() -> None:
+    task = Task.model_validate({"task_id": "task-1", "input": "x", "instance_id": "i-1", "dataset": "dev"})
+    assert (task.rollout_id, task.task_id) == ("task-1", "task-1")
+    again = Task.model_validate_json(task.model_dump_json())
+    assert again == task
+    assert again.model_dump(include={"instance_id", "dataset"}) == {"instance_id": "i-1", "dataset": "dev"}
+    assert Task(rollout_id="ro-1", input="x").task_id == "ro-1"
 
 
 # --- spans -------------------------------------------------------------------------------------------------------
