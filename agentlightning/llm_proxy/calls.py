@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
@@ -47,6 +48,11 @@ class GatewayCall:
     reply: Json | None = None
     """What the model server said, in the shape of a chat completion."""
     tokens: CallTokens | None = None
+    """Of the first choice."""
+    further_tokens: tuple[CallTokens | None, ...] = ()
+    """Of the other choices, where the model gave several."""
+    choice: tuple[int, int] | None = None
+    """Which choice of how many the record is of; None is the call as a whole."""
     weight_version: int | None = None
     """The weights that served it; None if it did not come that far."""
     first_frame_at: float | None = None
@@ -75,12 +81,41 @@ class GatewayCall:
             choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
             self.reply = {**{k: v for k, v in reply.items() if k not in hidden}, "choices": choices}
 
-    def answered(self, reply: Json, tokens: CallTokens | None, *, generated: bool = True) -> None:
+    def answered(
+        self,
+        reply: Json,
+        tokens: CallTokens | None,
+        further_tokens: Sequence[CallTokens | None] = (),
+        *,
+        generated: bool = True,
+    ) -> None:
         """Note the reply of the model server; `generated` is False where a reply has no tokens by its nature."""
-        self.reply, self.tokens = reply, tokens
-        whole = tokens is not None and bool(tokens.prompt_token_ids)
-        self.state = ("ok" if whole else "no_tokens") if generated else "no_generation"
+        self.reply, self.tokens, self.further_tokens = reply, tokens, tuple(further_tokens)
+        self.state = _state_of(tokens) if generated else "no_generation"
         self.http_status = 200
+
+    def by_choice(self) -> list[GatewayCall]:
+        """Return the call once for each choice of its reply, which is what is recorded; itself if there is but one.
+
+        The ids of the further ones are made from those of the first, which alone has what was used by all.
+        """
+        reply = self.reply or {}
+        choices: list[Json] = reply.get("choices") or []
+        if self.error is not None or len(choices) < 2:
+            return [self]
+        made: list[GatewayCall] = []
+        for place, choice in enumerate(choices):
+            own: Json = {**reply, "choices": [choice]}
+            tokens, state, name = self.tokens, self.state, self.call_id
+            if place:
+                own.pop("usage", None)
+                own["id"] = f"{own['id']}#{place}" if isinstance(own.get("id"), str) else own.get("id")
+                tokens = self.further_tokens[place - 1] if place <= len(self.further_tokens) else None
+                state = state if state == "no_generation" else _state_of(tokens)
+                name = f"{name}-{place}"
+            told = {"call_id": name, "reply": own, "tokens": tokens, "state": state, "choice": (place, len(choices))}
+            made.append(replace(self, **told))
+        return made
 
     def failed(self, failure: CallFailed) -> None:
         """Note that there is no reply, or that the rest of it is missing."""
@@ -100,3 +135,7 @@ class GatewayCall:
     def seconds(self) -> float:
         """Time since the arrival."""
         return time.monotonic() - self.began
+
+
+def _state_of(tokens: CallTokens | None) -> CallState:
+    return "ok" if tokens is not None and bool(tokens.prompt_token_ids) else "no_tokens"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from typing_extensions import override
-
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import CHAT, RESPONSES
@@ -35,7 +33,7 @@ from agentlightning.llm_proxy.replies import (
     unusable,
 )
 from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
-from agentlightning.llm_proxy.responses_state.turns import Turn, begin
+from agentlightning.llm_proxy.responses_state.turns import NamedStream, begin
 from agentlightning.llm_proxy.sse import Frames, data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
@@ -148,11 +146,13 @@ class Forwarder:
     ) -> AgentReply:
         """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
         call.bytes += len(body)
+        wire = request.wire
         if call.turn is not None:
             reply = {**reply, "id": call.turn.named(self.memory, reply.get("id"))}
         converted = await self._off_loop.run(len(body), _convert_reply, request, reply, body, call.streamed)
         record, tokens, shown, said = converted
-        call.answered(record, tokens, generated=request.wire.generates)
+        further = await self._off_loop.run(len(body), _further_tokens, request, reply)
+        call.answered(record, tokens, further, generated=wire.generates)
         await self._prepare_to_remember(call, said)
         return StreamEnd(reply_stream, shown) if call.streamed else JsonReply(200, shown)
 
@@ -164,7 +164,7 @@ class Forwarder:
         reader = wire.read_stream(request.body)
         writer = None if translated is None else translated.write_stream(request.agent_request)
         if writer is not None and call.turn is not None:
-            writer = _NamedStream(writer, call.turn, self.memory)
+            writer = NamedStream(writer, call.turn, self.memory)
         last, number = b"", 0
         try:
             async for frame in stream.frames():
@@ -191,7 +191,8 @@ class Forwarder:
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
             raise
-        call.answered(record, tokens, generated=wire.generates)
+        further = await self._off_loop.run(call.bytes, _further_tokens, request, reply)
+        call.answered(record, tokens, further, generated=wire.generates)
         await self._prepare_to_remember(call, None if writer is None else writer.reply)
         await self._record(request, reply)
         return StreamEnd(reply_stream, last if writer is None else end)
@@ -268,23 +269,6 @@ def _upstream_request(
         return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
 
 
-class _NamedStream(StreamWriter):
-    """Writes a response whose id is not in every case the model server's."""
-
-    def __init__(self, writer: StreamWriter, turn: Turn, memory: ResponseMemory) -> None:
-        self._writer, self._turn, self._memory = writer, turn, memory
-
-    @override
-    def feed(self, chunk: Json) -> bytes:
-        return self._writer.feed({**chunk, "id": self._turn.named(self._memory, chunk.get("id"))})
-
-    @override
-    def end(self) -> bytes:
-        events = self._writer.end()
-        self.reply = self._writer.reply
-        return events
-
-
 def _convert_reply(
     request: _UpstreamRequest, reply: Json, body: bytes, streamed: bool
 ) -> tuple[Json, CallTokens | None, bytes, Json | None]:
@@ -330,6 +314,11 @@ def _end_stream(
         reply = without_tokens(reply) if hid_key else reply
         end = b"" if writer is None else writer.end()
         return reply, request.wire.record_of(reply), request.wire.tokens_of(reply, request.body), end
+
+
+def _further_tokens(request: _UpstreamRequest, reply: Json) -> list[CallTokens | None]:
+    with blamed_on(_SERVER):
+        return request.wire.further_tokens_of(reply, request.body)
 
 
 def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:

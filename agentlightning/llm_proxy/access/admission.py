@@ -198,7 +198,9 @@ class Budgets:
         if self._tokens is None and self._cost is None:
             return
         if call.tokens is not None and call.tokens.prompt_token_ids:
-            prompt, completion = len(call.tokens.prompt_token_ids), len(call.tokens.completion_token_ids)
+            prompt, completion = len(call.tokens.prompt_token_ids), 0
+            for tokens in (call.tokens, *call.further_tokens):
+                completion += 0 if tokens is None else len(tokens.completion_token_ids)
         else:
             counts = fields_of((call.reply or {}).get("usage"))
             prompt, completion = count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, read_json
+from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, objects, read_json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
 from agentlightning.llm_proxy.sse import data_of, frame_of
@@ -158,6 +158,11 @@ class WireDialect(Dialect):
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         """Return the tokens of the first choice; None if there are none that can be used."""
         return None
+
+    def further_tokens_of(self, reply: Json, request: Json) -> list[CallTokens | None]:
+        """Return the tokens of the choices behind the first one."""
+        further = objects(reply.get("choices"))[1:] if self.generates else []
+        return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
 
     def visible_reply(self, reply: Json, request: Json) -> Json:
         """Return the reply as it would have been without what the agent did not ask for."""

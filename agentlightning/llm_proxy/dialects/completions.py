@@ -58,7 +58,9 @@ class Completions(WireDialect):
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         choice = cast(Json, reply["choices"][0])
-        prompt = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
+        prompt = choice.get("prompt_token_ids")
+        if not prompt and (choice.get("index") == 0 or len(prompts(request.get("prompt"))) == 1):
+            prompt = reply.get("prompt_token_ids")
         if prompt is None:  # the agent sent it as ids, and the engine counts as many
             sent = token_ids(request.get("prompt"))
             prompt = sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None

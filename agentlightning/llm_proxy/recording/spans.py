@@ -1,5 +1,7 @@
 """One model call as two spans: `litellm_request` with the messages, and below it `raw_gen_ai_request` with the tokens.
 
+Of several choices each is recorded as a call of its own would be, since each can be trained on.
+
 The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
 beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
 enter no span.
@@ -58,11 +60,16 @@ _Pairs = Iterator[tuple[str, AttributeValue]]
 
 
 def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
-    """Return the two spans of a call that has ended, parent first; both have the call's number.
+    """Return the spans of a call that has ended: two for each choice, parent first; all have the call's number.
 
-    They take at most `kept_bytes` as JSON, and a little more. A call whose token ids find no room is `no_tokens`.
+    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
     """
-    trace_id, ended = derive_id(call.call_id, 0, 32), time.time()
+    choices, ended = call.by_choice(), time.time()
+    return [span for choice in choices for span in _pair(choice, kept_bytes // len(choices), ended)]
+
+
+def _pair(call: GatewayCall, kept_bytes: int, ended: float) -> list[Span]:
+    trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
     request_attributes, raw_attributes = both = dict(_request_attributes(call)), dict(_raw_attributes(call))
     if not surely_fit(both, kept_bytes):
@@ -284,7 +291,8 @@ def _usage(usage: object) -> _Pairs:
 
 
 def _raw_attributes(call: GatewayCall) -> _Pairs:
-    keys, policy, choices = LightningCallAttributes, call.policy, len((call.reply or {}).get("choices", ()))
+    keys, policy = LightningCallAttributes, call.policy
+    choice, choices = call.choice or (None, None)
     first_frame_seconds = None if call.first_frame_at is None else max(0.0, call.first_frame_at - call.arrived_at)
     told: dict[str, AttributeValue | None] = {
         keys.CALL_ID.value: call.call_id,
@@ -297,7 +305,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.ROLE.value: call.role,
         keys.POLICY.value: None if policy is None else policy.name,
         keys.POLICY_KIND.value: None if policy is None else policy.kind,
-        keys.CHOICES.value: choices if choices > 1 else None,
+        keys.CHOICES.value: choices,
+        keys.CHOICE.value: choice,
         keys.ERROR_CODE.value: call.error_code,
         keys.FIRST_FRAME_SECONDS.value: first_frame_seconds,
         keys.WEIGHT_VERSION.value: call.weight_version,

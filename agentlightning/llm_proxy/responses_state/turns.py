@@ -13,7 +13,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from agentlightning.llm_proxy.access.limits import LONGEST_NAME, MOST_ITEMS, shown
+from agentlightning.llm_proxy.dialects.base import StreamWriter
 from agentlightning.llm_proxy.dialects.fields import as_text, refuse_unknown
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_object, json_bytes, objects
 from agentlightning.llm_proxy.replies import CallFailed
@@ -138,3 +141,20 @@ def _item(fields: Json) -> Item:
         prefix = _PREFIXES.get(str(fields.get("type") or "message"), "item")
         name = f"{prefix}_{hashlib.sha256(raw).hexdigest()[:48]}"
     return Item(name, raw)
+
+
+class NamedStream(StreamWriter):
+    """Writes a response whose id is not in every case the model server's."""
+
+    def __init__(self, writer: StreamWriter, turn: Turn, memory: ResponseMemory) -> None:
+        self._writer, self._turn, self._memory = writer, turn, memory
+
+    @override
+    def feed(self, chunk: Json) -> bytes:
+        return self._writer.feed({**chunk, "id": self._turn.named(self._memory, chunk.get("id"))})
+
+    @override
+    def end(self) -> bytes:
+        events = self._writer.end()
+        self.reply = self._writer.reply
+        return events

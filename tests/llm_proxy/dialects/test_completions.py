@@ -15,6 +15,7 @@ from agentlightning.adapter.rows.samples import unusable
 from agentlightning.algorithm.ledger.record import read_rollout
 from agentlightning.types import AttemptedRollout, Span
 from tests.llm_proxy.harness import GatewayHarness, until
+from tests.llm_proxy.test_policies import reward_of
 from tests.stubs.model_server import Fault, encode, logprobs_of
 
 Json = dict[str, Any]
@@ -81,14 +82,21 @@ async def test_a_stream_of_several_choices_is_put_together_by_their_numbers(agen
             texts[choice.index] += choice.text
             assert choice.logprobs is None or len(choice.logprobs.tokens) > 0
     assert texts == {0: TEXT, 1: f"{TEXT} 1"}
-    said, call = await agent.recorded()
-    assert said["gen_ai.response.id"] == name
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.completion.1.content"] == f"{TEXT} 1"
-    assert call["completion_token_ids"] == encode(TEXT)
-    assert call["completion_logprobs"] == logprobs_of(encode(TEXT))
-    assert call["prompt_token_ids"] == encode("once upon")
-    assert call["choices"] == 2
+    calls = await agent.harness.raw(agent.attempt)
+    said = [span.attributes for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
+    assert [one["gen_ai.response.id"] for one in said] == [name, f"{name}#1"]
+    assert [one["gen_ai.completion.0.content"] for one in said] == list(texts.values())
+    assert [call["completion_token_ids"] for call in calls] == [encode(text) for text in texts.values()]
+    assert [call["completion_logprobs"] for call in calls] == [logprobs_of(encode(text)) for text in texts.values()]
+    assert [call["prompt_token_ids"] for call in calls] == [encode("once upon")] * 2
+    assert [(call["choice"], call["choices"]) for call in calls] == [(0, 2), (1, 2)]
+
+
+async def test_each_prompt_of_a_request_is_recorded_with_its_own_tokens(agent: Agent) -> None:
+    reply = await agent.ask(prompt=["once upon", "a time there was"])
+    calls = await agent.harness.raw(agent.attempt)
+    assert [call["prompt_token_ids"] for call in calls] == [encode("once upon"), encode("a time there was")]
+    assert [call["completion_token_ids"] for call in calls] == [encode(choice.text) for choice in reply.choices]
 
 
 @pytest.mark.parametrize("asked", [None, 0, 1, 3])
@@ -110,10 +118,12 @@ async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, aske
 )
 async def test_each_prompt_is_a_message_of_the_record(agent: Agent, prompt: Any, shown: list[str]) -> None:
     await agent.ask(prompt=prompt)
-    said, call = await agent.recorded()
-    assert [said[f"gen_ai.prompt.{index}.content"] for index in range(len(shown))] == shown
-    assert f"gen_ai.prompt.{len(shown)}.content" not in said
-    assert call["prompt_token_ids"] == {"one": encode("one"), "[7, 8, 9]": [7, 8, 9], "[7, 8]": [7, 8]}[shown[0]]
+    calls = await agent.harness.raw(agent.attempt)
+    for span in (await agent.harness.spans(agent.attempt))[::2]:
+        assert [span.attributes[f"gen_ai.prompt.{index}.content"] for index in range(len(shown))] == shown
+        assert f"gen_ai.prompt.{len(shown)}.content" not in span.attributes
+    ids = {"one": [encode("one"), encode("two")], "[7, 8, 9]": [[7, 8, 9]], "[7, 8]": [[7, 8], [9]]}[shown[0]]
+    assert [call["prompt_token_ids"] for call in calls] == ids
 
 
 async def test_an_engine_without_token_ids_is_recorded_so(agent: Agent) -> None:
@@ -233,19 +243,39 @@ async def test_the_models_are_listed_for_the_library(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_of_several_choices_the_first_is_typed_and_all_are_in_the_text_form(agent: Agent, stream: bool) -> None:
+async def test_each_of_several_choices_is_recorded_as_a_call_and_is_a_row(agent: Agent, stream: bool) -> None:
     reply = await agent.client.chat.completions.create(model="policy", messages=HI, n=3, stream=stream)
     if stream:
         async for _ in reply:
             pass
-    said, call = await agent.recorded()
-    raw = (await agent.spans())[1].attributes
-    assert call["choices"] == 3
-    assert call["completion_token_ids"] == encode("you said hi")
-    choices = ast.literal_eval(str(raw["llm.hosted_vllm.choices"]))
-    texts = ["you said hi", "you said hi 1", "you said hi 2"]
-    assert [choice["token_ids"] for choice in choices] == [encode(text) for text in texts]
-    assert [said[f"gen_ai.completion.{index}.content"] for index in range(3)] == texts
+    texts, spans = ["you said hi", "you said hi 1", "you said hi 2"], await agent.harness.spans(agent.attempt)
+    raws, said = spans[1::2], spans[::2]
+    assert [span.name for span in said] == ["litellm_request"] * 3
+    assert [raw.parent_id for raw in raws] == [span.span_id for span in said]
+    assert {span.sequence_id for span in spans} == {1}
+    told = [ast.literal_eval(str(raw.attributes["llm.hosted_vllm.choices"])) for raw in raws]
+    assert [[(one["index"], one["token_ids"]) for one in choices] for choices in told] == [
+        [(place, encode(text))] for place, text in enumerate(texts)
+    ]
+    assert [span.attributes["gen_ai.completion.0.content"] for span in said] == texts
+    assert ["gen_ai.usage.completion_tokens" in span.attributes for span in said] == [not stream, False, False]
+
+    problems: list[Any] = []
+    calls = model_calls(spans, problems)
+    assert (problems, len({call.call_id for call in calls})) == ([], 3)
+    assert [call.completion_token_ids for call in calls] == [encode(text) for text in texts]
+    assert [call.logprobs for call in calls] == [logprobs_of(encode(text)) for text in texts]
+    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+        assert [triplet.response["token_ids"] for triplet in adapter.adapt(spans)] == [encode(text) for text in texts]
+    store, name = agent.harness.store, agent.attempt.rollout_id
+    await store.update_attempt(name, "latest", status="succeeded")
+    rollout, attempts = await store.get_rollout_by_id(name), await store.query_attempts(name)
+    assert rollout is not None
+    record = read_rollout(rollout, attempts, [*spans, reward_of(agent.attempt)])
+    prompt = calls[0].prompt_token_ids
+    assert [row.token_ids for row in record.samples] == [prompt + encode(text) for text in texts]
+    assert record.exclusions == {}
+    assert agent.harness.proxy.stats()["calls"] == {"ok": 1}
 
 
 async def test_a_call_with_one_choice_says_nothing_of_their_number(agent: Agent) -> None:

@@ -211,15 +211,29 @@ async def test_odd_content_is_recorded_as_far_as_text_can_hold_it(harness: Gatew
     assert attributes["gen_ai.prompt.1.role"] == "3"
 
 
-async def test_all_choices_of_a_call_are_in_the_text_form_and_the_first_one_is_typed(harness: GatewayHarness) -> None:
+async def test_a_choice_without_tokens_is_no_tokens_beside_one_that_has_them(harness: GatewayHarness) -> None:
     choices = [{"index": i, "token_ids": [i + 5], "finish_reason": "stop", "message": {"content": "x"}} for i in (0, 1)]
+    del choices[1]["token_ids"]
     reply = {"id": "c", "prompt_token_ids": [1], "choices": choices}
     harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
     attempt = await harness.attempt()
     await harness.ask(attempt, n=2)
-    raw = (await harness.spans(attempt))[1].attributes
-    assert [c["token_ids"] for c in ast.literal_eval(str(raw["llm.hosted_vllm.choices"]))] == [[5], [6]]
+    assert await harness.states(attempt) == ["ok", "no_tokens"]
     assert (await harness.raw(attempt))[0]["completion_token_ids"] == [5]
+
+
+async def test_many_choices_find_room_together(harness: GatewayHarness) -> None:
+    choices = [
+        {"index": i, "token_ids": [i] * 300, "finish_reason": "stop", "message": {"content": "x" * 20_000}}
+        for i in range(1000)
+    ]
+    reply = {"id": "c", "prompt_token_ids": [1] * 500, "choices": choices}
+    harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
+    attempt = await harness.attempt()
+    await harness.ask(attempt, n=1000)
+    calls = await harness.raw(attempt)
+    assert [call["completion_token_ids"] for call in calls] == [[i] * 300 for i in range(1000)]
+    assert sum(len(span.model_dump_json()) for span in await harness.spans(attempt)) < 32 * 2**20
 
 
 async def test_a_store_behind_http_keeps_the_same_spans() -> None:
