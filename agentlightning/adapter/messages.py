@@ -18,9 +18,10 @@ from typing_extensions import TypedDict
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.adapter.calls.calls import checked_policy, without_other_policies
+from agentlightning.adapter.calls.conversation import conversation_of
+from agentlightning.adapter.calls.matching import CallSpans, spans_by_call, tells_of_call
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.conventions import chat_messages
-from agentlightning.adapter.spans.tokens import response_id
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
 from agentlightning.utils.attributes import unflatten_attributes
@@ -32,6 +33,14 @@ _PARTS: Final = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.request", "gen_ai
 _GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
 
 Message = Fields
+
+
+def _telling(call: CallSpans) -> Span | None:
+    """Return the span that tells of a call: a tracer's if it kept the words, else the gateway's."""
+    spans = [call.seen, *call.also, call.request, call.record]
+    return next(
+        (span for span in spans if span is not None and conversation_of(span) is not None), spans[0] or spans[-2]
+    )
 
 
 class OpenAIMessages(TypedDict):
@@ -59,15 +68,16 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
         """Return the conversations of the spans; none for no spans."""
         source = without_other_policies(source, self.policy)
-        told = {reply for span in source if span.name not in _GATEWAY_SPANS and (reply := response_id(span))}
+        telling = {id(_telling(call)) for call in spans_by_call(source)}
         records: list[Fields] = []
         for span in source:
-            if span.name == RAW_SPAN or (span.name == REQUEST_SPAN and response_id(span) in told):
+            is_call = span.name == REQUEST_SPAN or tells_of_call(span)
+            if span.name == RAW_SPAN or (is_call and id(span) not in telling):
                 continue
             if span.attributes.get("llm.request.type") == "embedding":
                 continue
             parts = {part.rpartition(".")[2]: group_genai_dict(span.attributes, part) for part in _PARTS}
-            if not (parts["prompt"] or parts["completion"]):
+            if is_call and not (parts["prompt"] or parts["completion"]):
                 parts["prompt"], parts["completion"] = chat_messages(span.attributes, span.events)
             if any(parts.values()):
                 children = self.get_tool_calls(span, source)

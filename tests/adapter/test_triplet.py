@@ -316,6 +316,40 @@ def test_spans_of_opentelemetry_are_taken_as_they_are() -> None:
     assert triplet.prompt["token_ids"] == [1]
 
 
+def test_of_calls_side_by_side_the_last_one_that_arrived_earns_the_reward_whenever_its_client_began() -> None:
+    spans = [
+        SESSION,
+        chat("c1", "S", 1.0, 4, response_id="r1"),
+        chat("c2", "S", 1.1, 4, response_id="r2"),
+        *gateway_call("g2", 1, [1], [2], response_id="r2", start=1.2),
+        *gateway_call("g1", 2, [1], [3], response_id="r1", start=1.3),
+        reward("r", None, 9, 1.0, sequence_id=9),
+    ]
+    triplets = TracerTraceToTriplet()(spans)
+    assert [(t.metadata["call_id"], t.reward) for t in triplets] == [("g2", None), ("g1", 1.0)]
+
+
+def test_the_search_for_calls_can_begin_within_a_larger_tree() -> None:
+    """The four keywords that programs of the older system pass on from tree to tree."""
+    tree = TraceTree.from_spans(
+        [SESSION, chat("c1", "S", 1, 2), span("n", "openai.chat.completion", "S", 3, 4), chat("c2", "S", 5, 6)]
+    )
+
+    def found(**told: Any) -> list[tuple[str, str]]:
+        return [(node.id, name) for node, name in tree.find_llm_calls(**told)]
+
+    every = [("c1", "*"), ("n", "*"), ("c2", "*")]
+    known = {"c1"}
+    first = {"llm_call_match": r"openai\.chat\.completion", "agent_match": None, "within_matching_subtree": "*"}
+    assert found(**first, within_reward=False, within_llm_call=False, existing_llm_call_response_ids=known) == every[1:]
+    assert known == {"c1", "c2"}
+    assert found(within_reward=None, within_llm_call=None, existing_llm_call_response_ids=None) == every
+    assert found(within_reward=True) == []
+    assert found(within_llm_call=True) == [("c1", "*"), ("c2", "*")]
+    assert found(agent_match="planner") == []
+    assert found(agent_match="planner", within_matching_subtree="planner") == [(id, "planner") for id, _ in every]
+
+
 # --- settings ------------------------------------------------------------------------------------------------------
 
 

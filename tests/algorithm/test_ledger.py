@@ -254,6 +254,29 @@ def test_calls_that_the_adapter_leaves_out_are_not_selected() -> None:
     }
 
 
+def test_a_call_that_may_be_of_several_agents_is_no_named_agents_call() -> None:
+    agents = [
+        with_attributes(span(name, f"invoke_agent {name}", None, 0, 40), {"gen_ai.agent.name": name})
+        for name in ("planner", "critic")
+    ]
+    spans = [*two_turns(), *agents, final()]
+    assert reasons(read_rollout(rollout(), [attempt()], spans)) == {}
+    record = read_rollout(rollout(), [attempt()], spans, TracerTraceToTriplet(agent_match="planner"))
+    assert reasons(record) == {"c1": "unknown_agent", "c2": "unknown_agent"}
+    assert "as_resource(role=" in str(record.explain())
+
+
+def test_the_advice_for_unknown_agents_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
+    agents = [
+        with_attributes(span(name, f"invoke_agent {name}", None, 0, 40), {"gen_ai.agent.name": name})
+        for name in ("planner", "critic")
+    ]
+    adapter = TracerTraceToTriplet(agent_match="planner")
+    for _ in range(3):
+        read_rollout(rollout(), [attempt()], [*two_turns(), *agents, final()], adapter)
+    assert [each.getMessage().count("as_resource(role=") for each in caplog.records] == [1]
+
+
 def test_evaluation_rollouts_train_nothing_and_keep_their_reward() -> None:
     record = read_rollout(rollout(mode="val"), [attempt()], [*two_turns(), final(0.5)])
     assert record.reward == 0.5

@@ -199,7 +199,8 @@ class _Joining:
     def _take(self, calls: Sequence[CallSpans], items: Sequence[CallSpans], teller: str) -> None:
         spans = [item.seen for item in items if item.seen is not None]
         joined: set[int] = set()
-        for pair in pairs([self._of(call) for call in calls], [self._of(item) for item in items]):
+        found = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
+        for pair in found:
             call, item = calls[pair.call], items[pair.span]
             joined.add(pair.span)
             self._tellers[id(call)].update(map(_teller, item.certain))

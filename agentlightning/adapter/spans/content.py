@@ -168,8 +168,9 @@ def says_model_call(name: str, attributes: Mapping[str, object]) -> bool:
 
 
 def response_id_in_output(attributes: Mapping[str, object]) -> str | None:
-    """Return the reply's id where OpenInference keeps the whole reply as JSON text."""
+    """Return the reply's id where OpenInference keeps the whole reply as JSON text, the client's or LangChain's."""
     if attributes.get(_INFERENCE_KIND) != "LLM":
         return None
-    found = as_dict(decoded(attributes.get("output.value"))).get("id")
+    reply = as_dict(decoded(attributes.get("output.value")))
+    found = reply.get("id") or as_dict(reply.get("llm_output")).get("id")
     return found if isinstance(found, str) and found else None

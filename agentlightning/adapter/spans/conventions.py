@@ -220,7 +220,8 @@ def _from_google(content: Mapping[str, object]) -> Iterator[Message]:
     ]
     if len(results) < len(parts):
         text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
-        yield {"role": content.get("role"), "content": text, **({"tool_calls": calls} if calls else {})}
+        role = "assistant" if content.get("role") == "model" else content.get("role")
+        yield {"role": role, "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 _READERS: Final[tuple[Callable[[Mapping[str, object]], Words], ...]] = (

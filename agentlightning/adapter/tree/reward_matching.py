@@ -171,12 +171,13 @@ def _by_recency(
     recorded = _Recorded(calls)
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
     timed.sort(key=lambda item: item[:2])
+    by_arrival = all(call.record is not None for call in calls)  # as the calls themselves are ordered then
     heaps: dict[str | None, list[tuple[float, int, str]]] = {}
     added = 0
     for reward in rewards:
         while reward.start_time is not None and added < len(timed) and timed[added][0] <= reward.start_time:
             _, order, call = timed[added]
-            entry = (-call.start_time, -order, call.node.id)
+            entry = (-(call.sequence_id if by_arrival else call.start_time), -order, call.node.id)
             for scope in scopes.around(call.node):
                 heappush(heaps.setdefault(scope, []), entry)
             added += 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentlightning.adapter import ModelCall, TracerTraceToTriplet, TraceToMessages, model_calls
-from agentlightning.types import Span
+from agentlightning.types import Event, Span
 from tests.adapter.span_maker import CHAT, chat, conversation, gateway_call, said, span, spoken_call, with_attributes
 
 ASKED = conversation("six times seven?", system="be brief")
@@ -122,6 +122,8 @@ PARTS = [
     {"role": "assistant", "parts": [{"type": "tool_call", "id": "t", "name": "calc", "arguments": {"x": 1}}]},
     {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t", "response": "42"}]},
 ]
+SYSTEM_PARTS = [{"type": "text", "content": "be brief"}]
+ANSWER_PARTS = [{"role": "assistant", "parts": [{"type": "text", "content": "42"}], "finish_reason": "stop"}]
 TOOL_TALK = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "six times seven?"},
@@ -131,11 +133,9 @@ TOOL_TALK = [
 SPELLINGS: dict[str, dict[str, Any]] = {
     "newer conventions": {
         "gen_ai.operation.name": "chat",
-        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "be brief"}]),
+        "gen_ai.system_instructions": json.dumps(SYSTEM_PARTS),
         "gen_ai.input.messages": json.dumps(PARTS),
-        "gen_ai.output.messages": json.dumps(
-            [{"role": "assistant", "parts": [{"type": "text", "content": "42"}], "finish_reason": "stop"}]
-        ),
+        "gen_ai.output.messages": json.dumps(ANSWER_PARTS),
     },
     "OpenInference": {
         "openinference.span.kind": "LLM",
@@ -170,13 +170,66 @@ SPELLINGS: dict[str, dict[str, Any]] = {
         ),
         "response_data": json.dumps({"message": {"role": "assistant", "content": "42"}}),
     },
+    "Google's ADK": {
+        "gcp.vertex.agent.llm_request": json.dumps(
+            {
+                "config": {"system_instruction": "be brief"},
+                "contents": [
+                    {"role": "user", "parts": [{"text": "six times seven?"}]},
+                    {"role": "model", "parts": [{"function_call": {"id": "t", "name": "calc", "args": {"x": 1}}}]},
+                    {"role": "user", "parts": [{"function_response": {"id": "t", "name": "calc", "response": "42"}}]},
+                ],
+            }
+        ),
+        "gcp.vertex.agent.llm_response": json.dumps({"content": {"role": "model", "parts": [{"text": "42"}]}}),
+    },
     "OpenLLMetry": {"llm.request.type": "chat", **said(TOOL_TALK, "42")},
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+def event(name: str, **attributes: Any) -> Event:
+    told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in attributes.items()}
+    return Event(name=name, attributes=told)
+
+
+USE = {"toolUse": {"toolUseId": "t", "name": "calc", "input": {"x": 1}}}
+RESULT = {"toolResult": {"toolUseId": "t", "status": "success", "content": [{"text": "42"}]}}
+CALL = {"id": "t", "type": "function", "function": {"name": "calc", "arguments": '{"x":1}'}}
+EVENTS: dict[str, list[Event]] = {
+    "events of Strands": [
+        event("gen_ai.system.message", content=[{"text": "be brief"}]),
+        event("gen_ai.user.message", content=[{"text": "six times seven?"}]),
+        event("gen_ai.assistant.message", content=[USE]),
+        event("gen_ai.tool.message", content=[RESULT]),
+        event("gen_ai.choice", message=[{"text": "42"}], finish_reason="end_turn"),
+    ],
+    "older events of the conventions": [
+        event("gen_ai.system.message", content="be brief"),
+        event("gen_ai.user.message", content="six times seven?"),
+        event("gen_ai.assistant.message", tool_calls=[CALL]),
+        event("gen_ai.tool.message", content="42", id="t"),
+        event("gen_ai.choice", index="0", message={"role": "assistant", "content": "42"}, finish_reason="stop"),
+    ],
+    "older events with their fields as one text": [
+        event("gen_ai.system.message", **{"gen_ai.event.content": {"role": "system", "content": "be brief"}}),
+        event("gen_ai.user.message", **{"gen_ai.event.content": {"role": "user", "content": "six times seven?"}}),
+        event("gen_ai.assistant.message", **{"gen_ai.event.content": {"tool_calls": [CALL]}}),
+        event("gen_ai.tool.message", **{"gen_ai.event.content": {"content": "42", "id": "t"}}),
+        event("gen_ai.choice", **{"gen_ai.event.content": {"message": {"content": "42"}, "finish_reason": "stop"}}),
+    ],
+    "newer events of the conventions": [
+        event("gen_ai.client.inference.operation.details", **{"gen_ai.system_instructions": SYSTEM_PARTS}),
+        event("gen_ai.client.inference.operation.details", **{"gen_ai.input.messages": PARTS}),
+        event("gen_ai.client.inference.operation.details", **{"gen_ai.output.messages": ANSWER_PARTS}),
+    ],
+}
+
+
+@pytest.mark.parametrize("spelling", [*SPELLINGS, *EVENTS])
 def test_a_call_is_known_in_every_spelling(spelling: str) -> None:
-    told_by_tracer = seen("t", 50, 60, SPELLINGS[spelling], name="some library", sequence_id=9)
+    attributes = SPELLINGS.get(spelling, {"gen_ai.operation.name": "chat"})
+    told_by_tracer = seen("t", 50, 60, attributes, name="some library", sequence_id=9)
+    told_by_tracer = told_by_tracer.model_copy(update={"events": EVENTS.get(spelling, [])})
     spans = [*spoken_call("g", 1, [1], [2], TOOL_TALK, "42"), told_by_tracer]
     assert told(model_calls(spans)) == [("g", "both", "request")]
     (triplet,) = TracerTraceToTriplet(llm_call_match="some library")([told_by_tracer])
