@@ -10,8 +10,9 @@ import pytest
 from agentlightning.adapter import TraceToMessages
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.recording.spans import spans_of
-from agentlightning.types import Span
-from tests.adapter.span_maker import CHAT, span, with_attributes
+from agentlightning.types import Event, Span
+from tests.adapter.span_maker import CHAT, conversation, span, spoken_call, with_attributes
+from tests.adapter.span_maker import said as _said
 
 CALL = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
@@ -127,6 +128,23 @@ def test_a_function_without_parameters_has_none() -> None:
 def test_spans_that_are_no_calls_tell_nothing() -> None:
     assert TraceToMessages()([]) == []
     assert TraceToMessages()([span("s", "work", None, 0, 1)]) == []
+
+
+def test_a_call_is_told_once_whoever_recorded_it() -> None:
+    asked = conversation("six times seven?")
+    words = [Event(name="gen_ai.user.message", attributes={"content": "six times seven?"})]
+    agent = with_attributes(span("a", "invoke_agent", None, 0, 9), {"gen_ai.operation.name": "invoke_agent"})
+    model = with_attributes(span("m", "chat", "a", 1, 8), {"gen_ai.operation.name": "chat"})
+    client = with_attributes(span("c", CHAT, None, 2, 7), {"gen_ai.response.id": "r", **_said(asked, "42")})
+    spans = [
+        *spoken_call("g", 1, [1], [2], asked, "42", response_id="r", start=3),
+        agent.model_copy(update={"events": words}),
+        model.model_copy(update={"events": words, "scope": {"name": "framework"}}),
+        client,
+    ]
+    expected = [{"role": "user", "content": "six times seven?"}, {"role": "assistant", "content": "42"}]
+    assert [record["messages"] for record in TraceToMessages()(spans)] == [expected]
+    assert [record["messages"] for record in TraceToMessages()(spans[2:4])] == [expected[:1]]
 
 
 def test_tool_calls_may_be_found_elsewhere_by_a_subclass() -> None:
