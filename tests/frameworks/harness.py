@@ -50,6 +50,11 @@ class TaskResult:
     def named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]
 
+    def agents(self, agent_match: str | None = None) -> list[tuple[str, str]]:
+        """Return the agent that the adapter names and the system message, for each call that it selects."""
+        triplets = TracerTraceToTriplet(agent_match=agent_match).adapt(self.spans)
+        return [(t.metadata["agent_name"], said(t.prompt["raw_content"][0])) for t in triplets]
+
     def tree(self) -> TraceTree:
         """The spans as the adapter sees them."""
         tree = TraceTree.from_spans(self.spans)

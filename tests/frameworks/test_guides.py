@@ -35,6 +35,9 @@ PACKAGES = {
     "claude-agent-sdk": "claude_agent_sdk",
     "node": "agentlightning",
     "vercel": "agentlightning",
+    "strands": "strands",
+    "google-adk": "google.adk",
+    "openinference": "openinference.instrumentation.openai",
 }
 
 ANSWERS = {
