@@ -261,3 +261,29 @@ def _reachable(graph: grimp.ImportGraph, module: str) -> set[str]:
                 seen.add(imported)
                 todo.append(imported)
     return seen
+
+
+NAMED_BY_DOCUMENTS = """adapter.base algorithm.FastAlgorithm algorithm.base algorithm.decorator contrib.reward.agentos
+contrib.runner.agentos emitter.annotation env_var.LightningEnvVar execution.base execution.client_server
+execution.shared_memory runner.agent runner.base runner.legacy semconv store.client_server store.memory
+store.mongo store.threading tracer.base tracer.otel tracer.weave trainer.init_utils trainer.registry
+trainer.trainer types.core types.tracer utils.env utils.otel"""
+
+
+def test_the_modules_that_documents_name_are_attributes_after_the_bare_import() -> None:
+    """Each in a child of its own, so that no other import has bound it."""
+    code = f"""
+import functools, os
+import agentlightning
+for name in {NAMED_BY_DOCUMENTS.split()!r}:
+    child = os.fork()
+    if child == 0:
+        try:
+            functools.reduce(getattr, name.split("."), agentlightning)
+        except BaseException as error:
+            print(name, error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""

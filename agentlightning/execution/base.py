@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from agentlightning.errors import AgentLightningError, StoreUnreachableError, UnauthorizedError
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class AlgorithmBundle(Protocol):
     """What the algorithm runs. What it returns is the result of the run.
 
-    It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`; and
-    `llm_proxy`, the gateway of the run.
+    It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`;
+    `llm_proxy`, the gateway of the run; and `interrupted`, which is set to True when Ctrl+C ended the run.
     """
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
@@ -42,13 +42,14 @@ class ExecutionStrategy:
     """Runs one algorithm bundle and some runner bundles around one store, to an end.
 
     An instance may execute several times, one after another. One that has an attribute `n_runners` decides how many
-    runners there are; else the Trainer does.
+    runners there are; else the Trainer does. One that delegates to others returns what their `execute` returns.
     """
 
     interrupted: bool = False
     """True when the last `execute` was ended by Ctrl+C. `execute` itself then cleans up and returns."""
-    runners_share_process: bool = False
-    """True if several runners live in this process, so that each needs a runner object of its own."""
+    runners_share_process: bool | None = None
+    """True if several runners live in this process, so that each needs a runner object of its own; False if each has a
+    process. None for a strategy that does not say: it is given objects for both."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         """Run both bundles until the algorithm ends, and return what it returned (None if it was interrupted).
@@ -69,6 +70,12 @@ class StalledError(AgentLightningError, RuntimeError):
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):
     """The process that ran the algorithm ended in an unexpected way; holds its traceback if it left one."""
+
+
+def note_interrupt(strategy: ExecutionStrategy, algorithm: object) -> None:
+    """Tell the bundle that Ctrl+C ended the run, for who executes a strategy that delegates to this one."""
+    if strategy.interrupted and hasattr(algorithm, "interrupted"):
+        cast("Any", algorithm).interrupted = True
 
 
 def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore:

@@ -18,6 +18,7 @@ from agentlightning.execution.base import (
     check_count,
     check_port,
     check_seconds,
+    note_interrupt,
 )
 from agentlightning.execution.processes.team import StartMethod, default_start_method
 from agentlightning.execution.run.layouts import Layout
@@ -59,6 +60,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     Raises:
         ValueError, TypeError: a setting is out of range; names it.
     """
+
+    runners_share_process = False
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return layout.with_main_algorithm() if self.main_process == "algorithm" else layout.with_main_runner()
         finally:
             self.interrupted = layout.interrupted
+            note_interrupt(self, algorithm)
 
     def _address(self) -> Address:
         may_move = self._port is None and self.role == "both"

@@ -19,6 +19,7 @@ from agentlightning.execution.base import (
     check_choice,
     check_count,
     check_seconds,
+    note_interrupt,
     open_work_counter,
 )
 from agentlightning.execution.events import ThreadingEvent
@@ -115,6 +116,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         try:
             return run(lambda i: self._conduct(algorithm, runner, store, i, threads), terminable=True)
         finally:
+            note_interrupt(self, algorithm)
             timeout = 0.1 if self.interrupted else self.join_timeout
             alive = [thread.name for thread in threads if not thread.join(timeout)]
             if alive:

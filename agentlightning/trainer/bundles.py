@@ -52,6 +52,8 @@ class AlgorithmSide:
     """For a run with a name, which may have been there before: ids that this program has enqueued itself."""
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
+    interrupted: bool = field(default=False, init=False)
+    """Set by the strategy that Ctrl+C ended, also where another one delegated to it."""
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the trainer behind: it belongs to the process that called `fit`."""
@@ -101,9 +103,11 @@ class RunnerSide:
 
     agent: LitAgent[Any]
     runners: tuple[Runner[Any], ...]
-    """One for each worker that shares a process with others; else one, of which each process has its own copy."""
+    """One for each worker that may share a process with others; else one, of which each process has its own copy."""
     hooks: tuple[Hook, ...]
     run_id: str | None
+    _serving: set[int] = field(default_factory=set[int], init=False, repr=False)
+    """Places of the runners that serve in this process."""
 
     @property
     def store_unreachable_timeout(self) -> float:
@@ -112,6 +116,18 @@ class RunnerSide:
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Serve until the event."""
-        runner = self.runners[worker_id % len(self.runners)]
-        with RunContext(runner, self.agent, scoped(store, self.run_id), self.hooks, worker_id):
-            await runner.iter(event=event)
+        place = worker_id % len(self.runners)
+        runner = self.runners[place]
+        if place in self._serving:
+            raise RuntimeError(
+                f"Worker {worker_id} would share one {type(runner).__name__} with another: the strategy runs more "
+                f"workers in one process than the {len(self.runners)} that it has runners for. Say "
+                "Trainer(n_runners=...), or give a strategy of your own runners_share_process = True and an attribute "
+                "n_runners"
+            )
+        self._serving.add(place)
+        try:
+            with RunContext(runner, self.agent, scoped(store, self.run_id), self.hooks, worker_id):
+                await runner.iter(event=event)
+        finally:
+            self._serving.discard(place)

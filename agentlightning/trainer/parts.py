@@ -173,18 +173,24 @@ def check_serves(runner: Runner[Any]) -> None:
         )
 
 
-def replicas(first: Runner[Any], build: Callable[[], Runner[Any] | None], count: int) -> tuple[Runner[Any], ...]:
+def replicas(
+    first: Runner[Any], build: Callable[[], Runner[Any] | None], count: int, share_process: bool | None
+) -> tuple[Runner[Any], ...]:
     """Return `count` runners, the first one among them: built anew, or copied where the first was given as it is.
 
+    The first alone where each runner has a process, or may have one and cannot be copied.
+
     Raises:
-        TypeError: it was given as an instance and cannot be copied.
+        TypeError: they share a process, and it was given as an instance and cannot be copied.
     """
     runners = [first]
-    while len(runners) < count:
+    while len(runners) < count and share_process is not False:
         runner = build()
         try:
             runners.append(runner or copy.deepcopy(first))
         except Exception as error:  # any class may refuse to be copied, with any exception
+            if not share_process:
+                return (first,)
             raise TypeError(
                 f"Several runners in one process need a runner each, and this {type(first).__name__} cannot be copied "
                 f"({type(error).__name__}: {error}). Give runner= as a class, a factory or a dict, or use "

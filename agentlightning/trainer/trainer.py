@@ -289,8 +289,7 @@ class Trainer(TrainerLegacy):
         if getattr(self.strategy, "role", "both") != "runner":  # there nobody would look at them
             train, val = as_dataset("train_dataset", train_dataset), as_dataset("val_dataset", val_dataset)
         agent.set_trainer(self)
-        shared = self.strategy.runners_share_process and self.n_runners > 1
-        runners = replicas(self.runner, self._build_runner, self.n_runners) if shared else (self.runner,)
+        runners = replicas(self.runner, self._build_runner, self.n_runners, self.strategy.runners_share_process)
         algorithm_side = AlgorithmSide(
             algorithm=algorithm,
             trainer=self,
@@ -309,7 +308,7 @@ class Trainer(TrainerLegacy):
         check_children_can_import(getattr(self.strategy, "start_method", None), runner_side, algorithm)
         with log_context(run_id=run_id), outside_of_running_loop():
             returned = self.strategy.execute(algorithm_side, runner_side, self.store)
-        if self.strategy.interrupted:
+        if self.strategy.interrupted or algorithm_side.interrupted:
             raise KeyboardInterrupt
         return returned if returned is not None else algorithm_side.result
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -106,3 +108,49 @@ def test_nothing_is_injected_into_an_algorithm_which_asks_for_what_it_needs_when
 @pytest.mark.parametrize("tracer", [MyCustomTracer, {"type": "tests.seeds.parts.MyCustomTracer"}])
 def test_a_tracer_by_class_and_by_path(tracer: Any) -> None:
     assert type(Trainer(tracer=tracer).tracer) is MyCustomTracer
+
+
+def test_client_server_is_the_default_when_a_port_is_specified_and_when_none_is() -> None:
+    strategy = Trainer(port=9999).strategy
+    assert type(strategy) is agl.ClientServerExecutionStrategy
+    assert strategy.server_port == 9999
+    assert type(Trainer().strategy) is agl.ClientServerExecutionStrategy
+
+
+class Composite(ExecutionStrategy):
+    """A strategy that delegates to one of several, by what the environment says."""
+
+    def execute(self, algorithm: Any, runner: Any, store: Any) -> Any:
+        if os.environ.get("DEBUGGED"):
+            return SharedMemoryExecutionStrategy(n_runners=2).execute(algorithm, runner, store)
+        return agl.ClientServerExecutionStrategy(n_runners=2, server_port=0).execute(algorithm, runner, store)
+
+
+@pytest.mark.parametrize("debugged", ["1", pytest.param("", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("runner", [None, agl.LitAgentRunner(agl.OtelTracer())], ids=["default runner", "an instance"])
+def test_a_strategy_that_delegates_to_others(debugged: str, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUGGED", debugged)
+    trainer = Trainer(strategy=Composite, runner=runner, n_runners=2, algorithm="baseline", initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS * 3)
+    assert trainer.result.rewards == [0.25, 0.75] * 3
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == [0.25, 0.75]
+
+
+def test_a_strategy_that_runs_more_workers_than_there_are_runners_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUGGED", "1")
+    trainer = Trainer(strategy=Composite(), algorithm="baseline", initial_resources={})
+    with pytest.raises(RuntimeError, match=r"would share one LitAgentRunner.*Trainer\(n_runners=\.\.\.\)"):
+        trainer.fit(agent, train_dataset=TASKS)
+
+
+def test_ctrl_c_in_a_strategy_that_was_delegated_to_ends_fit_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUGGED", "1")
+
+    @agl.algo
+    async def endless(*, store: agl.LightningStore) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(strategy=Composite, n_runners=2, algorithm=endless).fit(agent)

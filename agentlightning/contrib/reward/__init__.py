@@ -1,1 +1,5 @@
 """Reward functions out of other projects' verdicts."""
+
+from agentlightning.lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__)

@@ -19,6 +19,7 @@ from agentlightning.execution.base import (
     check_count,
     check_port,
     check_seconds,
+    note_interrupt,
     open_work_counter,
 )
 from agentlightning.execution.processes.dead_workers import EndAttempts
@@ -79,6 +80,8 @@ class RayExecutionStrategy(ExecutionStrategy):
         ValueError, TypeError: a setting is out of range; names it.
         MissingExtraError: Ray is not installed.
     """
+
+    runners_share_process = False
 
     def __init__(
         self,
@@ -151,6 +154,7 @@ class RayExecutionStrategy(ExecutionStrategy):
             try:
                 return run(lambda interrupts: self._conduct(algorithm, store, server, team, interrupts))
             finally:
+                note_interrupt(self, algorithm)
                 event.set()
                 actors.close()
 
