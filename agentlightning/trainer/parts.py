@@ -149,10 +149,10 @@ def _made(component: object) -> Any:
 def _serving(spec: Any) -> Any:
     """Return the spec of a runner with the class that serves the queue in the place of one that has only `execute`."""
     if isinstance(spec, dict) and "type" in spec:
-        return {**cast("dict[str, Any]", spec), "type": _serving(cast("Any", spec["type"]))}
-    if isinstance(spec, str) and "." in spec:
-        spec = load_class(spec)
-    return serving(cast("type[Runner[Any]]", spec)) if isinstance(spec, type) and issubclass(spec, Runner) else spec
+        settings = cast("dict[str, Any]", spec)
+        return {**settings, "type": _serving(settings["type"])}
+    found: Any = load_class(spec) if isinstance(spec, str) and "." in spec else spec
+    return serving(found) if isinstance(found, type) and issubclass(found, Runner) else found
 
 
 def check_serves(runner: Runner[Any]) -> None:
