@@ -153,9 +153,9 @@ class AttemptRunner:
         """
         id, began = rollout.attempt.attempt_id, time.monotonic()
         try:
-            await execute(rollout)
-            if id in self._endings:
-                return self._endings[id]
+            answer = await execute(rollout)
+            if id in self._endings or isinstance(answer, Ending):  # one of its own, which it has reported itself
+                return self._endings.get(id) or cast("Ending", answer)
             name = getattr(execute, "__qualname__", "execute")
             raise AttemptFault(
                 f"{name} returned and had not run the rollout. Where it is to run, write: "

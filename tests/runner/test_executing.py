@@ -10,6 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.runner import LitAgentRunner, Runner
 from agentlightning.runner.executing import serving
+from agentlightning.runner.outcome import Ending
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout
@@ -109,6 +110,21 @@ async def test_an_exception_in_execute_is_the_end_of_that_attempt_and_the_runner
     assert ended[0] is not None
     assert ended[0].error is not None
     assert (ended[0].error.type, ended[0].error.message) == ("LookupError", "no such task: -1.0")
+
+
+async def test_a_rollout_may_be_ended_by_what_overrides_it(store: InMemoryLightningStore) -> None:
+    class Refusing(LitAgentRunner[Any]):
+        async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
+            ids = (rollout.rollout_id, rollout.attempt.attempt_id)
+            await self.get_store().update_attempt(*ids, status="failed", outcome="cancelled", outcome_reason="refused")
+            return Ending("failed", "cancelled", "refused")
+
+    with Refusing(OtelTracer()).run_context(agent=agent, store=store) as runner:
+        assert (await runner.step(0.5)).status == "failed"
+    [rollout] = (await store.query_rollouts()).items
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    assert (attempt.outcome, attempt.outcome_reason) == ("cancelled", "refused")
 
 
 async def test_an_execute_that_runs_nothing_is_told_what_to_write(store: InMemoryLightningStore) -> None:
