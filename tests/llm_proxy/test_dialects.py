@@ -151,6 +151,7 @@ WITHOUT_EFFECT_OF_MESSAGES = {
     r"inference_geo|workspace_id|user_profile_id|container(\.id)?": "where and for whom a request is served",
     r"diagnostics(\..*)?": "`diagnostics`",
     r"tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
+    r".*\.citations=\{\}": "without citations",
     r"messages\[0\]\.content\[0\]\.data": "cannot be read and is left out",
 }
 WITHOUT_EFFECT_OF_RESPONSES = {

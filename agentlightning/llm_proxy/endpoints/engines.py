@@ -41,6 +41,8 @@ class Engine:
     """By route: the fields that ask for tokens. A route that is not there is asked for none."""
     streams_chat_tokens: bool = True
     """False refuses to give the ids of tokens in a chat stream."""
+    continues_messages: bool = False
+    """True goes on with a last message of the assistant when asked with `continue_final_message`."""
 
 
 _USE_ANOTHER = (
@@ -52,6 +54,7 @@ VLLM = Engine(
     "hosted_vllm",
     "it gives them from 0.10.2 on when asked with 'return_token_ids', as the gateway does: use a later version",
     {"chat/completions": _VLLM_CHAT, "completions": _COMPLETIONS},
+    continues_messages=True,
 )
 SGLANG = Engine(
     "SGLang",
@@ -59,6 +62,7 @@ SGLANG = Engine(
     "it gives them from 0.5.13 on when asked with 'return_prompt_token_ids', as the gateway does: use a later version",
     {"chat/completions": _SGLANG_CHAT, "completions": _COMPLETIONS},
     streams_chat_tokens=False,
+    continues_messages=True,
 )
 LLAMA_CPP = Engine(
     "llama.cpp",

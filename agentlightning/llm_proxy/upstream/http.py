@@ -18,6 +18,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects import MESSAGES
+from agentlightning.llm_proxy.dialects.anthropic.requests import check_prefill
 from agentlightning.llm_proxy.dialects.base import WireDialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
@@ -190,6 +192,8 @@ class Upstream:
         assert call.request is not None
         assert self._probe is not None
         call.engine = engine = await self._probe.engine_of(endpoint)
+        if call.dialect == MESSAGES.route and wire.route == ChatCompletions.route:
+            check_prefill(call.request, goes_on=engine.continues_messages)
         wanted = dict(engine.asks.get(wire.route, {}))
         for name in self._unsupported.get(endpoint, ()):
             wanted.pop(name, None)

@@ -168,6 +168,55 @@ async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent) -> None
         assert agent.asked["messages"][1] == {"role": "assistant", "content": '{"total": 3}'}
 
 
+DOCUMENT: Json = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "Six times seven is 42."},
+    "title": "Sums",
+    "context": "from a book",
+}
+PDF: Json = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PNG}}
+
+
+@pytest.mark.parametrize("in_result", [False, True])
+async def test_documents_of_text_and_results_of_a_search_are_read_as_text(agent: Agent, in_result: bool) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    search = {"type": "search_result", "title": "Found", "source": "http://example.test", "content": parts}
+    listed = {"type": "document", "source": {"type": "content", "content": parts}, "citations": {"enabled": False}}
+    content: list[Json] = [DOCUMENT, search, listed]
+    if in_result:
+        call = {"type": "tool_use", "id": "call-1", "name": "search", "input": {}}
+        results = [{"type": "tool_result", "tool_use_id": "call-1", "content": content}]
+        history: list[Any] = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": results}]
+    else:
+        history = [{"role": "user", "content": content}]
+    await agent.ask(messages=history)
+    said = "Sums\n\nfrom a book\n\nSix times seven is 42.\n\nFound\n\nhttp://example.test\n\none\n\ntwo\n\none\n\ntwo"
+    assert agent.asked["messages"][-1]["content"] == said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_prefill_is_gone_on_with_by_engines_that_can(engine: str, streamed: bool) -> None:
+    async with GatewayHarness() as harness:
+        harness.proxy.update_model_list([harness.model.entry("policy", engine=engine)])
+        harness.model.answer = lambda request: "42)"
+        agent = Agent(harness, await harness.attempt())
+        history: list[Any] = [*HI, {"role": "assistant", "content": "The answer is ("}]
+        async with agent.client:
+            if streamed:
+                async with agent.client.messages.stream(model="policy", max_tokens=9, messages=history) as stream:
+                    said = await stream.get_final_message()
+            else:
+                said = await agent.ask(messages=history)
+            await agent.ask()
+        assert said.content[0].text == "42)"
+        prefilled, plain = (call.request for call in harness.model.calls)
+        assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
+        assert prefilled["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
+        assert "continue_final_message" not in plain
+        assert await harness.states(agent.attempt) == ["ok", "ok"]
+
+
 HARMLESS: Json = {
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
     "compaction": {"type": "enabled"},
@@ -424,8 +473,12 @@ async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
     [
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers"),
         ({"extra_body": {"max_tokens": "many"}}, "max_tokens"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "messages[1]"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}]},
+            "messages[0].content[0].citations",
+        ),
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [3]}, "messages[0]"),

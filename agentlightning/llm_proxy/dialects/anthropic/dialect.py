@@ -20,7 +20,7 @@ from agentlightning.llm_proxy.dialects.anthropic.replies import (
     message_of,
     stop_reason,
 )
-from agentlightning.llm_proxy.dialects.anthropic.requests import THREAD_REFUSED, chat_request, refuse_prefill
+from agentlightning.llm_proxy.dialects.anthropic.requests import THREAD_REFUSED, chat_request, with_prefill
 from agentlightning.llm_proxy.dialects.base import (
     EventReader,
     StreamReader,
@@ -178,9 +178,7 @@ class Messages(TranslatedDialect):
 
     @override
     def to_chat(self, request: Json) -> Json:
-        chat = chat_request(request)
-        refuse_prefill(request)
-        return chat
+        return with_prefill(chat_request(request))
 
     @override
     def from_chat(self, reply: Json, request: Json) -> Json:

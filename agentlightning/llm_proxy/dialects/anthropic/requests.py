@@ -15,6 +15,8 @@ Source: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 an
 - A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
 - A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
+- A last message of the assistant (prefill) is gone on with by engines that can (vLLM, SGLang), else refused.
 - Turns of one role that follow each other become one, as Anthropic combines them.
 """
 
@@ -101,15 +103,22 @@ def chat_request(request: Json) -> Json:
     return chat
 
 
-def refuse_prefill(request: Json) -> None:
-    """Refuse a last message of the assistant: chat completions would answer it and not go on with it.
+def with_prefill(chat: Json) -> Json:
+    """Return a chat that goes on with a last message of the assistant, in the words of vLLM and SGLang."""
+    if not chat["messages"] or chat["messages"][-1]["role"] != "assistant":
+        return chat
+    return {**chat, "add_generation_prompt": False, "continue_final_message": True}
+
+
+def check_prefill(chat: Json, *, goes_on: bool) -> None:
+    """Let a chat pass that does not end with a message of the assistant, or whose engine goes on with it.
 
     Raises:
-        CallFailed: 400.
+        CallFailed: 400, the engine would answer that message.
     """
-    messages = as_objects(request["messages"], "messages")
-    if messages and messages[-1][0].get("role") == "assistant":
-        raise untranslatable(messages[-1][1], "a reply cannot go on with a message of the assistant (prefill)")
+    if chat.get("continue_final_message") and not goes_on:
+        why = "the engine there answers a last message of the assistant and does not go on with it (prefill)"
+        raise untranslatable("messages", why)
 
 
 def _ignore_container(container: object) -> None:
@@ -229,6 +238,8 @@ def _result(block: Json, place: str) -> Json:
 
 
 def _part(block: Json, place: str) -> Json:
+    if block.get("type") in ("document", "search_result"):
+        return {"type": "text", "text": _document(block, place)}
     if block.get("type") != "image":
         return {"type": "text", "text": _text(block, place)}
     refuse_unknown(block, ("type", "source", "cache_control"), f"{place}.")
@@ -244,6 +255,27 @@ def _part(block: Json, place: str) -> Json:
     else:
         raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no counterpart there")
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _document(block: Json, place: str) -> str:
+    """Return a document of text, or a result of a search, as text: what it is called, then what it says."""
+    harmless: Harmless = {"citations": ({}, {"enabled": False})}
+    if block["type"] == "search_result":
+        refuse_unknown(block, ("type", "content", "source", "title", "cache_control"), f"{place}.", harmless)
+        said = _texts(block.get("content"), f"{place}.content")
+        return "\n\n".join([*(as_text(block.get(name), f"{place}.{name}") for name in ("title", "source")), said])
+    refuse_unknown(block, ("type", "source", "title", "context", "cache_control"), f"{place}.", harmless)
+    named = [as_text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
+    block_place, place = place, f"{place}.source"
+    source = as_object(block.get("source"), place)
+    if source.get("type") == "text":
+        refuse_unknown(source, ("type", "data"), f"{place}.", {"media_type": ("text/plain",)})
+        return "\n\n".join([*named, as_text(source.get("data"), f"{place}.data")])
+    if source.get("type") == "content":
+        refuse_unknown(source, ("type", "content"), f"{place}.")
+        return "\n\n".join([*named, _texts(source.get("content"), f"{place}.content")])
+    why = f"a document from {shown(source.get('type'))} has no counterpart there; one of text or content has"
+    raise untranslatable(f"{block_place}.type", why)
 
 
 def _tool_choice(choice: Json) -> Json:
