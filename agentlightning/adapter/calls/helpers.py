@@ -25,11 +25,17 @@ _SYSTEM: Final = re.compile(
     r"|Summarize this coding conversation in under 50 characters"  # Claude Code: the list of sessions
     r"|succinct title for a coding session based on the provided description"  # Claude Code: a remote session
     r"|Generate a concise, sentence-case title"  # Claude Code: the title of a session
+    r"|You are naming a coding session so the user can pick it out"  # Claude Code 2.1.300: the title of a session
+    r"|Write a short summary label describing what these tool calls accomplished"  # Claude Code: a row of a list
     r"|^You are a title generator\. You output ONLY a thread title"  # opencode
 )
 _LAST: Final = re.compile(
     r"(?:^|\"text\": ?\")\s*(?:"
     r"Your task is to create a detailed summary of the conversation so far"  # Claude Code: compaction
+    r"|CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools\."  # Claude Code 2.1.300: compaction
+    r"|Generate a short kebab-case name \(2-4 words\) that captures the main topic"  # Claude Code: a session
+    r"|The user stepped away and is coming back\. Recap"  # Claude Code
+    r"|\[SUGGESTION MODE: Suggest what the user might naturally type next"  # Claude Code
     r"|Please write a 5-10 word title for the following conversation"  # Claude Code
     r"|Generate a title for this conversation:"  # opencode
     r")"

@@ -31,6 +31,14 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         call(("system", "Summarize this coding conversation in under 50 characters.\n..."), ("user", "hi")),
         call(("system", "You are Claude Code."), ("system", "Generate a concise, sentence-case title (3-7 words)")),
         call(("system", "You are Claude Code."), ("user", "hi"), ("assistant", "hello"), ("user", COMPACTION)),
+        call(
+            (
+                "system",
+                "You are a Claude agent.\n\nYou are naming a coding session so the user can pick it out of a long",
+            )
+        ),
+        call(("user", "hi"), ("user", "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read")),
+        call(("user", "hi"), ("user", "[SUGGESTION MODE: Suggest what the user might naturally type next into it.]")),
         call(("user", f'[{{"type": "text", "text": "{COMPACTION} the files"}}]')),
         call(("system", "You are a title generator. You output ONLY a thread title. Nothing else."), ("user", "hi")),
     ],

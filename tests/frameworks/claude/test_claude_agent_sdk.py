@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -181,7 +182,7 @@ def test_a_subagent_is_a_row_of_its_own_and_calls_the_same_model() -> None:
         if "Agent" not in offered(request):
             return named(calculator(request))
         if last(request)["role"] == "tool":
-            return f"The expert says: {said(last(request)).split(', ')[0]}"
+            return f"The expert says: {re.findall('It is [0-9]+', said(last(request)))[-1]}"
         question = f"What is {numbers(request)['a']} times {numbers(request)['b']}?"
         arguments = {"description": "Multiply", "prompt": question, "subagent_type": "expert"}
         function = {"name": "Agent", "arguments": json.dumps(arguments)}
@@ -213,6 +214,28 @@ def test_the_call_for_a_sessions_title_is_no_part_of_the_agents_work() -> None:
         assert len(titles) == 1
         assert list(one.record.exclusions.values()).count("helper") == 1
         assert [len(row.call_ids) for row in one.record.samples] == [2]
+
+
+def test_the_summary_of_a_session_is_no_part_of_the_agents_work() -> None:
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> list[str]:
+        answers: list[str] = []
+        async with sdk.ClaudeSDKClient(claude_agent_options(llm, **arithmetic())) as client:
+            for question in (task, "/compact", f"Once more: {task}"):
+                await client.query(question)
+                answers += [one.result async for one in client.receive_response() if hasattr(one, "result")]
+        return answers
+
+    def model(request: Json) -> str | Json:
+        if "Respond with TEXT ONLY" in said(last(request)):
+            return "<summary>A product was asked for and found.</summary>"
+        asked = "Once more" in str(request["messages"])
+        return "The same." if asked else named(calculator(request))
+
+    for result, answer in zip(run_agent(agent, model, in_order=False, exact=False), SAID, strict=True):
+        assert result.output == [answer, "", "The same."]
+        assert list(result.record.exclusions.values()) == ["helper"]
+        assert [len(row.call_ids) for row in result.record.samples] == [2, 1]
 
 
 # --- what the options add --------------------------------------------------------------------------------------------
