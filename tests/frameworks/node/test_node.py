@@ -99,3 +99,15 @@ def test_thoughts_go_back_over_messages_and_are_one_row(programs: Path) -> None:
         assert result.output == ["I shall use the tool.", "The tool has said it.", answer]
         assert result.exchanges[1].request["messages"][-2]["reasoning_content"] == "I shall use the tool."
         assert len(result.record.samples) == 1
+
+
+@pytest.mark.parametrize(("program", "agent"), TOOL_LOOPS)
+def test_every_loop_gives_thoughts_back_to_the_model(programs: Path, program: str, agent: str) -> None:
+    def model(request: Json) -> Json:
+        answer = calculator(request)
+        return {"reasoning_content": "Let me see.", **({"content": answer} if isinstance(answer, str) else answer)}
+
+    loop = node_agent(programs / program, agent)
+    (result,) = run_agent(loop, model, direct=False, refused=REFUSED.get(agent, 0), tasks=["What is 6 times 7?"])
+    assert result.exchanges[1].request["messages"][-2]["reasoning_content"] == "Let me see."
+    assert len(result.record.samples) == 1
