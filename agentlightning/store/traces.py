@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from agentlightning.errors import TooLargeError
-from agentlightning.types import Span
-
-if TYPE_CHECKING:
-    from agentlightning.store.base import LightningStore
+from agentlightning.types import Rollout, Span
 
 MOST_SPANS = 100_000
 """Spans that are read into memory at once."""
 _PAGE = 100
 
 
+class Readable(Protocol):
+    """What is asked of a store."""
+
+    async def query_rollouts(self, *, sort_by: str | None, limit: int, offset: int) -> Sequence[Rollout]: ...
+
+    async def query_spans(self, rollout_id: str, attempt_id: Any = None, *, limit: int) -> Sequence[Span]: ...
+
+
 class Traces:
     """The spans of a store. A store is asked rollout by rollout; for one rollout ask `store.query_spans` itself."""
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: Readable) -> None:
         self._store = store
 
     async def get_all(self, *, most: int = MOST_SPANS) -> list[Span]:

@@ -120,7 +120,8 @@ def check_resources(resources: object, setting: str = "initial_resources") -> Na
                 f"or a dict; got {type(resource).__name__}"
             )
     stored = stored_forms(cast("Mapping[str, Any]", named))
-    return {name: named[name] if isinstance(named[name], Resource) else stored[name] for name in named}
+    kept = {name: named[name] if isinstance(named[name], Resource) else stored[name] for name in named}
+    return cast("NamedResources", kept)
 
 
 def check_rollout_config(config: object) -> RolloutConfig | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -217,9 +217,8 @@ class EnqueueRolloutRequest(Value):
     @model_validator(mode="before")
     @classmethod
     def _named_task(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("task_id") is not None:
-            return {"input": given["task_id"], **given}
-        return given
+        fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        return {"input": fields["task_id"], **fields} if fields.get("task_id") is not None else cast("object", given)
 
     @model_validator(mode="after")
     def _moved(self) -> Self:

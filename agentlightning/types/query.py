@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
+from typing import Any, Generic, Literal, Self, TypeVar, cast, get_args, overload
 
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 from typing_extensions import override
@@ -68,7 +68,7 @@ class FilterField(Value):
             raise BadRequestError(f"No query filters by {self.name!r} with {self.operator!r}; there are: {known}")
         if self.operator == "in" and (isinstance(self.value, str) or not isinstance(self.value, Sequence)):
             raise BadRequestError(f"{self.name} in: the value must be a list; got {self.value!r}")
-        values: Sequence[object] = self.value if self.operator == "in" else [self.value]
+        values = cast("Sequence[object]", self.value) if self.operator == "in" else [cast("object", self.value)]
         for value in values if self.name == "status" else ():
             if value not in _STATUSES:
                 statuses = ", ".join(map(repr, get_args(RolloutStatus)))

@@ -202,9 +202,9 @@ def stored_form(name: str, resource: object) -> object:
             return resource
         values = resource.model_dump(exclude={"resource_type"})
         return CustomResource(kind=str(resource.resource_type), values=values)
-    if not isinstance(resource, Mapping) or "resource_type" in resource:
-        return resource
-    values = dict(cast("Mapping[str, Any]", resource))
+    values = dict(cast("Mapping[str, Any]", resource)) if isinstance(resource, Mapping) else {}
+    if not isinstance(resource, Mapping) or "resource_type" in values:
+        return cast("object", resource)
     for kind in (LLM, PromptTemplate):
         needed = {field for field, info in kind.model_fields.items() if info.is_required()}
         if needed <= values.keys():

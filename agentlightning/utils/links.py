@@ -45,7 +45,7 @@ def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str,
     words = [f"{key}:{value}" for key, value in tags.items()] if isinstance(tags, Mapping) else list(tags)
     for word in words:
         if not isinstance(word, str):
-            raise ValueError(f"A tag must be a string; got {type(word).__name__}: {word!r}")
+            raise ValueError(f"A tag must be a string; got {type(cast(object, word)).__name__}: {word!r}")
     return {f"{_TAG}.{index}": word for index, word in enumerate(words)}
 
 
@@ -60,7 +60,10 @@ def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
         return []
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in cast(list[Any], tags)):
         text = f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {{tags}}"
-        wrong: InitErrorDetails = {"type": PydanticCustomError("tags", text, {"tags": repr(tags)}), "input": tags}
+        wrong: InitErrorDetails = {
+            "type": PydanticCustomError("tags", text, {"tags": repr(cast(object, tags))}),
+            "input": tags,
+        }
         raise ValidationError.from_exception_data(_TAG, [wrong])
     return cast(list[str], tags)
 

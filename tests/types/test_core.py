@@ -188,7 +188,6 @@ def test_a_rollout_and_its_attempt_belong_together() -> None:
         (rollout(), "worker_id", "get_latest_attempt"),
         (attempt(), "spans", "query_spans"),
         (attempt(), "reward", "find_final_reward"),
-        (InMemoryLightningStore(), "collections", "update_resources"),
         (InMemoryLightningStore(), "record_metric", "metrics backend"),
         (InMemoryLightningStore(), "collections", "Backend"),
         (InMemoryLightningStore(), "cancel_rollout", "status='cancelled'"),
