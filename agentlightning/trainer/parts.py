@@ -151,8 +151,11 @@ def _serving(spec: Any) -> Any:
     if isinstance(spec, dict) and "type" in spec:
         settings = cast("dict[str, Any]", spec)
         return {**settings, "type": _serving(settings["type"])}
-    found: Any = load_class(spec) if isinstance(spec, str) and "." in spec else spec
-    return serving(found) if isinstance(found, type) and issubclass(found, Runner) else found
+    named = isinstance(spec, str) and "." in spec
+    found = cast("Any", load_class(cast("str", spec)) if named else spec)
+    if isinstance(found, type) and issubclass(found, Runner):
+        return serving(cast("type[Runner[Any]]", found))
+    return cast("Any", found)
 
 
 def check_serves(runner: Runner[Any]) -> None:
