@@ -109,7 +109,7 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
         span = each.record or each.seen
         assert span is not None
         reading = each.reading = read_call(span, found)
-        for other in each.certain:  # what only the tracers saw of the tokens
+        for other in () if each.is_further_choice else each.certain:  # what only the tracers saw of the tokens
             if other is span or (reading.prompt_token_ids and reading.logprobs):
                 continue
             twin = read_call(other, found)

@@ -18,6 +18,7 @@ from agentlightning.adapter.spans.content import says_model_call
 from agentlightning.adapter.spans.tokens import (
     CallReading,
     call_name,
+    first_choice,
     has_client_tokens,
     has_failed,
     is_completion_output,
@@ -57,6 +58,8 @@ class CallSpans:
     """For each instrumentation of which it is not certain which span is of this call: those that may be."""
     is_certain: bool = True
     """`seen` is of this call; if not, it is one of several that may be."""
+    is_further_choice: bool = False
+    """`record` is of another choice than the first: tracers tell of the call as a whole, not of its tokens."""
 
     @property
     def seen_by(self) -> SeenBy:
@@ -93,14 +96,21 @@ def spans_by_call(
     seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
     found: dict[_Name, CallSpans] = {}
     by_reply: dict[_Name, CallSpans] = {}
+    further: list[tuple[CallSpans, _Name]] = []
     for record in raw:
         reply = response_id(record)
         identity = _name(record, call_name(record))
-        if identity not in found:
-            found[identity] = CallSpans(record, requests.get(_name(record, record.parent_id)))
-            if reply is not None:
-                by_reply.setdefault(_name(record, reply), found[identity])
+        if identity in found:
+            continue
+        found[identity] = made = CallSpans(record, requests.get(_name(record, record.parent_id)))
+        if (first := first_choice(record)) is not None:
+            made.is_further_choice = True
+            further.append((made, _name(record, first)))
+        elif reply is not None:
+            by_reply.setdefault(_name(record, reply), made)
     calls, alone, nameless = list(found.values()), list[CallSpans](), list[Span]()
+    if further:
+        calls = [call for call in calls if not call.is_further_choice]
     for span in seen:
         reply = response_id(span)
         if reply is None:
@@ -118,6 +128,11 @@ def spans_by_call(
         nameless = _standing_for_calls(nameless, spans, seen)
     if alone or nameless:
         _Joining(calls).join(alone, [CallSpans(seen=span) for span in nameless])
+    for call, name in further:
+        if (first_one := found.get(name)) is not None:
+            call.seen, call.matched_by, call.is_certain = first_one.seen, first_one.matched_by, first_one.is_certain
+            call.also, call.unsure = first_one.also, first_one.unsure
+        calls.append(call)
     return calls
 
 

@@ -52,6 +52,7 @@ _POLICY: Final = LightningCallAttributes.POLICY.value
 _ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
 _CONSTRAINED_BY: Final = LightningCallAttributes.CONSTRAINED_BY.value
 _ROLE: Final = LightningCallAttributes.ROLE.value
+_CHOICE: Final = LightningCallAttributes.CHOICE.value
 _CLIENT_LOGPROBS: Final = "logprobs.content"
 _PROMPT_KEYS: Final = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
@@ -129,6 +130,12 @@ def gateway_call_id(span: Span) -> str | None:
 def call_name(span: Span) -> str:
     """Return the id of the call that a span tells of: the gateway's, else that of the reply, else the span's own."""
     return gateway_call_id(span) or response_id(span) or span.span_id
+
+
+def first_choice(record: Span) -> str | None:
+    """Return the gateway's id of the call for the first choice, for the record of another choice; None for others."""
+    choice, name = record.attributes.get(_CHOICE), gateway_call_id(record)
+    return name.removesuffix(f"-{choice}") if type(choice) is int and choice > 0 and name is not None else None
 
 
 def call_role(record: Span | None) -> str | None:

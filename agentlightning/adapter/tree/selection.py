@@ -122,7 +122,8 @@ def select_calls(
                 problems.append(Problem("unknown_agent", own[0].span_id, _why_unknown(owner, rules.agent_match)))
             if not verdict:
                 continue
-        seen = next((nodes[span.span_id] for span in call.certain), None)
+        told_by = () if call.is_further_choice else call.certain
+        seen = next((nodes[span.span_id] for span in told_by), None)
         gateway = call.request or call.record
         assert seen is not None or gateway is not None
         node = seen if seen is not None else nodes[gateway.span_id] if gateway is not None else root

@@ -157,6 +157,33 @@ def test_a_wrapper_without_words_is_no_call() -> None:
     assert [call.call_id for call in model_calls(spans)] == ["s1", "s2"]
 
 
+def choices(id: str, number: int, start: float, end: float, words: str) -> list[Span]:
+    """The gateway's records of a call with two choices."""
+    more = {"agentlightning.call.choices": 2}
+    first = record(id, number, start, end, words, "yes", **more, **{"agentlightning.call.choice": 0})
+    second = record(f"{id}-1", number, start, end, words, "no", response_id=f"{id}#1", **more)
+    return [*first, second[0], with_attributes(second[1], {"agentlightning.call.choice": 1})]
+
+
+@pytest.mark.parametrize("told_ids", [True, False])
+def test_every_choice_of_a_call_is_of_the_agent_that_made_it_and_has_its_own_tokens(told_ids: bool) -> None:
+    def seen(id: str, name: str, words: str) -> Span:
+        attributes = {"gen_ai.response.id": id} if told_ids else said(conversation(words), "yes")
+        return told(f"s-{id}", 2, 8, f"agent-{name}", **attributes)
+
+    spans = [
+        *SIDE_BY_SIDE,
+        seen("r1", "a", "one"),
+        seen("r2", "b", "two"),
+        *choices("r1", 1, 3, 4, "one"),
+        *choices("r2", 2, 3, 4, "two"),
+    ]
+    assert owners(spans) == {"r1": "a", "r1-1": "a", "r2": "b", "r2-1": "b"}
+    assert len(model_calls(spans)) == 4
+    answers = [triplet.response["raw_content"][0]["content"] for triplet in TracerTraceToTriplet().adapt(spans)]
+    assert sorted(answers) == ["no", "no", "yes", "yes"]
+
+
 # --- random agents ---------------------------------------------------------------------------------------------------
 
 
