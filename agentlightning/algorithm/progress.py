@@ -183,7 +183,7 @@ class Live:
                 "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",
                 "" if figures.held_out is None else f"{figures.held_out:.1%}",
                 str(figures.rollouts_done),
-                str(figures.rollouts_failed),
+                f"{figures.rollouts_failed}{left_out_text(figures)}",
                 str(figures.calls_trained),
                 excluded_text(figures.calls_excluded).replace(" excluded", ""),
                 f"{figures.tokens_per_second:.0f}",

@@ -68,6 +68,9 @@ def uninstrument_clients() -> None:
 
 
 def _traced(original: Original) -> Original:
+    if _is_wrapped(original):  # OpenInference is there already, and makes the span
+        return original
+
     @functools.wraps(original)
     def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
         call = _begun(self, options)
@@ -86,6 +89,9 @@ def _traced(original: Original) -> Original:
 
 
 def _traced_async(original: Original) -> Original:
+    if _is_wrapped(original):
+        return original
+
     @functools.wraps(original)
     async def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
         call = _begun(self, options)
@@ -143,7 +149,12 @@ def _others_record(url: str, is_async: bool) -> bool:
     module, name = next((place for route, place in _OTHERS_PATCH.items() if path.endswith(route)), ("", ""))
     owner = getattr(sys.modules.get(module), f"Async{name}" if is_async else name, None)
     create = None if owner is None else inspect.getattr_static(owner, "create", None)
-    return create is not None and "wrapt" in f"{type(create).__module__}.{type(create).__name__}".lower()
+    return _is_wrapped(create)
+
+
+def _is_wrapped(function: object) -> bool:
+    """True for a function in the place of which `wrapt` has put another, as instrumentations do."""
+    return "wrapt" in type(function).__module__ or "FunctionWrapper" in type(function).__name__
 
 
 class _Call:

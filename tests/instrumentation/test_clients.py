@@ -322,6 +322,31 @@ async def test_a_call_that_another_instrumentation_records_has_no_second_span(se
         assert len(calls()) == 1
 
 
+class FunctionWrapper:
+    """What `wrapt` puts in the place of a function, as instrumentations do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else self.wrapped.__get__(instance, owner)
+
+
+@pytest.mark.parametrize("place", ["OpenAI.request", "resources.chat.completions.Completions.create"])
+async def test_what_others_have_wrapped_is_left_to_them(
+    server: ModelServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *path, name = place.split(".")
+    owner = openai
+    for part in path:
+        owner = getattr(owner, part)
+    monkeypatch.setattr(owner, name, FunctionWrapper(getattr(owner, name)))
+    async with tracing() as calls:
+        with client_of(server) as client:
+            _create(client)
+        assert calls() == []
+
+
 async def test_a_call_through_the_gateway_is_counted_once(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGL_TOKEN", raising=False)
 

@@ -104,9 +104,18 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
             return True
     if f"{_PROMPT}.1.role" not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
-    last = 0
-    while f"{_PROMPT}.{last + 1}.role" in attributes:
-        last += 1
+    last = _last_message(attributes)
     if attributes.get(f"{_PROMPT}.{last}.role") != "user":
         return False
     return _LAST.search(str(attributes.get(f"{_PROMPT}.{last}.content"))) is not None
+
+
+def _last_message(attributes: Mapping[str, object]) -> int:
+    """Return the number of the last message; messages are numbered without a gap."""
+    low, high = 0, 1
+    while f"{_PROMPT}.{high}.role" in attributes:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if f"{_PROMPT}.{middle}.role" in attributes else (low, middle)
+    return low

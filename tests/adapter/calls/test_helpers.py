@@ -39,6 +39,7 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         ),
         call(("user", "hi"), ("user", "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read")),
         call(("user", "hi"), ("user", "[SUGGESTION MODE: Suggest what the user might naturally type next into it.]")),
+        call(*[("user", "on"), ("assistant", "well")] * 40, ("user", COMPACTION)),
         call(("user", f'[{{"type": "text", "text": "{COMPACTION} the files"}}]')),
         call(("system", "You are a title generator. You output ONLY a thread title. Nothing else."), ("user", "hi")),
     ],

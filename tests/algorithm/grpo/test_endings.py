@@ -14,6 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import NoScoredRolloutError, NoTrainableCallError
 from tests.algorithm.parts import ask, fit, metrics_of, refused, rollouts_of, say
+from tests.stubs.model_server import ModelServer
 
 _rewards = iter(range(10_000))
 
@@ -143,6 +144,26 @@ def test_an_agent_that_goes_past_the_gateway_is_told_of_at_its_first_rollout(
     assert len(texts) == 1
     assert "llm: agl.LLM" in texts[0]
     assert "OPENAI_BASE_URL" in texts[0]
+
+
+def test_an_agent_whose_client_goes_to_the_model_server_itself_is_told_that_its_call_was_seen(
+    untrained_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    openai: Any = pytest.importorskip("openai", reason="openai is not installed")
+
+    with ModelServer(lambda request: "42") as server:
+
+        @agl.rollout
+        def direct(task: str) -> float:
+            with openai.OpenAI(base_url=server.base_url, api_key="none") as client:
+                client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task}])
+            return 1.0
+
+        with caplog.at_level(logging.WARNING), pytest.raises(NoTrainableCallError, match="seen by the tracer only"):
+            fit(direct, ["a"], model=untrained_model, output_dir=tmp_path)
+    told = [line.getMessage() for line in caplog.records if "no model call through the gateway" in line.getMessage()]
+    assert len(told) == 1
+    assert "its tracer saw 1, which went elsewhere" in told[0]
 
 
 def test_a_smoke_test_without_any_reward_says_so_and_does_not_raise(caplog: pytest.LogCaptureFixture) -> None:
