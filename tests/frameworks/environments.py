@@ -35,7 +35,6 @@ TESTING = HERE / "testing.txt"
 """What the tests of every group need."""
 QUIET = {
     "CREWAI_DISABLE_TELEMETRY": "true",
-    "CREWAI_DISABLE_VERSION_CHECK": "true",
     "CREWAI_TRACING_ENABLED": "false",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else its prices come from a network as it is imported
