@@ -8,7 +8,9 @@ context variable.
 
 A span ends with the reply: of a stream, with its last chunk, or when the program closes it or the trace ends; a stream
 that was left early has the text that came, and no tokens, since there may be more of them. A call that another
-instrumentation records already (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. Not seen: bodies
+instrumentation records already (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. One through the
+gateway, which keeps its words and tokens as it was told to, has a span without either: it says within which span of the
+program the call was made. Not seen: bodies
 that a program reads from `with_streaming_response` by itself. The library of Anthropic makes spans of its own accord.
 """
 
@@ -18,6 +20,7 @@ import functools
 import inspect
 import json
 import logging
+import re
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -35,7 +38,7 @@ from agentlightning.instrumentation.dialects import (
 )
 from agentlightning.instrumentation.on_import import OnImport
 from agentlightning.instrumentation.patching import Original, Patch
-from agentlightning.instrumentation.reply_tokens import ReplyTokens, fields_of
+from agentlightning.instrumentation.reply_tokens import TOKEN_FIELDS, ReplyTokens, fields_of
 from agentlightning.tracer.provider import own_provider
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import Attributes
@@ -55,6 +58,8 @@ _OTHERS_PATCH: Final = {
     "/completions": ("openai.resources.completions", "Completions"),
 }
 """By the end of the route: module and class whose `create` other instrumentations wrap."""
+_GATEWAY: Final = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
+_WORDS: Final = re.compile(r"gen_ai\.(?:prompt|completion)\.\d+\.(?!finish_reason)")
 
 
 def instrument_clients() -> None:
@@ -127,9 +132,10 @@ def _begun(client: object, options: Any) -> _Call | None:
         if _others_record(url, type(client).__name__.startswith("Async")):
             return None
         name = EMBEDDING_SPAN if dialect.kind == "embedding" else CALL_SPAN
-        attributes = sanitize_attributes(request_attributes(dialect, fields_of(options.json_data)))
+        words = _GATEWAY.search(f"{getattr(client, 'base_url', '')}{url}") is None
+        attributes = sanitize_attributes(request_attributes(dialect, fields_of(options.json_data), words=words))
         span = own_provider().get_tracer(INSTRUMENTATION_NAME).start_span(name, attributes=attributes)
-        return _Call(span, dialect, scope) if span.is_recording() else None
+        return _Call(span, dialect, scope, words) if span.is_recording() else None
     except Exception as error:  # boundary: tracing never changes what becomes of a program
         logger.debug("A model call is not traced: %r", error)
         return None
@@ -160,8 +166,10 @@ def _is_wrapped(function: object) -> bool:
 class _Call:
     """A model call in progress and its span. Ends once, whichever thread or task ends it."""
 
-    def __init__(self, span: trace_api.Span, dialect: Dialect, scope: TraceScope) -> None:
-        self.span, self._dialect, self._scope = span, dialect, scope
+    def __init__(self, span: trace_api.Span, dialect: Dialect, scope: TraceScope, words: bool) -> None:
+        self.span, self._dialect, self._scope, self._words = span, dialect, scope, words
+        self._known = False
+        """Nothing more of a stream is to be read."""
         self._chunks = dialect.stream()
         self._tokens = ReplyTokens()
         self._ended = False
@@ -206,7 +214,12 @@ class _Call:
         self._ended = True
         self._scope.forget_open(self)
         try:
-            self.span.set_attributes(sanitize_attributes(dict(attributes())))
+            found = attributes()
+            if not self._words:
+                found = {
+                    key: value for key, value in found.items() if key not in TOKEN_FIELDS and not _WORDS.match(key)
+                }
+            self.span.set_attributes(sanitize_attributes(dict(found)))
         except Exception as error:  # boundary, as above
             logger.debug("What became of a model call is not traced: %r", error)
         self.span.end()
@@ -288,10 +301,15 @@ class _Call:
                 await inner.aclose()
 
     def _took(self, chunk: object) -> None:
+        if self._known:
+            return
         try:
             fields = fields_of(chunk)
             self._chunks.add(fields)
-            self._tokens.add(fields)
+            if self._words:
+                self._tokens.add(fields)
+            else:
+                self._known = bool(self._chunks.as_chat().get("id"))
         except Exception as error:  # boundary, as above
             logger.debug("A chunk of a model call is not traced: %r", error)
 

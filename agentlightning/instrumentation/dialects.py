@@ -23,8 +23,8 @@ _MESSAGE: Final = ("role", "content", "name", "tool_call_id", "reasoning_content
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
-def request_attributes(dialect: Dialect, request: Mapping[str, Any]) -> Attributes:
-    """Return what was asked, as attributes of a span."""
+def request_attributes(dialect: Dialect, request: Mapping[str, Any], *, words: bool = True) -> Attributes:
+    """Return what was asked, as attributes of a span; without `words` neither messages nor tools."""
     found: Attributes = {
         "gen_ai.system": "openai",
         "gen_ai.operation.name": dialect.operation,
@@ -34,6 +34,8 @@ def request_attributes(dialect: Dialect, request: Mapping[str, Any]) -> Attribut
     for name in _PARAMETERS:
         if isinstance(value := request.get(name), (str, int, float, bool)):
             found[f"gen_ai.request.{name}"] = value
+    if not words:
+        return found
     for index, message in enumerate(dialect.messages(request)):
         found.update(_message_attributes(f"gen_ai.prompt.{index}", message))
     for index, tool in enumerate(entries(request.get("tools"))):

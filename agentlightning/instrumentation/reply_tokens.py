@@ -13,6 +13,7 @@ from agentlightning.types import Attributes
 
 PROMPT_IDS, RESPONSE_IDS = "prompt_token_ids", "response_token_ids"
 LOGPROBS = "logprobs.content"
+TOKEN_FIELDS = frozenset((PROMPT_IDS, RESPONSE_IDS, LOGPROBS))
 
 
 def token_attributes(reply: object) -> Attributes:
