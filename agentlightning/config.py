@@ -77,7 +77,9 @@ class _Option:
         members = list(_members(annotation))
         plain = [member for member in members if member is not type(None)]
         origins = [typing.get_origin(member) or member for member in plain]
-        items = [item for member in plain for argument in typing.get_args(member) for item in _members(argument)]
+        items: list[object] = [
+            item for member in plain for argument in typing.get_args(member) for item in _members(argument)
+        ]
         item_types = [item for item in items if item is not type(None)]
         enums = [member for member in plain if isinstance(member, type) and issubclass(member, Enum)]
         may_be_none = len(plain) < len(members)
@@ -86,7 +88,7 @@ class _Option:
             nullable=may_be_none and any(origin in _SCALARS for origin in origins),
             is_bool=plain == [bool],
             is_list=any(origin in (list, collections.abc.Sequence) for origin in origins) and str not in plain,
-            of_numbers=bool(item_types) and all(item in (int, float) for item in item_types),
+            of_numbers=bool(item_types) and all(item is int or item is float for item in item_types),
             of_nullable=len(item_types) < len(items),
             is_spec=str in plain and dict in origins and collections.abc.Callable in origins,
             enum=enums[0] if enums else None,

@@ -132,7 +132,7 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
         if not force:
             kind = type(cast(Any, object)).__name__
             raise ValueError(f"Object must be JSON serializable, got: {kind} ({error})") from error
-    return _as_json_text(object)
+    return _as_json_text(cast(Any, object))
 
 
 def _as_json_text(value: object) -> Any:
@@ -151,10 +151,10 @@ def _as_json_text(value: object) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return JSON data; nothing is iterated that iterating would use up."""
-    if value is None or type(value) in (bool, int, str):
-        return value
     if isinstance(value, Enum):
         return _plain(value.value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)  # JSON has no other numbers
     if isinstance(value, BaseModel):
@@ -169,9 +169,8 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
-        return _plain(value.tolist())
-    return str(value)
+    as_list: Any = getattr(value, "tolist", None)
+    return _plain(as_list()) if callable(as_list) and hasattr(value, "dtype") else str(value)  # of numpy or torch
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ def readable_span(span: types.Span) -> ReadableSpan:
         attributes=dict(span.attributes),
         events=[Event(event.name, dict(event.attributes), _nanoseconds(event.timestamp)) for event in span.events],
         links=[Link(_context(link.context), link.attributes and dict(link.attributes)) for link in span.links],
-        kind=SpanKind[span.kind] if span.kind in SpanKind.__members__ else SpanKind.INTERNAL,
+        kind=SpanKind.__members__.get(span.kind or "", SpanKind.INTERNAL),
         status=Status(StatusCode[span.status.status_code], span.status.description),
         start_time=_nanoseconds(span.start_time),
         end_time=_nanoseconds(span.end_time),
