@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import dropwhile
 from urllib.parse import unquote_to_bytes
 
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
@@ -21,6 +22,10 @@ ROUTES: dict[str, tuple[str, ...]] = {
 }
 """What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
 
+_PLAIN = [route for route in ROUTES if not route.startswith(RESPONSE)]
+"""The routes that hold no name; in the others `<id>` stands for one."""
+_LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
+"""Segments."""
 _PREFIXES = ("v1", "openai", "anthropic")
 """What may stand before a route."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -63,9 +68,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
             404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
         )
     rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
-    rest = segments[4:]
-    while rest and rest[0] in _PREFIXES:
-        rest = rest[1:]
+    rest = list(dropwhile(_PREFIXES.__contains__, segments[4:]))
     model, rest = _deployment(rest) if rest[:1] == ["deployments"] else (None, rest)
     route, named = _route("/".join(rest))
     if route not in ROUTES:
@@ -81,7 +84,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
     """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and what is behind it."""
-    for place in range(2, len(rest)):
+    for place in range(max(2, len(rest) - _LONGEST_ROUTE), len(rest)):
         if "/".join(rest[place:]) in ROUTES:
             return "/".join(rest[1:place]), rest[place:]
     return None, rest
@@ -91,7 +94,7 @@ def _route(path: str) -> tuple[str, str | None]:
     """Return the route of a path, and the model or response that is named in it."""
     if path.startswith(f"{MODELS}/") and path != f"{MODELS}/":
         return MODELS, path.removeprefix(f"{MODELS}/")
-    if path.startswith(f"{RESPONSES.route}/") and path not in ROUTES:
+    if path.startswith(f"{RESPONSES.route}/") and path not in _PLAIN:
         name, slash, rest = path.removeprefix(f"{RESPONSES.route}/").partition("/")
         if (route := f"{RESPONSE}{slash}{rest}") in ROUTES and name:
             return route, name

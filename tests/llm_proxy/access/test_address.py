@@ -113,3 +113,21 @@ def test_no_path_reaches_another_attempt() -> None:
     for tail in (b"/../../attempt/b/chat/completions", b"/v1/rollout/x/attempt/b/chat/completions"):
         with pytest.raises(CallFailed):
             parse_address(b"/rollout/r/attempt/a" + tail, "POST")
+
+
+@pytest.mark.parametrize("segment", [b"a/", b"v1/"])
+def test_a_path_is_read_in_a_time_that_grows_as_its_length(segment: bytes) -> None:
+    long = b"/rollout/r/attempt/a/deployments/" + segment * 200_000
+    for path in (long, long.replace(b"deployments/", b"")):  # each segment with all others would take minutes
+        with pytest.raises(CallFailed):
+            parse_address(path + b"x", "POST")
+
+
+@pytest.mark.parametrize("tail", ["", "/input_items"])
+async def test_the_sign_for_a_name_in_our_list_of_routes_is_a_name_like_any_other(
+    harness: GatewayHarness, tail: str
+) -> None:
+    attempt = await harness.attempt()
+    for prefix in ("/v1", "/openai/deployments/policy"):
+        async with harness.session.get(harness.url(attempt, f"{prefix}/responses/%3Cid%3E{tail}")) as reply:
+            assert reply.status == 404
