@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from agentlightning.llm_proxy.dialects.completions import Completions
 from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.endpoints.engines import Engine
@@ -94,15 +95,23 @@ class GatewayCall:
         self.state = _state_of(tokens) if generated else "no_generation"
         self.http_status = 200
 
+    @property
+    def prompts(self) -> list[object]:
+        """The prompts of a request that may hold several, as one of text completions does; else none."""
+        return self.prompt if self.dialect == Completions.route and self.prompt is not None else []
+
     def by_choice(self) -> list[GatewayCall]:
         """Return the call once for each choice of its reply, which is what is recorded; itself if there is but one.
 
-        The ids of the further ones are made from those of the first, which alone has what was used by all.
+        The ids of the further ones are made from those of the first, which alone has what was used by all. Where the
+        request has several prompts, each has its own.
         """
         reply = self.reply or {}
         choices: list[Json] = reply.get("choices") or []
         if self.error is not None or len(choices) < 2:
             return [self]
+        prompts = self.prompts
+        of_each, rest = divmod(len(choices), len(prompts)) if len(prompts) > 1 else (0, 0)
         made: list[GatewayCall] = []
         for place, choice in enumerate(choices):
             own: Json = {**reply, "choices": [choice]}
@@ -113,7 +122,17 @@ class GatewayCall:
                 tokens = self.further_tokens[place - 1] if place <= len(self.further_tokens) else None
                 state = state if state == "no_generation" else _state_of(tokens)
                 name = f"{name}-{place}"
-            told = {"call_id": name, "reply": own, "tokens": tokens, "state": state, "choice": (place, len(choices))}
+            told: Json = {
+                "call_id": name,
+                "reply": own,
+                "tokens": tokens,
+                "state": state,
+                "choice": (place, len(choices)),
+            }
+            if of_each and not rest:  # those of the first prompt come first
+                number = choice.get("index")
+                at = number if type(number) is int and 0 <= number < len(choices) else place
+                told["prompt"] = [prompts[at // of_each]]
             made.append(replace(self, **told))
         return made
 

@@ -197,12 +197,16 @@ class Budgets:
         """Count what a call has used: by its token ids, else by what the model server says."""
         if self._tokens is None and self._cost is None:
             return
+        counts = fields_of((call.reply or {}).get("usage"))
         if call.tokens is not None and call.tokens.prompt_token_ids:
-            prompt, completion = len(call.tokens.prompt_token_ids), 0
-            for tokens in (call.tokens, *call.further_tokens):
-                completion += 0 if tokens is None else len(tokens.completion_token_ids)
+            choices = [tokens for tokens in (call.tokens, *call.further_tokens) if tokens is not None]
+            prompt = len(call.tokens.prompt_token_ids)
+            if (several := len(call.prompts)) > 1:  # each choice has the ids of its own, if the server gives them
+                of_each = max(1, (1 + len(call.further_tokens)) // several)
+                ids = sum(len(tokens.prompt_token_ids) for tokens in choices) // of_each
+                prompt = max(prompt, ids, count_of(counts.get("prompt_tokens")))
+            completion = sum(len(tokens.completion_token_ids) for tokens in choices)
         else:
-            counts = fields_of((call.reply or {}).get("usage"))
             prompt, completion = count_of(counts.get("prompt_tokens")), count_of(counts.get("completion_tokens"))
         used = self._used.setdefault(call.rollout_id, Used())
         used.tokens += prompt + completion

@@ -65,13 +65,20 @@ def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
     They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
     """
     choices, ended = call.by_choice(), time.time()
-    return [span for choice in choices for span in _pair(choice, kept_bytes // len(choices), ended)]
+    asked: Attributes = {}
+    asked_by: GatewayCall | None = None
+    spans: list[Span] = []
+    for choice in choices:
+        if asked_by is None or choice.prompt is not asked_by.prompt:  # else long prompts are written down for each
+            asked, asked_by = dict(_asked(choice)), choice
+        spans += _pair(choice, asked, kept_bytes // len(choices), ended)
+    return spans
 
 
-def _pair(call: GatewayCall, kept_bytes: int, ended: float) -> list[Span]:
+def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -> list[Span]:
     trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
-    request_attributes, raw_attributes = both = dict(_request_attributes(call)), dict(_raw_attributes(call))
+    request_attributes, raw_attributes = both = {**asked, **dict(_replied(call))}, dict(_raw_attributes(call))
     if not surely_fit(both, kept_bytes):
         parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in both[span].items()]
         request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
@@ -236,8 +243,8 @@ def _number(value: float) -> AttributeValue:
     return value if abs(value) <= LARGEST_COUNT else _text(str(value))
 
 
-def _request_attributes(call: GatewayCall) -> _Pairs:
-    request, reply = call.request or {}, call.reply or {}
+def _asked(call: GatewayCall) -> _Pairs:
+    request = call.request or {}
     engine = None if call.engine is None else call.engine.system
     # what served it, as far as it came; vLLM's name where nobody knows
     yield "gen_ai.system", engine or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
@@ -252,6 +259,10 @@ def _request_attributes(call: GatewayCall) -> _Pairs:
         function = fields_of(tool.get("function", tool))
         function = {"parameters": function.get("input_schema"), **function}  # Anthropic's name of it
         yield from _texts(f"llm.request.functions.{index}", function, ("name", "description", "parameters"))
+
+
+def _replied(call: GatewayCall) -> _Pairs:
+    reply = call.reply or {}
     for index, choice in enumerate(objects(reply.get("choices"))):
         yield from _message(f"gen_ai.completion.{index}", choice.get("message"))
         if isinstance(reason := choice.get("finish_reason"), str):

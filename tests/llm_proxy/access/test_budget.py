@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Any
 
 import openai
@@ -16,7 +17,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.harness import GatewayHarness
-from tests.stubs.model_server import ModelServer
+from tests.stubs.model_server import Fault, ModelServer
 
 
 async def test_a_rollout_that_has_used_up_its_tokens_makes_no_further_call() -> None:
@@ -54,6 +55,21 @@ async def test_an_engine_without_token_ids_is_counted_by_what_it_says() -> None:
     async with GatewayHarness(ModelServer(tokens=False), limits=GatewayLimits(tokens_per_rollout=5)) as harness:
         attempt = await harness.attempt()
         assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 429]
+
+
+async def test_all_prompts_of_a_call_count_and_each_only_once() -> None:
+    async with GatewayHarness(limits=GatewayLimits(tokens_per_rollout=30)) as harness:
+        body = {"model": "policy", "prompt": ["a b c d e f"] * 4}
+        twice, once = await harness.attempt(), await harness.attempt()
+        choices = [
+            {"index": i, "token_ids": [1], "prompt_token_ids": [1] * 10, "text": "x", "finish_reason": "stop"}
+            for i in range(4)
+        ]
+        for attempt, fields, status in ((twice, {"prompt": ["a", "b"], "n": 2}, 200), (once, {}, 429)):
+            harness.model.faults.append(Fault(body=json.dumps({"id": "c", "choices": choices}).encode()))
+            url = harness.url(attempt, "/completions")
+            assert (await harness.post(url, {**body, **fields}))[0] == 200
+            assert (await harness.post(url, body))[0] == status
 
 
 async def test_the_agents_library_raises_its_own_error_with_the_reason() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.llm_proxy.recording.spans import KEPT_BYTES
+from agentlightning.llm_proxy.calls import GatewayCall
+from agentlightning.llm_proxy.dialects import DIALECTS
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, spans_of
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Span
@@ -234,6 +236,26 @@ async def test_many_choices_find_room_together(harness: GatewayHarness) -> None:
     calls = await harness.raw(attempt)
     assert [call["completion_token_ids"] for call in calls] == [[i] * 300 for i in range(1000)]
     assert sum(len(span.model_dump_json()) for span in await harness.spans(attempt)) < 32 * 2**20
+
+
+async def test_of_several_prompts_each_choice_has_its_own(harness: GatewayHarness) -> None:
+    choices = [{"index": i, "token_ids": [i], "prompt_token_ids": [i // 2], "text": f"t{i}"} for i in range(6)]
+    harness.model.faults.append(Fault(body=json.dumps({"id": "c", "choices": choices}).encode()))
+    attempt = await harness.attempt()
+    body = {"model": "policy", "prompt": ["a", "b", "c"], "n": 2}
+    assert (await harness.post(harness.url(attempt, "/completions"), body))[0] == 200
+    said = [span.attributes for span in (await harness.spans(attempt))[::2]]
+    assert [attributes["gen_ai.prompt.0.content"] for attributes in said] == [*"aabbcc"]
+    assert ["gen_ai.prompt.1.content" in attributes for attributes in said] == [False] * 6
+    assert [call["prompt_token_ids"] for call in await harness.raw(attempt)] == [[0], [0], [1], [1], [2], [2]]
+
+
+def test_a_record_of_many_prompts_grows_with_their_number() -> None:
+    prompts = DIALECTS["completions"].prompt_of({"prompt": ["hi"] * 2000})
+    call = GatewayCall("r", "a", 1, dialect="completions", prompt=prompts, request={"model": "policy"})
+    choices: list[Any] = [{"index": i, "text": "x", "message": {"content": "x"}} for i in range(2000)]
+    call.answered({"id": "c", "choices": choices}, None)
+    assert sum(len(span.attributes) for span in spans_of(call)) < 30 * 2000
 
 
 async def test_a_store_behind_http_keeps_the_same_spans() -> None:
