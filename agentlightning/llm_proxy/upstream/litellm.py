@@ -183,8 +183,8 @@ def _reason(error: BaseException, endpoint: ModelEndpoint) -> str:
 
 def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
     """Return an error's own words; without keys and addresses."""
-    text = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
-    return _without_secrets(text.encode("utf-8", "replace"), endpoint).decode("utf-8", "replace")
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+    return _without_secrets(text, endpoint).decode("utf-8", "replace")[:_SHOWN_CHARS]  # half a key is not known for one
 
 
 def _without_secrets(body: bytes, endpoint: ModelEndpoint) -> bytes:

@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.upstream.litellm import _SHOWN_CHARS, _words
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault
 
@@ -203,3 +205,11 @@ async def test_an_error_in_the_library_itself_is_told_in_its_words_and_without_t
     message = body["error"]["message"]
     assert (status, "no field 'x'" in message, "cannot be reached" in message) == (502, True, False)
     assert PROVIDER_KEY not in message
+
+
+def test_of_a_long_error_no_part_of_the_key_is_shown() -> None:
+    endpoint = ModelEndpoint("m", "http://127.0.0.1:1", PROVIDER_KEY)
+    for before in range(_SHOWN_CHARS - 2 * len(PROVIDER_KEY), _SHOWN_CHARS + 1):
+        told = _words(ValueError("x" * before + PROVIDER_KEY), endpoint)
+        assert PROVIDER_KEY[:6] not in told
+        assert len(told) <= _SHOWN_CHARS
