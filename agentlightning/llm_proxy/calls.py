@@ -131,8 +131,8 @@ class GatewayCall:
             }
             if of_each and not rest:  # those of the first prompt come first
                 number = choice.get("index")
-                at = number if type(number) is int and 0 <= number < len(choices) else place
-                told["prompt"] = [prompts[at // of_each]]
+                index = number if type(number) is int and 0 <= number < len(choices) else place
+                told["prompt"] = [prompts[index // of_each]]
             made.append(replace(self, **told))
         return made
 

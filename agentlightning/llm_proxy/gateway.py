@@ -253,10 +253,8 @@ class Gateway:
         if self._journal is not None:
             self._journal.ended(call)
         if call.turn is not None:
-            memory = self._forwarder.memory
-            memory.release(call.turn.attempt, call.turn.name)
-            if lost is None and call.error is None and call.to_remember is not None:
-                memory.add(call.to_remember)
+            is_kept = lost is None and call.error is None
+            call.turn.ended(self._forwarder.memory, call.to_remember if is_kept else None)
         if lost is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"

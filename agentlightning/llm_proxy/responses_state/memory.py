@@ -124,10 +124,9 @@ class ResponseMemory:
         self._reserved.add((attempt, response_id))
         return True
 
-    def release(self, attempt: AttemptName, response_id: str | None) -> None:
-        """Give up an id if it was reserved."""
-        if response_id is not None:
-            self._reserved.discard((attempt, response_id))
+    def release(self, attempt: AttemptName, response_id: str) -> None:
+        """Give up an id that was reserved."""
+        self._reserved.discard((attempt, response_id))
 
     def add(self, response: StoredResponse) -> None:
         """Remember a response, and forget others where that goes beyond the bounds."""

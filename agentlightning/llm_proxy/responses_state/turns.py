@@ -72,6 +72,13 @@ class Turn:
             self.name = name
         return self.name
 
+    def ended(self, memory: ResponseMemory, remembered: StoredResponse | None) -> None:
+        """Give up the id that was kept for the response, and remember the response if there is one."""
+        if self.stores and self.name is not None:  # else the id may be kept for another call
+            memory.release(self.attempt, self.name)
+        if remembered is not None:
+            memory.add(remembered)
+
 
 def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_bytes: int) -> Turn:
     """Return the turn of a request.

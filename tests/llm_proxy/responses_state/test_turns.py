@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
+from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
+from agentlightning.llm_proxy.responses_state.turns import begin
 from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_store_faults import TroubledStore
@@ -149,6 +151,20 @@ async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told
         assert said == [f"question {number}", f"answer {number}", "?"]
     recorded = [span for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
     assert [span.attributes["gen_ai.response.id"] for span in recorded[:3]] == [response.id for response in made]
+
+
+def test_a_call_that_is_not_stored_frees_no_id_that_another_one_holds() -> None:
+    memory, attempt = ResponseMemory(GatewayLimits()), ("ro-1", "at-1")
+    holds, passes, comes = (
+        begin(memory, attempt, {"input": "hi", "store": store}, 1000) for store in (True, False, True)
+    )
+    assert holds.named(memory, "resp_1") == passes.named(memory, "resp_1") == "resp_1"
+    passes.ended(memory, None)
+    assert comes.named(memory, "resp_1") != "resp_1"
+    holds.ended(memory, holds.to_remember({"id": "resp_1", "output": []}))
+    assert memory.response(attempt, "resp_1") is not None
+    assert memory.delete(attempt, "resp_1")
+    assert memory.size == 0
 
 
 def _good(body: bytes) -> Any:
