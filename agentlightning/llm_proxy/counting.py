@@ -8,7 +8,7 @@ from agentlightning.llm_proxy.dialects.base import WireDialect
 from agentlightning.llm_proxy.dialects.json_values import Json, read_json
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
 from agentlightning.llm_proxy.forwarding import AGENT, blamed_on, wire_and_endpoints
-from agentlightning.llm_proxy.replies import CallFailed, JsonReply, busy, json_reply
+from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply
 from agentlightning.llm_proxy.responses_state.memory import AttemptName, ResponseMemory
 from agentlightning.llm_proxy.responses_state.turns import begin
 from agentlightning.llm_proxy.upstream.http import Upstream
@@ -38,8 +38,7 @@ class TokenCounter:
         if wire is not dialect.native:
             if dialect is RESPONSES:
                 turn = begin(self._memory, attempt, asked, self._body_bytes)
-                with busy():
-                    hold.add(turn.size)
+                await turn.hold_value(hold, self._off_loop)
                 size += turn.size
                 asked = await self._off_loop.run(size, turn.expanded)
             asked = await self._off_loop.run(size, blamed_on(AGENT)(dialect.count_to_chat), asked)

@@ -29,7 +29,6 @@ from agentlightning.llm_proxy.replies import (
     JsonReply,
     ReplyStream,
     StreamEnd,
-    busy,
     unusable,
 )
 from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
@@ -108,8 +107,7 @@ class Forwarder:
             wire, found = wire_and_endpoints(self._models(), dialect, asked["model"], call.rollout_id)
         if dialect is RESPONSES and wire is CHAT:
             call.turn = begin(self.memory, (call.rollout_id, call.attempt_id), asked, self._limits.body_bytes)
-            with busy():
-                hold.add(call.turn.size)
+            await call.turn.hold_value(hold, self._off_loop)
             call.bytes += call.turn.size
             asked = await self._off_loop.run(call.bytes, call.turn.expanded)
         request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked)

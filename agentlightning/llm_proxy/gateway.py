@@ -149,7 +149,7 @@ class Gateway:
         if len(raw) >= LARGE_BYTES:
             size = await self._off_loop.run(len(raw), expanded_bytes, raw)
             with busy():
-                hold.add(max(0, min(size, self._limits.bytes_per_attempt) - hold.size))
+                hold.add_value(size - hold.size)
 
     async def record_cut_short(self, calls: Sequence[GatewayCall]) -> None:
         """Record calls that an earlier process had in hand when it ended: their agents got no reply from it."""

@@ -18,9 +18,18 @@ from typing_extensions import override
 from agentlightning.llm_proxy.access.limits import LONGEST_NAME, MOST_ITEMS, shown
 from agentlightning.llm_proxy.dialects.base import StreamWriter
 from agentlightning.llm_proxy.dialects.fields import as_text, refuse_unknown
-from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_object, json_bytes, objects
-from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    entries_of,
+    expanded_bytes,
+    is_object,
+    json_bytes,
+    objects,
+)
+from agentlightning.llm_proxy.off_loop import LARGE_BYTES, OffLoop
+from agentlightning.llm_proxy.replies import CallFailed, busy
 from agentlightning.llm_proxy.responses_state.memory import AttemptName, Item, ResponseMemory, StoredResponse
+from agentlightning.utils.http.byte_budget import Hold
 from agentlightning.utils.id import generate_id
 
 NOT_REMEMBERED = (
@@ -52,6 +61,21 @@ class Turn:
             return self.request
         items = [json.loads(piece.raw) if isinstance(piece, Item) else piece for piece in self.pieces]
         return {**self.request, "input": items}
+
+    async def hold_value(self, hold: Hold, off_loop: OffLoop) -> None:
+        """Reserve the bytes that what was remembered takes, decoded too where it is large.
+
+        Raises:
+            CallFailed: 429, the attempt or the process holds too many bytes.
+        """
+        size = self.size
+        if size >= LARGE_BYTES:
+            size += await off_loop.run(size, self._expanded_bytes)
+        with busy():
+            hold.add_value(size)
+
+    def _expanded_bytes(self) -> int:
+        return sum(expanded_bytes(piece.raw) for piece in self.pieces or () if isinstance(piece, Item))
 
     def to_remember(self, response: Json) -> StoredResponse:
         """Return what is remembered of the response."""

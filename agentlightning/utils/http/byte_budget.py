@@ -101,6 +101,14 @@ class Hold:
         self._budget.add(self._owner, self._share, size)
         self.size += size
 
+    def add_value(self, size: int) -> None:
+        """Hold further bytes for a value that is decoded; one beyond the owner's share takes all that others leave.
+
+        Raises:
+            BusyError: they do not fit.
+        """
+        self.add(max(0, min(size, self._share - self.size)))
+
     def close(self) -> None:
         """Give all bytes back; may be called twice."""
         size, self.size = self.size, 0

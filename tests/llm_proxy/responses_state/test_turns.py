@@ -16,6 +16,7 @@ from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
 from agentlightning.llm_proxy.responses_state.turns import begin
 from agentlightning.types import AttemptedRollout
+from agentlightning.utils.http.byte_budget import PROCESS
 from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_store_faults import TroubledStore
 from tests.stubs.model_server import Fault, encode
@@ -273,6 +274,17 @@ async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None
             with pytest.raises(openai.APIStatusError) as caught:
                 await agent.ask(previous_response_id=made.id)
             assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+
+
+async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(agent: Agent) -> None:
+    parts = [{"type": "input_text", "text": "a"}] * 5000
+    said: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
+    url, held = agent.harness.url(agent.attempt, "/responses"), list[int]()
+    agent.harness.model.answer = lambda request: held.append(PROCESS.held) or "yes"
+    _, first = await agent.harness.post(url, said)
+    await agent.harness.post(url, {"model": "policy", "input": "hi", "previous_response_id": first["id"]})
+    sent, remembered = held
+    assert remembered > 0.8 * sent > 2 * len(json.dumps(parts))
 
 
 async def test_older_responses_are_forgotten_beyond_the_bound_and_what_went_on_from_them_stays() -> None:
