@@ -41,7 +41,7 @@ def address_of(place: str, model: str, key: object) -> tuple[str, str]:
     if key is None:
         variable = f"{provider.upper()}_API_KEY"
         raise ValueError(
-            f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} asks for one; give it as "
-            f"'os.environ/{variable}', which takes it out of the environment"
+            f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} asks for one; write "
+            f"'api_key': 'os.environ/{variable}', which takes it out of the environment"
         )
     return provider, ADDRESSES[provider]

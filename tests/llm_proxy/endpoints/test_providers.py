@@ -60,7 +60,7 @@ def test_an_address_that_is_given_is_the_one_and_leaves_the_name_of_the_model_al
 @pytest.mark.parametrize(
     ("model", "parameters", "said"),
     [
-        ("openai/gpt-4o", {}, "api_key is missing: openai at https://api.openai.com/v1 .*os.environ/OPENAI_API_KEY"),
+        ("openai/gpt-4o", {}, "api_key is missing: .*/api.openai.com.* write 'api_key': 'os.environ/OPENAI_API_KEY'"),
         ("azure/gpt-4o", {"api_key": "k"}, "api_base is missing: with 'azure/' .*openai.azure.com/openai/v1"),
         ("hosted_vllm/policy", {}, "api_base is missing; only a model that names one of these .*openai/, anthropic/"),
         ("gpt-4o", {"api_key": "k"}, "api_base is missing; .*engine='litellm'"),
