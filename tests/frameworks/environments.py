@@ -107,7 +107,9 @@ def index_settings(pip_settings: str) -> dict[str, str]:
     extra = [address for address in found.get("extra-index-url", "").split() if "://" in address]
     settings = {
         "UV_DEFAULT_INDEX": found.get("index-url", ""),
-        "UV_INDEX": " ".join(address for address in extra if not address.startswith("file:")),
+        "UV_INDEX": (more := " ".join(address for address in extra if not address.startswith("file:"))),
+        "UV_INDEX_STRATEGY": "unsafe-best-match" if more else "",  # as pip does; else the first that has any version
+        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
         "UV_FIND_LINKS": ",".join(found.get("find-links", "").split()),
         "SSL_CERT_FILE": found.get("cert", ""),
     }

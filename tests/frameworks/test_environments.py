@@ -56,6 +56,7 @@ def test_uv_is_told_what_pip_was_told() -> None:
 global.extra-index-url='https://more.example/simple file:///srv/wheels/simple'
 global.index-url='https://files.example/simple'
 global.cert='/srv/old.crt'
+global.trusted-host='files.example more.example'
 :env:.cert='/srv/certificates.crt'
 :env:.find-links='/srv/a /srv/b'
 :env:.default-timeout='180'
@@ -63,6 +64,8 @@ global.cert='/srv/old.crt'
     assert index_settings(said.strip()) == {
         "UV_DEFAULT_INDEX": "https://files.example/simple",
         "UV_INDEX": "https://more.example/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INSECURE_HOST": "files.example more.example",
         "UV_FIND_LINKS": "/srv/a,/srv/b",
         "SSL_CERT_FILE": "/srv/certificates.crt",
     }
