@@ -30,7 +30,7 @@ class Resource(Value):
 
     A class of your own is stored as a `CustomResource` of its kind: its `resource_type` where it has one, else its
     name. An agent is given it as its class, which a function agent names by an annotation; any other agent, where one
-    class of this kind alone is imported.
+    class of this kind alone is imported. One that derives from `LLM` or another class of ours is stored as that is.
     """
 
     resource_type: Any
@@ -40,8 +40,12 @@ class Resource(Value):
     @override
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
+        if cls.__module__ == __name__:
+            return
         field = cls.model_fields["resource_type"]
-        if field.is_required():
+        if issubclass(cls, _STORED) and field.default in _TAGS:
+            return
+        if field.is_required() or field.default in {base.__name__ for base in cls.__mro__[1:]}:
             field.default = cls.__name__
             cls.model_rebuild(force=True)
         if isinstance(field.default, str):
@@ -188,7 +192,8 @@ ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate | CustomResource, Fiel
 NamedResources = dict[str, ResourceUnion]
 """Resources by the name under which the agent asks for them."""
 
-_STORED = (LLM, ProxyLLM, PromptTemplate, CustomResource)
+_STORED = (LLM, PromptTemplate, CustomResource)
+_TAGS = ("llm", "proxy_llm", "prompt_template", "custom")
 
 
 def stored_form(name: str, resource: object) -> object:
@@ -198,7 +203,7 @@ def stored_form(name: str, resource: object) -> object:
         BadRequestError: a dictionary that has the fields of a resource of ours and not its tag.
     """
     if isinstance(resource, Resource):
-        if type(resource) in _STORED:
+        if isinstance(resource, _STORED) and resource.resource_type in _TAGS:
             return resource
         values = resource.model_dump(exclude={"resource_type"})
         return CustomResource(kind=str(resource.resource_type), values=values)

@@ -36,6 +36,37 @@ def test_a_class_of_ones_own_is_stored_by_its_kind_and_comes_back_as_itself() ->
         assert agents_form(read) == own
 
 
+class HybridRetriever(Retriever):
+    """A resource that derives from one without a tag."""
+
+    weight: float = 0.5
+
+
+class TunedLLM(agl.LLM):
+    """A model with a field of the program's own."""
+
+    adapter: str = "base"
+
+
+def test_a_class_that_derives_from_ones_own_has_a_kind_of_its_own() -> None:
+    stored = stored_form("x", HybridRetriever(index="faiss"))
+    assert isinstance(stored, CustomResource)
+    assert stored.kind == "HybridRetriever"
+    assert agents_form(stored) == HybridRetriever(index="faiss")
+
+
+async def test_a_class_that_derives_from_ours_stays_what_it_is() -> None:
+    store = agl.InMemoryLightningStore()
+    update = await store.add_resources({"main": TunedLLM(endpoint="http://h/v1", model="m", adapter="tuned")})
+    assert update.resources["main"] == TunedLLM(endpoint="http://h/v1", model="m", adapter="tuned")
+
+
+@pytest.mark.parametrize("kind", ["llm", "custom", "prompt_template"])
+def test_no_custom_resource_becomes_one_of_our_classes(kind: str) -> None:
+    stored = CustomResource(kind=kind, values={"endpoint": "http://h/v1", "model": "m"})
+    assert agents_form(stored) is stored
+
+
 def test_a_dictionary_is_read_by_key() -> None:
     stored: Any = stored_form("settings", {"temperature": 0.5})
     assert (stored["temperature"], stored.get("top_p", 1.0), "top_p" in stored) == (0.5, 1.0, False)
