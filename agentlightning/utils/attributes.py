@@ -24,6 +24,8 @@ from pydantic import BaseModel
 logger = logging.getLogger(__name__)
 
 _PRIMITIVES = (bool, int, float, str)
+MOST_ELEMENTS = 2**16
+"""Elements of an array that are written out; images and weights are not, which would take seconds for each span."""
 
 
 def flatten_attributes(data: object, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
@@ -114,7 +116,8 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
 
     `force` turns what JSON cannot hold into what it means: pydantic models and dataclasses into objects, sets and
     arrays into lists, bytes into base64, enums into their values, dates and what else there is into text. So the text
-    is JSON whatever is inside.
+    is JSON whatever is inside. Fields that their class keeps out of its `repr` (or a model out of its dump) are left
+    out, and an array of more than `MOST_ELEMENTS` is its own short text.
 
     Raises:
         ValueError: JSON cannot hold it and `force` is false.
@@ -158,19 +161,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)  # JSON has no other numbers
     if isinstance(value, BaseModel):
-        return _plain(dict(value))
+        fields = type(value).model_fields
+        hidden = {name for name, field in fields.items() if field.exclude or not field.repr}
+        return {name: _plain(item) for name, item in value if name not in hidden}
     if isinstance(value, Mapping):
         return {str(_plain(key)): _plain(item) for key, item in cast("Mapping[object, object]", value).items()}
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [_plain(item) for item in cast("list[object]", value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     as_list: Any = getattr(value, "tolist", None)
-    return _plain(as_list()) if callable(as_list) and hasattr(value, "dtype") else str(value)  # of numpy or torch
+    if callable(as_list) and hasattr(value, "dtype") and math.prod(value.shape) <= MOST_ELEMENTS:  # of numpy or torch
+        return _plain(as_list())
+    return str(value)
 
 
 def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from agentlightning.utils.attributes import MOST_ELEMENTS
 from agentlightning.utils.otel import (
     check_attributes_sanity,
     filter_and_unflatten_attributes,
@@ -150,6 +151,30 @@ def test_what_json_cannot_hold_becomes_json_of_what_it_means_when_forced(value: 
         sanitize_attribute_value(value, force=False)
     with pytest.raises(ValueError, match="Failed to sanitize attribute 'k'"):
         sanitize_attributes({"k": value}, force=False)
+
+
+class _Login(BaseModel):
+    user: str = "u"
+    key: str = Field(default="sk-hidden", repr=False)
+    token: str = Field(default="sk-hidden", exclude=True)
+
+
+@dataclasses.dataclass
+class _Session:
+    user: str = "u"
+    key: str = dataclasses.field(default="sk-hidden", repr=False)
+
+
+@pytest.mark.parametrize("value", [_Login(), _Session()])
+def test_fields_that_a_class_does_not_show_are_left_out(value: object) -> None:
+    assert sanitize_attribute_value(value) == '{"user": "u"}'
+
+
+def test_of_a_large_array_its_short_text_is_kept() -> None:
+    assert len(sanitize_attribute_value(np.zeros(MOST_ELEMENTS))) == MOST_ELEMENTS
+    large = sanitize_attribute_value({"image": np.zeros((MOST_ELEMENTS, 2))})
+    assert len(large) < 1000
+    assert json.loads(large)["image"].startswith("[[0. 0.]")
 
 
 def test_a_generator_is_named_and_not_used_up_and_a_cycle_is_text() -> None:
