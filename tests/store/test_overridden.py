@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -312,3 +313,26 @@ def test_a_span_is_the_same_after_the_way_through_opentelemetry(
     without = {"flags": None}
     links = [link.model_copy(update=without) for link in back.links]
     assert back.model_copy(update={**without, "links": links}) == span
+
+
+async def test_a_span_keeps_the_parent_of_which_it_has_the_id_alone() -> None:
+    store = OtelSpans()
+    rollout = await store.start_rollout("x")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    made = Span.from_attributes(attributes={"a": 1}, name="child", sequence_id=1, **ids).model_copy(
+        update={"trace_id": "a" * 32, "span_id": "b" * 16, "parent_id": "c" * 16, "context": None, "parent": None}
+    )
+    own_words = made.model_copy(update={"trace_id": "trace", "span_id": "s1", "parent_id": "s0", "sequence_id": 2})
+    stored = await complete(store).add_many_spans([made, own_words])
+    assert [(span.trace_id, span.span_id, span.parent_id) for span in stored] == [
+        ("a" * 32, "b" * 16, "c" * 16),
+        ("trace", "s1", "s0"),
+    ]
+    assert store.seen == ["child"]
+
+
+def test_an_object_without_operations_is_used_as_it_is() -> None:
+    stand_in: Any = MagicMock()
+    assert complete(stand_in) is stand_in
+    bare: Any = object()
+    assert complete(bare) is bare

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -26,7 +28,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset, request_token
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.wrappers.forward import FORWARDED, StoreWrapper, forward_operations
-from agentlightning.store.wrappers.readable import readable_span
+from agentlightning.store.wrappers.readable import is_readable, readable_span
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -63,12 +65,19 @@ _FORMS = {
 }
 """Operations for one, and their forms for many."""
 _SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
+_PARAMETERS = {name: frozenset(signature.parameters) for name, signature in _SIGNATURES.items()}
 _OF_RUNS = frozenset(name for name, signature in _SIGNATURES.items() if "run_id" in signature.parameters)
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
-    """Return a store that knows the whole contract as it is, any other behind a `CompletedStore`."""
-    known = all(_accepted(store, name) >= set(_SIGNATURES[name].parameters) for name in FORWARDED)
+    """Return a store that knows the whole contract as it is, any other behind a `CompletedStore`.
+
+    An object whose class has no operation at all, such as a mock, is what its program wants: it is used as it is.
+    """
+    accepted = {name: _accepted(store, name) for name in FORWARDED}
+    if not any(accepted.values()) and not isinstance(store, LightningStore):
+        return store
+    known = all(accepted[name] >= _PARAMETERS[name] for name in FORWARDED)
     used_as_is = known and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
@@ -94,20 +103,27 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
     method = getattr(type(store), operation, None)
     if method is None or method is getattr(LightningStore, operation):
         return frozenset()
+    own, takes_any = _parameters(method)
+    return own | _PARAMETERS[operation] if takes_any else own
+
+
+@lru_cache(maxsize=1024)
+def _parameters(method: Callable[..., object]) -> tuple[frozenset[str], bool]:
+    """Return the names of a method's parameters, and if it takes any keyword. A trace asks it of every operation."""
     parameters = inspect.signature(method).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return frozenset((*parameters, *_SIGNATURES[operation].parameters))
-    return frozenset(parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return frozenset(parameters), takes_any
 
 
 def _preferred(store: LightningStore) -> dict[str, str | None]:
     """Return for each form of an operation the other form if that one is called in its place, because it is overridden
     nearer to the class of the store, and None if it is called itself."""
-    homes = [vars(store), *map(vars, type(store).__mro__)]
-    contract = homes.index(vars(LightningStore))
+    own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
+    homes = [getattr(store, "__dict__", {}), *map(vars, own)]
+    contract = len(homes)
 
     def depth(name: str) -> int:
-        return next((i for i, home in enumerate(homes[:contract]) if name in home), contract)
+        return next((i for i, home in enumerate(homes) if name in home), contract)
 
     preferred: dict[str, str | None] = {}
     for one, many in _FORMS.items():
@@ -277,11 +293,11 @@ class CompletedStore(StoreWrapper):
             return await self._call_store(way, spans)
         stored: list[Span | None] = []
         for span in spans:
-            if way == "add_otel_span":
+            if way == "add_otel_span" and is_readable(span):
                 ended = readable_span(span)
                 stored.append(await self._call_store(way, span.rollout_id, span.attempt_id, ended, span.sequence_id))
             else:
-                stored.append(await self._call_store(way, span))
+                stored.append(await self._call_store("add_span", span))
         return [span for span in stored if span is not None]
 
     @override
