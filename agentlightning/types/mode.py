@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 if TYPE_CHECKING:
     RolloutMode = Literal["train", "val", "test"]
     """What a rollout is for: `train` is learned from, `val` measures on the way, `test` at the end."""
 else:
 
-    class _Modes(type(Literal["train"]), _root=True):  # `typing` asks whoever subclasses its forms to say so
-        """The `Literal` type of the modes, with each mode as an attribute: `RolloutMode.TRAINING` is `"train"`."""
+    def _with_names(literal: Any) -> Any:
+        """Return a `Literal` type that has each mode as an attribute, or the type as it is where Python refuses that.
 
-        TRAIN: Final = "train"
-        TRAINING: Final = "train"
-        VAL: Final = "val"
-        VALIDATION: Final = "val"
-        TEST: Final = "test"
-        TESTING: Final = "test"
+        The class of such types is no interface of Python's. A later Python that has another one loses these names.
+        """
+        try:
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                return super().__getattr__(name)
-            raise AttributeError(
-                f"RolloutMode has no {name!r}: a rollout's mode is 'train' (RolloutMode.TRAINING), 'val' "
-                "(RolloutMode.VALIDATION; Trainer.evaluate uses it) or 'test' (RolloutMode.TEST)"
-            )
+            class _Modes(type(literal), _root=True):  # `typing` asks whoever subclasses its forms to say so
+                """The `Literal` type of the modes, with each mode as an attribute: `RolloutMode.TRAINING`."""
 
-        def __reduce__(self) -> str:
-            return "RolloutMode"
+                TRAIN: Final = "train"
+                TRAINING: Final = "train"
+                VAL: Final = "val"
+                VALIDATION: Final = "val"
+                TEST: Final = "test"
+                TESTING: Final = "test"
 
-    RolloutMode = _Modes(Literal, get_args(Literal["train", "val", "test"]))
-    RolloutMode.__module__ = __name__  # where `pickle` finds it
+                def __getattr__(self, name: str) -> Any:
+                    if name.startswith("_"):
+                        return super().__getattr__(name)
+                    raise AttributeError(
+                        f"RolloutMode has no {name!r}: a rollout's mode is 'train' (RolloutMode.TRAINING), 'val' "
+                        "(RolloutMode.VALIDATION; Trainer.evaluate uses it) or 'test' (RolloutMode.TEST)"
+                    )
+
+                def __reduce__(self) -> str:
+                    return "RolloutMode"
+
+            named = _Modes(Literal, get_args(literal))
+            named.__module__ = __name__  # where `pickle` finds it
+            same = (named, get_origin(named), get_args(named)) == (literal, get_origin(literal), get_args(literal))
+        except Exception:  # whatever a later Python raises: the package must be there without the names
+            return literal
+        return named if same else literal
+
+    RolloutMode = _with_names(Literal["train", "val", "test"])
 
 __all__ = ["RolloutMode"]

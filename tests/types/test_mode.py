@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import agentlightning as agl
-from agentlightning.types import core
+from agentlightning.types import core, mode
 
 Modes: Any = agl.RolloutMode
 """For checkers it is a type alone."""
@@ -50,3 +50,14 @@ def test_it_is_the_literal_type_for_whoever_reads_annotations() -> None:
         Note.model_validate({"mode": "eval"})
     assert pickle.loads(pickle.dumps(agl.RolloutMode)) is agl.RolloutMode
     assert copy.deepcopy(agl.RolloutMode) is agl.RolloutMode
+
+
+class _OtherForm:
+    """A type form that is made in another way than today's."""
+
+    def __init_subclass__(cls, **_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("form", [int | str, _OtherForm()])
+def test_where_python_refuses_the_names_it_is_the_plain_type(form: Any) -> None:
+    assert vars(mode)["_with_names"](form) is form
