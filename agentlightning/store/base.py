@@ -107,6 +107,12 @@ request_token: ContextVar[str | None] = ContextVar("agentlightning_request_token
 repeated with the same token is answered again, not done again. A `RequestToken` stands for several calls."""
 
 
+def call_token(operation: str) -> str | None:
+    """Return the token of the call of an operation that begins now, if it has one. Once for each call."""
+    token = request_token.get()
+    return token.of_call(operation) if isinstance(token, RequestToken) else token
+
+
 class LightningStoreCapabilities(TypedDict, total=False):
     """What a store can do; an absent key means no."""
 

@@ -336,3 +336,26 @@ def test_an_object_without_operations_is_used_as_it_is() -> None:
     assert complete(stand_in) is stand_in
     bare: Any = object()
     assert complete(bare) is bare
+
+
+class Forwarder(LightningStoreClient):
+    """A client with a form of an operation of its own, which stands behind another server."""
+
+    @override
+    async def enqueue_rollout(self, input: Any, *args: Any, **rest: Any) -> Rollout:
+        return await super().enqueue_rollout(input, *args, **rest)
+
+
+async def test_each_call_that_a_client_makes_within_one_request_is_one_of_its_own() -> None:
+    store = agl.InMemoryLightningStore()
+    behind = LightningStoreServer(store, port=0)
+    await behind.start()
+    before = LightningStoreServer(Forwarder(behind.endpoint), port=0)
+    await before.start()
+    client = LightningStoreClient(before.endpoint)
+    made = await client.enqueue_many_rollouts([EnqueueRolloutRequest(input="x") for _ in range(3)])
+    assert len({rollout.rollout_id for rollout in made}) == 3
+    assert len(await store.query_rollouts()) == 3
+    await client.close()
+    await before.stop()
+    await behind.stop()

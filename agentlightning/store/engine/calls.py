@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 
-from agentlightning.store.base import RequestToken, request_token
+from agentlightning.store.base import call_token
 from agentlightning.store.rules.idempotency import Call, claim_call
 from agentlightning.store.rules.tx import ClaimRow, Ids, Tx
 from agentlightning.store.rules.values import given
@@ -18,12 +18,6 @@ from agentlightning.utils.id import derive_id, generate_id
 
 _TOGETHER_SECONDS = 0.05
 """How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
-
-
-def call_token(operation: str) -> str | None:
-    """Return the token of the call of an operation that begins now, if it has one. Once for each call."""
-    token = request_token.get()
-    return token.of_call(operation) if isinstance(token, RequestToken) else token
 
 
 def call_of(operation: str, **arguments: object) -> Call | None:

@@ -24,8 +24,9 @@ from agentlightning.store.base import (
     LightningStoreCapabilities,
     LightningStoreStatistics,
     Unset,
+    call_token,
 )
-from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of, call_token
+from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt

@@ -24,7 +24,7 @@ import yarl
 from typing_extensions import override
 
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, StoreUnreachableError
-from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
+from agentlightning.store.base import LightningStore, LightningStoreCapabilities, call_token
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
 from agentlightning.store.rules.values import to_json, valid
@@ -200,7 +200,7 @@ class LightningStoreClient(LightningStore):
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
         end = None if timeout is None else time.monotonic() + timeout
-        callers = request_token.get()
+        callers = call_token(row.name)
         for chunk in itertools.count():
             left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
             began = time.monotonic()
@@ -239,7 +239,7 @@ class LightningStoreClient(LightningStore):
         url, body = self._encode(row, dict(arguments))
         headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
         if row.row.retry == "token":
-            headers["idempotency-key"] = token or request_token.get() or generate_id(32)
+            headers["idempotency-key"] = token or call_token(row.name) or generate_id(32)
         tries, began, hung = 0, time.monotonic(), False
         while True:
             tries += 1
