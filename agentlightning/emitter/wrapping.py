@@ -16,7 +16,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.conversion import any_attributes
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext
-from agentlightning.utils.otel import tell_emitted
+from agentlightning.utils.otel import emitter_debug, tell_emitted
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class OpenOperation:
         try:
             self._manager.__exit__(kind, error, trace)
         finally:
-            if not isinstance(self._tracer, DummyTracer):
+            if emitter_debug() and not isinstance(self._tracer, DummyTracer):
                 tell_emitted(logger, AGL_OPERATION, self.span().attributes)
 
     def record(self, values: dict[str, object]) -> None:

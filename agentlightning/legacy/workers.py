@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import sys
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 TERMINATE_SECONDS = 10.0
 """How long a worker may take to end after SIGTERM; then it is killed."""
 _recorded: list[BaseProcess] = []
+os.register_at_fork(after_in_child=_recorded.clear)  # a child has not started them, and may not end them
 
 
 def serve(

@@ -108,11 +108,10 @@ async def test_each_call_is_counted_and_timed_once_with_how_it_ended(make: Make)
 async def test_an_operation_that_calls_another_says_which_one_the_caller_called(make: Make) -> None:
     tally = Tally()
     store = make(tally)
-    await store.enqueue_rollout(input={})
-    await store.dequeue_rollout(worker_id="w")
+    await store.add_resources({})
     calls = tally.of("agl.store.total")
-    assert calls["dequeue_rollout", "dequeue_rollout", "OK"] == 1
-    assert calls["dequeue_many_rollouts", "dequeue_rollout", "OK"] == 1
+    assert calls["add_resources", "add_resources", "OK"] == 1
+    assert calls["update_resources", "add_resources", "OK"] == 1
     await store.close()
 
 
