@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 TERMINATE_SECONDS = 10.0
 """How long a worker may take to end after SIGTERM; then it is killed."""
 _recorded: list[BaseProcess] = []
-os.register_at_fork(after_in_child=_recorded.clear)  # a child has not started them, and may not end them
+if hasattr(os, "register_at_fork"):  # a forked process has not started them, and may not end them
+    os.register_at_fork(after_in_child=_recorded.clear)
 
 
 def serve(

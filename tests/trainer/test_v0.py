@@ -108,6 +108,23 @@ def test_only_recorded_processes_are_killed() -> None:
     stranger.wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems fork no workers")
+def test_a_forked_process_ends_no_workers_of_its_parent() -> None:
+    context: Any = multiprocessing.get_context("fork")
+    own = context.Process(target=_sleep, daemon=True)
+    own.start()
+    workers._recorded.append(own)
+    child = context.Process(target=_exits_with_the_number_of_killed)
+    child.start()
+    child.join()
+    assert (child.exitcode, own.is_alive()) == (0, True)
+    assert agl.Trainer.kill_orphaned_processes() == 1
+
+
+def _exits_with_the_number_of_killed() -> None:
+    os._exit(agl.Trainer.kill_orphaned_processes())
+
+
 def _sleep() -> None:
     threading.Event().wait(600)
 
