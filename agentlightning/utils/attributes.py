@@ -174,9 +174,9 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    as_list: Any = getattr(value, "tolist", None)
-    if callable(as_list) and hasattr(value, "dtype") and math.prod(value.shape) <= MOST_ELEMENTS:  # of numpy or torch
-        return _plain(as_list())
+    array: Any = value
+    if hasattr(array, "dtype") and hasattr(array, "tolist") and math.prod(array.shape) <= MOST_ELEMENTS:
+        return _plain(array.tolist())  # of numpy or torch
     return str(value)
 
 
