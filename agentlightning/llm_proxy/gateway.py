@@ -129,13 +129,17 @@ class Gateway:
             return await self._count_tokens(address, scope, receive)
         memory, attempt = self._forwarder.memory, (address.rollout_id, address.attempt_id)
         assert address.named is not None
-        if address.route != RESPONSE:
-            if scope["method"] == "POST":
-                return retrieval.cancelled(memory, attempt, address.named)
-            return retrieval.input_items(memory, attempt, address.named, scope["query_string"])
+        response = retrieval.found(memory, attempt, address.named)
         if scope["method"] == "DELETE":
-            return retrieval.deleted(memory, attempt, address.named)
-        return retrieval.retrieved(memory, attempt, address.named, scope["query_string"])
+            return retrieval.deleted(memory, response)
+        if scope["method"] == "POST":
+            raise retrieval.not_cancelled()
+        show = retrieval.retrieved if address.route == RESPONSE else retrieval.input_items
+        with self._slots.take(*attempt), self._hold(address) as hold:
+            size = response.all_bytes
+            with busy():
+                hold.add(size)
+            return await self._off_loop.run(size, show, response, scope["query_string"])
 
     def _hold(self, address: CallAddress) -> Hold:
         return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)

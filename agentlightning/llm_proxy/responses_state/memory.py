@@ -54,6 +54,11 @@ class StoredResponse:
         """What it takes without its items."""
         return _RESPONSE + len(self.body) + _PLACE * (len(self.context) + len(self.output))
 
+    @property
+    def all_bytes(self) -> int:
+        """What it takes with its items, as if it shared none."""
+        return self.own_bytes + sum(len(item.raw) for item in self.items)
+
 
 @dataclass(slots=True)
 class _AttemptMemory:

@@ -17,49 +17,51 @@ from agentlightning.llm_proxy.responses_state.turns import NOT_REMEMBERED
 _MOST_LISTED, _LISTED = 100, 20
 
 
-def retrieved(memory: ResponseMemory, attempt: AttemptName, response_id: str, query: bytes) -> JsonReply:
+def found(memory: ResponseMemory, attempt: AttemptName, response_id: str) -> StoredResponse:
+    """Return a response that is remembered for the attempt.
+
+    Raises:
+        CallFailed: 404, it is not.
+    """
+    response = memory.response(attempt, response_id)
+    if response is None:
+        text = f"Response with id {shown(response_id)} not found. {NOT_REMEMBERED}"
+        raise CallFailed(404, f"{text}. Responses of a model server that has this API itself are kept there")
+    return response
+
+
+def retrieved(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a response.
 
     Raises:
-        CallFailed: 404, it is not remembered; 400, it is asked for as a stream.
+        CallFailed: 400, it is asked for as a stream.
     """
-    response = _found(memory, attempt, response_id)
     if _query(query).get("stream") == "true":
         text = "'stream' cannot be served: only a response that is made in the background can be streamed again"
         raise CallFailed(400, text, param="stream", code="unsupported_value")
     return json_reply({**json.loads(response.body), "output": [json.loads(item.raw) for item in response.output]})
 
 
-def deleted(memory: ResponseMemory, attempt: AttemptName, response_id: str) -> JsonReply:
-    """Forget a response; those that went on from it stay.
-
-    Raises:
-        CallFailed: 404, it is not remembered.
-    """
-    _found(memory, attempt, response_id)
-    memory.delete(attempt, response_id)
-    return json_reply({"id": response_id, "object": "response", "deleted": True})
+def deleted(memory: ResponseMemory, response: StoredResponse) -> JsonReply:
+    """Forget a response; those that went on from it stay."""
+    memory.delete(response.attempt, response.response_id)
+    return json_reply({"id": response.response_id, "object": "response", "deleted": True})
 
 
-def cancelled(memory: ResponseMemory, attempt: AttemptName, response_id: str) -> JsonReply:
-    """Refuse to cancel a response, as each is complete that has an id.
-
-    Raises:
-        CallFailed: 404, it is not remembered; 400, it was not made in the background.
-    """
-    _found(memory, attempt, response_id)
-    raise CallFailed(400, "Cannot cancel a synchronous response: only one that is made in the background")
+def not_cancelled() -> CallFailed:
+    """Return the refusal to cancel a response, as each is complete that has an id."""
+    return CallFailed(400, "Cannot cancel a synchronous response: only one that is made in the background")
 
 
-def input_items(memory: ResponseMemory, attempt: AttemptName, response_id: str, query: bytes) -> JsonReply:
+def input_items(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a page of what was said before a response, the newest first unless `order` is `asc`.
 
     Raises:
-        CallFailed: 404, the response is not remembered; 400 that names the parameter that is wrong.
+        CallFailed: 400 that names the parameter that is wrong.
     """
-    items, asked = list(_found(memory, attempt, response_id).context), _query(query)
+    items, asked = list(response.context), _query(query)
     limit, order, after = asked.get("limit", str(_LISTED)), asked.get("order", "desc"), asked.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST_LISTED:
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= _MOST_LISTED:
         text = f"'limit' must be a number from 1 to {_MOST_LISTED}; got {shown(limit)}"
         raise CallFailed(400, text, param="limit", code="invalid_value")
     if order not in ("asc", "desc"):
@@ -76,14 +78,6 @@ def input_items(memory: ResponseMemory, attempt: AttemptName, response_id: str, 
     ends = {"first_id": page[0].item_id, "last_id": page[-1].item_id} if page else {"first_id": None, "last_id": None}
     more = len(items) > len(page)
     return json_reply({"object": "list", "data": [_listed(item) for item in page], "has_more": more, **ends})
-
-
-def _found(memory: ResponseMemory, attempt: AttemptName, response_id: str) -> StoredResponse:
-    response = memory.response(attempt, response_id)
-    if response is None:
-        text = f"Response with id {shown(response_id)} not found. {NOT_REMEMBERED}"
-        raise CallFailed(404, f"{text}. Responses of a model server that has this API itself are kept there")
-    return response
 
 
 def _query(query: bytes) -> dict[str, str]:

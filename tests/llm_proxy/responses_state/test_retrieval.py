@@ -5,7 +5,9 @@ from __future__ import annotations
 import openai
 import pytest
 
+from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.types import AttemptedRollout
+from agentlightning.utils.http.byte_budget import PROCESS
 from tests.llm_proxy.harness import GatewayHarness
 
 
@@ -51,6 +53,28 @@ async def test_what_was_said_before_a_response_is_listed_page_by_page(harness: G
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.responses.input_items.list(second.id, **wrong)
             assert caught.value.param == name
+
+
+async def test_a_large_response_counts_as_bytes_of_its_attempt_while_it_is_shown() -> None:
+    async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=1_000_000)) as harness:
+        attempt = await harness.attempt()
+        url = harness.url(attempt, "/responses")
+        _, made = await harness.post(url, {"model": "policy", "input": "x" * 300_000})
+        other = PROCESS.hold((attempt.rollout_id, attempt.attempt.attempt_id), 1_000_000)
+        with other:
+            for held, status in ((0, 200), (900_000, 429)):
+                other.add(held)
+                async with harness.session.get(f"{url}/{made['id']}/input_items") as reply:
+                    assert reply.status == status
+
+
+@pytest.mark.parametrize("limit", ["0" * 8 + "199", "0" * 8 + "1" + "0" * 5000, "-1", "x", "²"])
+async def test_a_limit_that_is_no_number_in_its_bounds_is_refused(harness: GatewayHarness, limit: str) -> None:
+    attempt = await harness.attempt()
+    _, made = await harness.post(harness.url(attempt, "/responses"), {"model": "policy", "input": "hi"})
+    url = harness.url(attempt, f"/responses/{made['id']}/input_items")
+    async with harness.session.get(url, params={"limit": limit}) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "limit")
 
 
 async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(harness: GatewayHarness) -> None:
