@@ -20,26 +20,28 @@ Ignore = str | re.Pattern[str] | Callable[[ModelCall], bool]
 
 _PROMPT: Final = "gen_ai.prompt"
 _MOST_SYSTEM_MESSAGES: Final = 3
-_SYSTEM: Final = re.compile(
-    r"extract a 2-3 word title that captures the new topic"  # Claude Code: the title of the terminal
-    r"|Summarize this coding conversation in under 50 characters"  # Claude Code: the list of sessions
-    r"|succinct title for a coding session based on the provided description"  # Claude Code: a remote session
-    r"|Generate a concise, sentence-case title"  # Claude Code: the title of a session
-    r"|You are naming a coding session so the user can pick it out"  # Claude Code 2.1.300: the title of a session
-    r"|Write a short summary label describing what these tool calls accomplished"  # Claude Code: a row of a list
-    r"|^You are a title generator\. You output ONLY a thread title"  # opencode
+_SYSTEM: Final = (
+    "extract a 2-3 word title that captures the new topic",  # Claude Code: the title of the terminal
+    "Summarize this coding conversation in under 50 characters",  # Claude Code: the list of sessions
+    "succinct title for a coding session based on the provided description",  # Claude Code: a remote session
+    "Generate a concise, sentence-case title",  # Claude Code: the title of a session
+    "You are naming a coding session so the user can pick it out",  # Claude Code 2.1.300: the title of a session
+    "Write a short summary label describing what these tool calls accomplished",  # Claude Code: a row of a list
 )
-_LAST: Final = re.compile(
-    r"(?:^|\"text\": ?\")\s*(?:"
-    r"Your task is to create a detailed summary of the conversation so far"  # Claude Code: compaction
-    r"|CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools\."  # Claude Code 2.1.300: compaction
-    r"|Generate a short kebab-case name \(2-4 words\) that captures the main topic"  # Claude Code: a session
-    r"|The user stepped away and is coming back\. Recap"  # Claude Code
-    r"|\[SUGGESTION MODE: Suggest what the user might naturally type next"  # Claude Code
-    r"|Please write a 5-10 word title for the following conversation"  # Claude Code
-    r"|Generate a title for this conversation:"  # opencode
-    r")"
+"""Texts anywhere in a system message; plain texts, since a pattern of them takes a millisecond for 20 KB."""
+_SYSTEM_OPENING: Final = "You are a title generator. You output ONLY a thread title"  # opencode
+_LAST_OPENINGS: Final = (
+    "Your task is to create a detailed summary of the conversation so far",  # Claude Code: compaction
+    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",  # Claude Code 2.1.300: compaction
+    "Generate a short kebab-case name (2-4 words) that captures the main topic",  # Claude Code: a session
+    "The user stepped away and is coming back. Recap",  # Claude Code
+    "[SUGGESTION MODE: Suggest what the user might naturally type next",  # Claude Code
+    "Please write a 5-10 word title for the following conversation",  # Claude Code
+    "Generate a title for this conversation:",  # opencode
 )
+_BLOCK_OPENINGS: Final = ('"text": "', '"text":"')
+"""What stands before the text of a block, in a message that is a list of blocks."""
+_MOST_SPACE: Final = 64
 
 
 def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
@@ -100,14 +102,27 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
     for index in range(_MOST_SYSTEM_MESSAGES):
         if attributes.get(f"{_PROMPT}.{index}.role") not in ("system", "developer"):
             break
-        if _SYSTEM.search(str(attributes.get(f"{_PROMPT}.{index}.content"))):
+        text = str(attributes.get(f"{_PROMPT}.{index}.content"))
+        if text.startswith(_SYSTEM_OPENING) or any(known in text for known in _SYSTEM):
             return True
     if f"{_PROMPT}.1.role" not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
     last = _last_message(attributes)
     if attributes.get(f"{_PROMPT}.{last}.role") != "user":
         return False
-    return _LAST.search(str(attributes.get(f"{_PROMPT}.{last}.content"))) is not None
+    text = str(attributes.get(f"{_PROMPT}.{last}.content"))
+    return any(_opens(text, known) for known in _LAST_OPENINGS)
+
+
+def _opens(text: str, known: str) -> bool:
+    """True if a message, or a block of it, begins with a known text, white space left out."""
+    at = text.find(known)
+    while at >= 0:
+        before = text[max(0, at - _MOST_SPACE) : at].rstrip()
+        if before.endswith(_BLOCK_OPENINGS) or (not before and at <= _MOST_SPACE):
+            return True
+        at = text.find(known, at + 1)
+    return False
 
 
 def _last_message(attributes: Mapping[str, object]) -> int:

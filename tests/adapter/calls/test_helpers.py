@@ -41,6 +41,8 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         call(("user", "hi"), ("user", "[SUGGESTION MODE: Suggest what the user might naturally type next into it.]")),
         call(*[("user", "on"), ("assistant", "well")] * 40, ("user", COMPACTION)),
         call(("user", f'[{{"type": "text", "text": "{COMPACTION} the files"}}]')),
+        call(("user", f"  \n{COMPACTION}")),
+        call(("user", f'[{{"type":"text","text":"the files"}}, {{"type":"text","text":"\n {COMPACTION}"}}]')),
         call(("system", "You are a title generator. You output ONLY a thread title. Nothing else."), ("user", "hi")),
     ],
 )
@@ -55,6 +57,9 @@ def test_helper_calls_of_known_programs_are_recognised(known: ModelCall) -> None
         call(("user", "quota"), ("assistant", "?"), ("user", "disk"), max_tokens=1),
         call(("user", "Explain what 'Summarize this coding conversation in under 50 characters' does")),
         call(("system", "You are Claude Code."), ("user", f"What is meant by: {COMPACTION}")),
+        call(("user", f"He said: {COMPACTION}. Then again: {COMPACTION}")),
+        call(("user", "x" + " " * 500 + COMPACTION)),
+        call(("system", "See: You are a title generator. You output ONLY a thread title"), ("user", "hi")),
         call(("user", COMPACTION), ("assistant", "A summary."), ("user", "go on")),
         call(("system", "Write a title for the user's poem."), ("user", "hi")),
     ],
