@@ -219,7 +219,11 @@ class TracerTraceToTriplet(TraceToTripletBase):
     def read(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
         with garbage_collection_paused():
-            tree = self._tree(source)
+            spans = [_stored(span) for span in source]
+            work = without_helpers(spans, self.ignore)
+            if spans and not work:
+                return TripletReading([])
+            tree = self._tree(work)
             triplets = tree.to_trajectory(
                 llm_call_match=self.llm_call_match,
                 agent_match=self.agent_match,
@@ -235,8 +239,10 @@ class TracerTraceToTriplet(TraceToTripletBase):
         if type(self).read is not TracerTraceToTriplet.read:  # a subclass chooses among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
+        if not source:
+            return CallSelection([], [])
         with garbage_collection_paused():
-            tree, by_name = self._tree(source), calls_by_name(calls)
+            tree, by_name = self._tree([_stored(span) for span in source]), calls_by_name(calls)
             rules = SelectionRules(
                 self.llm_call_match, self.agent_match, self.exclude_llm_call_in_reward, policy=self.policy
             )
@@ -274,13 +280,13 @@ class TracerTraceToTriplet(TraceToTripletBase):
         interested_span_match: str | None = None,
     ) -> TraceTree:
         """Draw the tree that the triplets are made from into `filename.png`, and return it."""
-        tree = self._tree(source)
+        spans = [_stored(span) for span in source]
+        tree = self._tree(without_helpers(spans, self.ignore) or spans)
         tree.visualize(filename, interested_span_match)
         return tree
 
-    def _tree(self, source: Sequence[Span] | Sequence[ReadableSpan]) -> TraceTree:
-        spans = [_stored(span) for span in source]
-        tree = TraceTree.from_spans(without_helpers(spans, self.ignore) or spans)
+    def _tree(self, spans: Sequence[Span]) -> TraceTree:
+        tree = TraceTree.from_spans(spans)
         if self.repair_hierarchy:
             tree.repair_hierarchy()
         return tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
@@ -165,6 +166,34 @@ def test_a_reward_without_any_call_of_the_policy_is_no_call() -> None:
     assert (record.verdict, reasons(record)) == ("no_call", {"judge": "not_selected"})
     assert closed(record) == {"captured": 1, "trained": 0, "not_selected": 1}
     assert read_rollout(rollout(), [attempt(outcome="unscored")], []).verdict == "no_reward"
+
+
+class OfEveryPolicy(TraceToTripletBase):
+    """An adapter of a user that makes a triplet of each call, whosever it is."""
+
+    def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
+        return [
+            Triplet(
+                prompt={"token_ids": call.prompt_token_ids},
+                response={"token_ids": call.completion_token_ids},
+                reward=None,
+                metadata={"call_id": call.call_id},
+            )
+            for call in model_calls(source)
+        ]
+
+
+def test_what_an_adapter_of_the_user_selects_is_trained_though_it_is_of_another_policy() -> None:
+    judge = gateway_call("judge", 1, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
+    record = read_rollout(rollout(), [attempt()], [*judge, final()], OfEveryPolicy())
+    assert (record.verdict, record.exclusions) == (None, {})
+    assert closed(record) == {"captured": 1, "trained": 1}
+
+
+def test_an_attempt_of_helper_calls_only_gives_no_triplet_and_is_explained() -> None:
+    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+        assert adapter.adapt(title(1)) == []
+        assert [each.reason for each in adapter.explain(title(1)).calls] == ["helper"]
 
 
 def title(number: int) -> list[Span]:

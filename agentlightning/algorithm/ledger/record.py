@@ -191,6 +191,8 @@ def read_rollout(
     if adapter.policy is None and len(policies_of(selected.values())) > 1:
         selected = {}  # which of them is trained here, only the adapter's policy= can tell
     reading = samples_from_calls(list(selected.values()), decode=decode)
+    if verdict == "no_call" and reading.samples:
+        verdict = None  # an adapter of the user's own selects what it wants
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
         if call.ref not in in_rows:
