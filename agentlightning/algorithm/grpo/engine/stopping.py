@@ -70,13 +70,15 @@ class StopRule:
         return self.texts if self.last_call is None else (*self.texts, self.last_call)
 
     def _search(self, token_ids: Sequence[int], decode: DecodeText) -> Hit | None:
-        before = decode(token_ids[:-1]) if len(token_ids) > 1 else ""
+        sought_texts, earlier = self._sought, token_ids[:-1]
         if token_ids[-1] in self.token_ids:
-            return Hit(len(decode(token_ids)) if self.included else len(before), token_ids[-1])
-        if not self._sought:
-            return None
-        text, known = decode(token_ids), len(before.rstrip(_UNFINISHED))
-        places = [(text.find(sought, max(0, known - len(sought) + 1)), sought) for sought in self._sought]
+            kept = token_ids if self.included else earlier
+            return Hit(len(decode(kept)) if kept else 0, token_ids[-1])
+        text = decode(token_ids) if sought_texts else ""
+        if not any(sought in text for sought in sought_texts):
+            return None  # as after nearly every token: decoded once
+        known = len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
+        places = [(text.find(sought, max(0, known - len(sought) + 1)), sought) for sought in sought_texts]
         found = [(at, sought) for at, sought in places if at >= 0]
         if not found:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -97,3 +98,21 @@ def test_of_two_stops_in_one_token_the_one_complete_first_counts() -> None:
     hit = StopRule(("b", "\n\n")).hit([1, 2], decode)
     assert hit is not None
     assert hit.reason == "\n\n"
+
+
+def test_tokens_are_decoded_once_until_a_stop_text_is_there() -> None:
+    decoded: list[Sequence[int]] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        decoded.append(list(token_ids))
+        return "".join(map(chr, token_ids))
+
+    said = [ord(letter) for letter in "abcde"]
+    rule = StopRule(texts=("de",), token_ids=frozenset((1,)))
+    hits = [rule.hit(said[: count + 1], decode) for count in range(4)]
+    assert (hits, len(decoded)) == ([None] * 4, 4)
+    assert rule.hit(said, decode) == (3, "de")
+    assert rule.hit([1], decode) == (0, 1)
+    decoded.clear()
+    assert StopRule(token_ids=frozenset((1,))).hit(said, decode) is None
+    assert decoded == []
