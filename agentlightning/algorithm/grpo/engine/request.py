@@ -53,6 +53,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "functions": "use 'tools'",
 }
 _LEAST_TEMPERATURE: Final = 0.01
+_LEAST_PENALTY: Final = 0.01  # far below it logits are infinite, and there is no distribution
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 64
 _LONGEST_STOP: Final = 1000
@@ -174,7 +175,7 @@ def _sampling(fields: Mapping[str, object]) -> SamplingFields:
         min_p=number(fields, "min_p", 0.0, low=0.0, high=1.0),
         frequency_penalty=number(fields, "frequency_penalty", 0.0, low=-2.0, high=2.0),
         presence_penalty=number(fields, "presence_penalty", 0.0, low=-2.0, high=2.0),
-        repetition_penalty=number(fields, "repetition_penalty", 1.0, low=0.0, high=10.0, low_included=False),
+        repetition_penalty=number(fields, "repetition_penalty", 1.0, low=_LEAST_PENALTY, high=10.0),
         logit_bias=_logit_bias(fields),
         min_tokens=integer(fields, "min_tokens", 0, low=0),
     )

@@ -82,6 +82,7 @@ def test_fields_without_effect_are_told_by_name() -> None:
         ("frequency_penalty", 2.1),
         ("presence_penalty", "much"),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-40),
         ("logit_bias", {"five": 100}),
         ("logit_bias", {"5": 101}),
         ("logit_bias", [5]),
