@@ -156,6 +156,8 @@ class ChatService:
         names = list(request.without_effect)
         names += [name for name in request.template_fields if not self._format.template_reads(name)]
         names += ["tools"] if request.tools and not self._format.template_reads("tools") else []
+        free = request.tools if request.tools and request.constraint is None else []
+        names += ["strict"] if any(tool["function"].get("strict") is True for tool in free) else []
         for name in names:
             if name not in self._noted and len(self._noted) < 100:
                 self._noted.add(name)

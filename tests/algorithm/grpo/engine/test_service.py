@@ -56,3 +56,13 @@ def test_fields_without_effect_are_noted_once(byte_engine: InferenceEngine, capl
     assert said[0] == said[1] == content(ask(byte_engine, seed=1, max_tokens=5))
     for name in (*fields, "x"):
         assert caplog.text.count(f"the field {name!r} ") == 1
+
+
+def test_strict_tools_that_need_not_be_called_are_noted_once(
+    byte_engine: InferenceEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = {"name": "weather", "strict": True, "parameters": {"type": "object", "properties": {}}}
+    for _ in "ab":
+        with caplog.at_level(logging.INFO):
+            ask(byte_engine, seed=1, max_tokens=5, tools=[{"type": "function", "function": function}])
+    assert caplog.text.count("the field 'strict' ") == 1
