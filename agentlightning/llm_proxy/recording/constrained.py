@@ -34,6 +34,8 @@ def constrained_by(request: Json) -> list[str]:
     """Return the names of these settings in a request of any dialect, in alphabetical order."""
     found = [name for name, neutral in _NEUTRAL.items() if request.get(name) not in (None, *neutral)]
     found += [name for name in _GRAMMARS if request.get(name) is not None]
+    if request.get("temperature") == 0:  # only the likeliest token; another one changes the log-probabilities too
+        found.append("temperature")
     choice = request.get("tool_choice")
     if fields_of(choice).get("type", choice) in ("required", "any", "tool", "function"):
         found.append("tool_choice")

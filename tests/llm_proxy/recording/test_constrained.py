@@ -14,6 +14,9 @@ from agentlightning.llm_proxy.recording.constrained import constrained_by
     [
         ({}, []),
         ({"temperature": 0.3, "n": 2, "stop": ["a"], "max_tokens": 4, "seed": 1}, []),
+        ({"temperature": 0}, ["temperature"]),
+        ({"temperature": 0.0, "top_p": 0.5}, ["temperature", "top_p"]),
+        ({"temperature": None}, []),
         ({"top_p": 1, "top_k": -1, "min_p": 0, "logit_bias": {}, "repetition_penalty": 1.0, "min_tokens": 0}, []),
         ({"top_p": 0.9, "top_k": 5, "presence_penalty": -1}, ["presence_penalty", "top_k", "top_p"]),
         ({"tool_choice": "auto"}, []),
