@@ -6,14 +6,19 @@ import asyncio
 import math
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.collect import Evidence
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.algorithm.grpo.endings import Endings
+from agentlightning.algorithm.grpo.engine.completion import Completion
+from agentlightning.algorithm.grpo.engine.decoder import Decoder
+from agentlightning.algorithm.grpo.rows import LateCalls
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.errors import NoScoredRolloutError
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
@@ -58,6 +63,11 @@ async def _run(agent: Any, model: Path, folder: Path, tasks: list[Any], **settin
     settings = {"batch_size": len(tasks), **settings}
     result = await asyncio.to_thread(fit, agent, tasks, store=store, model=model, output_dir=folder, **settings)
     return store, result
+
+
+async def _reason_of(store: agl.LightningStore, rollout_id: str) -> str | None:
+    attempt = await store.get_latest_attempt(rollout_id)
+    return None if attempt is None else attempt.outcome_reason
 
 
 def _assert_balanced(result: GRPOResult) -> None:
@@ -172,7 +182,10 @@ async def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_
     assert [evaluation.accuracy for evaluation in result.evaluations] == [0.5] * 4
 
 
-async def test_an_attempt_that_runs_past_its_limit_is_excluded(untrained_model: Path, tmp_path: Path) -> None:
+async def test_an_attempt_that_runs_past_its_limit_is_excluded(
+    untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endings, "require_scored", lambda endings: None)  # on a slow machine every rollout is late
     released = threading.Event()
 
     @agl.rollout
@@ -186,22 +199,40 @@ async def test_an_attempt_that_runs_past_its_limit_is_excluded(untrained_model: 
     store, result = await _run(agent, untrained_model, tmp_path, ["quick", "hangs"], **settings)
     released.set()
     _assert_balanced(result)
-    assert result.metrics[0].calls_excluded["cancelled"] == 4
-    attempts = [await store.get_latest_attempt(rollout.rollout_id) for rollout in await rollouts_of(store)]
-    assert [attempt.outcome_reason for attempt in attempts].count("timeout") == 4
+    [figures] = result.metrics
+    ended = await rollouts_of(store)
+    late = [r.input for r in ended if await _reason_of(store, r.rollout_id) == "timeout"]
+    assert late.count("hangs") == 4
+    assert figures.rollouts_excluded == {"cancelled": len(late)}
+    assert figures.calls_trained <= 8 - len(late)
+    counted = figures.calls_captured + sum(result.late_calls.values())
+    assert counted == len(await calls_of(store, ended))
 
 
 async def test_a_call_that_ends_after_its_step_is_excluded_in_a_later_one(
     untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endings, "require_scored", lambda endings: None)  # on a slow machine every rollout is late
+    first_step_read = threading.Event()
+    decode, expect = Decoder.step, LateCalls.expect
+
+    def decode_when_read(decoder: Decoder) -> list[Completion]:
+        first_step_read.wait(30)
+        return decode(decoder)
+
+    def expect_and_tell(late: LateCalls, found: Sequence[Evidence], *, in_hand: int) -> None:
+        expect(late, found, in_hand=in_hand)
+        first_step_read.set()
+
+    monkeypatch.setattr(Decoder, "step", decode_when_read)
+    monkeypatch.setattr(LateCalls, "expect", expect_and_tell)
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM) -> float:
         ask(llm, [say(task)])
         return _share()
 
-    settings: dict[str, Any] = {"rollout_timeout_seconds": 0.1, "max_new_tokens": 240, "steps": 3}
+    settings: dict[str, Any] = {"rollout_timeout_seconds": 0.7, "steps": 2}
     store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], trainer_runner=_wide_runner(), **settings)
     _assert_balanced(result)
     calls = await calls_of(store, await rollouts_of(store))
