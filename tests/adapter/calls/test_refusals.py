@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -166,7 +167,10 @@ async def test_a_call_past_its_budget_has_a_reason_of_its_own(monkeypatch: pytes
 async def test_a_connection_that_the_program_closed_was_not_refused(gateway: GatewayHarness) -> None:
     attempt = await gateway.attempt()
     gateway.model.delay = 5.0
-    with pytest.raises(TimeoutError):
-        await gateway.session.post(gateway.url(attempt), json={"model": "policy", "messages": [U1]}, timeout=0.05)
+    asking = asyncio.create_task(_say(gateway, attempt, U1))
+    await until(lambda: gateway.proxy.stats()["in_hand"] == 1)
+    asking.cancel()
     await until(lambda: gateway.proxy.stats()["in_hand"] == 0)
+    [call] = model_calls(await gateway.spans(attempt))
+    assert call.state == "client_left"
     assert await _refused(gateway, attempt) == []
