@@ -26,6 +26,7 @@ from agentlightning.types import (
     Span,
     SpanContext,
 )
+from agentlightning.utils.metrics import ConsoleMetricsBackend
 
 
 class SingleForms(agl.InMemoryLightningStore):
@@ -188,6 +189,18 @@ async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
     )
     await complete(store).add_many_spans([span])
     assert seen == ["x"]
+
+
+async def test_a_tracker_that_counts_each_operation_hides_no_override() -> None:
+    class Counted(SingleForms):
+        def __init__(self) -> None:
+            agl.InMemoryLightningStore.__init__(self, tracker=ConsoleMetricsBackend())
+            self.calls: list[str] = []
+
+    store = Counted()
+    await complete(store).enqueue_many_rollouts([EnqueueRolloutRequest(input=1)])
+    assert len(await complete(store).dequeue_many_rollouts(limit=2)) == 1
+    assert store.calls == ["enqueue", "dequeue"]
 
 
 async def test_a_store_in_which_both_forms_are_overridden_keeps_both() -> None:

@@ -119,7 +119,9 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
     """Return for each form of an operation the other form if that one is called in its place, because it is overridden
     nearer to the class of the store, and None if it is called itself."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
-    homes = [getattr(store, "__dict__", {}), *map(vars, own)]
+    here = getattr(store, "__dict__", {})
+    counted = here.keys() >= set(FORWARDED)  # each stands on the store itself, set there by a tracker
+    homes = [{} if counted else here, *map(vars, own)]
     contract = len(homes)
 
     def depth(name: str) -> int:
