@@ -36,6 +36,8 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> S
             return JSONResponse(reply)
         except ClientLeftError:
             return Response(status_code=400)  # nobody reads it
+        except RecursionError:
+            return JSONResponse(RequestError("the body is nested too deeply", code="too_deep").body(), status_code=400)
         except RequestError as error:
             headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
             return JSONResponse(error.body(), status_code=error.status, headers=headers)

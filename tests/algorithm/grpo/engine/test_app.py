@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import socket
 import time
+import urllib.parse
+
+import pytest
 
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from tests.algorithm.grpo.engine.byte_policy import byte_policy
@@ -29,6 +34,23 @@ def test_a_client_that_goes_away_ends_its_completions() -> None:
         assert len(ask(engine, max_tokens=3)["choices"]) == 1
     finally:
         engine.stop()
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]', '"chat_template_kwargs": %s'],
+)
+@pytest.mark.parametrize("depth", [800, 100_000])
+def test_a_body_nested_too_deeply_is_no_fault_of_the_engine(
+    byte_engine: InferenceEngine, field: str, depth: int
+) -> None:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    body = f'{{"model": "policy", "max_tokens": 1, "messages": {json.dumps(HI)}, {field % deep}}}'
+    address = urllib.parse.urlsplit(byte_engine.base_url)
+    connection = http.client.HTTPConnection(address.netloc, timeout=60)
+    connection.request("POST", "/v1/chat/completions", body)
+    with contextlib.closing(connection), connection.getresponse() as answer:
+        assert answer.status in (200, 400)  # what is too deep differs between versions of Python
 
 
 def _until(engine: InferenceEngine, in_flight: int) -> None:
