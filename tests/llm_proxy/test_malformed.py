@@ -327,7 +327,9 @@ def test_every_call_ends_in_a_state_and_an_answer_whatever_is_said(
                 assert status == 200 or 400 <= status < 500 or status in (501, 502), (status, said)
                 if kind == "application/json":
                     json.loads(said)
-                assert len(await harness.states(attempt)) == 1
+                assert await harness.states(attempt)  # one for each choice
+                assert len({span.sequence_id for span in await harness.spans(attempt)}) == 1
+                assert sum(harness.proxy.stats()["calls"].values()) == 1
                 assert harness.proxy.stats()["lost"] == harness.proxy.stats()["rejected"] == 0
 
     with caplog.at_level(logging.ERROR):
