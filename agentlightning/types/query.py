@@ -25,7 +25,7 @@ _ARGUMENTS: dict[tuple[str, Operator], str] = {
     **{(name, operator): f"{name}_in" for name in ("status", "rollout_id") for operator in ("eq", "in")},
 }
 """The argument of a store's query for each field that it can be asked for, by operator."""
-_STATUSES = frozenset((*get_args(RolloutStatus), *get_args(WorkerStatus)))
+_STATUSES = (*get_args(RolloutStatus), *get_args(WorkerStatus))  # a value that cannot be hashed may be looked for
 _MEANT: dict[str, str] = {
     "pending": "queuing",
     "queued": "queuing",

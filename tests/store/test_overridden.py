@@ -235,6 +235,11 @@ class Picky(agl.InMemoryLightningStore):
         return claimed
 
 
+async def test_a_wrong_argument_is_refused_as_by_any_store() -> None:
+    with pytest.raises(agl.BadRequestError, match="mode"):
+        await complete(SingleForms()).enqueue_rollout("x", mode="lost")  # type: ignore[arg-type]  # pyright: ignore
+
+
 @pytest.mark.parametrize("through", ["client", "threads"])
 async def test_an_override_may_claim_several_times_within_one_call(through: str) -> None:
     store = Picky()

@@ -27,6 +27,7 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset, request_token
 from agentlightning.store.rules.query import check_page, page_of
+from agentlightning.store.rules.values import valid
 from agentlightning.store.wrappers.forward import FORWARDED, StoreWrapper, forward_operations
 from agentlightning.store.wrappers.readable import is_readable, readable_span
 from agentlightning.types import (
@@ -218,10 +219,11 @@ class CompletedStore(StoreWrapper):
         self, input, mode=None, resources_id=None, config=None, metadata=None,
         *, run_id=None, priority=0, not_before=None,
     ) -> Rollout:  # fmt: skip
-        request = EnqueueRolloutRequest(
-            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata,
-            run_id=run_id, priority=priority, not_before=not_before,
-        )  # fmt: skip
+        with valid("the rollout"):
+            request = EnqueueRolloutRequest(
+                input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata,
+                run_id=run_id, priority=priority, not_before=not_before,
+            )  # fmt: skip
         if self._form("enqueue_rollout") == "enqueue_many_rollouts":
             return (await self._call_store("enqueue_many_rollouts", [request]))[0]
         return await self._call_store("enqueue_rollout", **_arguments_of(request))
