@@ -94,9 +94,8 @@ def test_a_keyboard_interrupt_that_is_raised_again_by_who_awaits_it_is_one() -> 
 
 def test_a_second_ctrl_c_is_a_second_one() -> None:
     async def both() -> None:
-        _interrupt_soon()
-        await asyncio.sleep(0.3)
-        _interrupt_soon()
-        await asyncio.sleep(0.3)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGINT)
 
     assert run(lambda interrupts: _outlive(interrupts, both))
