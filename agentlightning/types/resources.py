@@ -61,8 +61,8 @@ class LLM(Resource):
     """Base URL for the client; usually ends in /v1."""
     model: str
     """The name to be sent with each request."""
-    api_key: str | None = None
-    """Comes back only from get-by-id and latest, with a runner's token; null elsewhere."""
+    api_key: str | None = Field(default=None, repr=False)
+    """Comes back only from get-by-id and latest, with a runner's token; null elsewhere. Not in its text."""
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the request, such as `temperature`, for the agent to pass on."""
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 import agentlightning as agl
+from agentlightning.tracer.conversion import any_attributes
 from agentlightning.types import CustomResource, NamedResources, PromptTemplate
 from agentlightning.types.resources import agents_form, stored_form
 
@@ -59,6 +60,14 @@ async def test_a_class_that_derives_from_ours_stays_what_it_is() -> None:
     store = agl.InMemoryLightningStore()
     update = await store.add_resources({"main": TunedLLM(endpoint="http://h/v1", model="m", adapter="tuned")})
     assert update.resources["main"] == TunedLLM(endpoint="http://h/v1", model="m", adapter="tuned")
+
+
+def test_the_key_of_a_model_is_in_no_text_and_no_span() -> None:
+    llm = agl.ProxyLLM(endpoint="http://h/v1", model="m", api_key="sk-hidden")
+    assert llm.api_key == "sk-hidden"
+    for text in (repr(llm), str(llm), str(any_attributes({"llm": llm})), str(any_attributes({"all": {"llm": [llm]}}))):
+        assert "http://h/v1" in text
+        assert "sk-hidden" not in text
 
 
 @pytest.mark.parametrize("kind", ["llm", "custom", "prompt_template"])
