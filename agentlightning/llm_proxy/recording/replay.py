@@ -78,7 +78,10 @@ class CallFile:
         """Record a call that a server has answered, if calls are recorded."""
         if self._path is None:
             return
-        line = json.dumps({"route": route, "request": request, "reply": reply}, ensure_ascii=False)
+        call = {"route": route, "request": request, "reply": reply}
+        line = json.dumps(call, ensure_ascii=False)
+        if not _is_utf8(line):
+            line = json.dumps(call)
         with self._lock:
             if self._file is None:
                 private_folder(self._path.parent)
@@ -95,9 +98,10 @@ class CallFile:
 
     def _read(self, path: Path) -> None:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            held = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"replay={str(path)!r} cannot be read: {error}. Make one with record=") from error
+        lines = held.removesuffix("\n").split("\n") if held else []  # and at no other line end, as a text may hold
         for number, line in enumerate(lines, 1):
             try:
                 call = json.loads(line)
@@ -126,6 +130,15 @@ def _key(route: str, request: Mapping[str, object]) -> str:
     asked = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
     text = json.dumps([route, asked], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _is_utf8(text: str) -> bool:
+    """False if half a surrogate pair is in it, which JSON can escape and UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ends(text: str) -> str:

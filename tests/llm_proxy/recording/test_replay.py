@@ -70,6 +70,17 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
         assert harness.model.calls == []
 
 
+@pytest.mark.parametrize("said", ["one\u2028two\u0085three\x1c", "half \ud83d", "wörter 中文"])
+async def test_every_text_comes_back_from_the_file(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "calls.jsonl"
+    async with GatewayHarness(ModelServer(answer=lambda request: said), record=path) as harness:
+        status, made = await harness.ask(await harness.attempt(), said)
+        assert status == 200
+    async with GatewayHarness(replay=path, model_list=[]) as harness:
+        status, reply = await harness.ask(await harness.attempt(), said)
+        assert (status, reply["choices"][0]["message"]) == (200, made["choices"][0]["message"])
+
+
 async def test_the_nearest_call_can_be_replayed_instead(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     await _record(path, "what is six times seven", "tell a joke")
@@ -96,6 +107,11 @@ def test_a_file_that_is_no_recording_is_refused_by_its_line(tmp_path: Path, line
     path.write_text(json.dumps({"route": "r", "request": {}, "reply": {}}) + "\n" + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
         LLMProxy(replay=path)
+
+
+def test_an_empty_file_holds_no_calls(tmp_path: Path) -> None:
+    (tmp_path / "calls.jsonl").touch()
+    LLMProxy(replay=tmp_path / "calls.jsonl")
 
 
 def test_a_file_that_is_not_there_and_a_wrong_match_are_refused(tmp_path: Path) -> None:
