@@ -115,7 +115,7 @@ def test_the_attack_finds_what_is_not_protected(folder: Path, planted: tuple[str
     assert [line for line in found if line.startswith("provider") and f"environ of {decoy.pid} " in line]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 async def test_a_program_finds_nothing_in_runner_store_gateway_and_guard(
     folder: Path, planted: tuple[str, str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Callabl
     algorithm.process.kill()
 
 
+@pytest.mark.heavy
 def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., Machine]) -> None:
     """What `agl run stop` does: algorithm and runners end, each with exit code 0."""
 

@@ -199,6 +199,7 @@ class Stories(SideBySide):
         self.run(with_token(token, call))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", SPECS)
 def test_random_stories_end_as_the_reference_model_says(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture

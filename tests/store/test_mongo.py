@@ -297,7 +297,7 @@ def die_at_every_command(uri: str) -> None:
     print(*(check(number) for number in range(len(steps))))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_process_that_dies_between_any_two_commands_leaves_what_a_repeated_token_completes(mongo_uri: str) -> None:
     command = "import sys; from tests.store.test_mongo import die_at_every_command; die_at_every_command(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", command, mongo_uri], capture_output=True, text=True, check=False)

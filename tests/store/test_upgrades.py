@@ -62,7 +62,7 @@ async def test_many_open_an_older_database_at_once(kind: str, request: pytest.Fi
     assert version_of(spec) == SCHEMA_VERSION
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 async def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_old_or_the_new(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

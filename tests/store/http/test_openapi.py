@@ -63,7 +63,7 @@ def put_ids(values: Any, ids: dict[str, str]) -> None:
         values.update({name: ids[name] for name in values.keys() & ids.keys()})
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:(status|rollout_ids) is deprecated:DeprecationWarning")
 def test_every_answer_to_a_drawn_request_is_one_that_the_description_promises(
     server: LightningStoreServer, caplog: pytest.LogCaptureFixture
