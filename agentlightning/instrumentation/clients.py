@@ -84,7 +84,7 @@ def _traced(original: Original) -> Original:
         try:
             with trace_api.use_span(call.span, record_exception=False, set_status_on_exception=False):
                 reply = original(self, cast_to, options, *args, **kwargs)
-        except BaseException as error:
+        except BaseException as error:  # raised again: an interrupt too ends the span
             call.failed(error)
             raise
         call.replied(reply)
@@ -277,7 +277,7 @@ class _Call:
         except GeneratorExit:
             self.left()
             raise
-        except BaseException as error:
+        except BaseException as error:  # raised again, as above
             self.failed(error)
             raise
         finally:
@@ -293,7 +293,7 @@ class _Call:
         except GeneratorExit:
             self.left()
             raise
-        except BaseException as error:
+        except BaseException as error:  # raised again, as above
             self.failed(error)
             raise
         finally:

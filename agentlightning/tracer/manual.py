@@ -90,7 +90,7 @@ class ManualTracing(Tracer):
             if opened.own_worker:
                 self.init()
                 self.init_worker(0, store)
-        except BaseException:
+        except BaseException:  # raised again: a thread that nobody can reach must not stay
             if thread is not None:
                 thread.close()
             raise

@@ -63,7 +63,17 @@ _MOST_BIASES: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:
-    """How tokens are drawn, beside temperature and `top_p`, as the request says it; see `Adjustments`."""
+    """How tokens are drawn, beside temperature and `top_p`, as the request says it; see `Adjustments`.
+
+    Attributes:
+        top_k: only so many of the likeliest tokens; 0 for all.
+        min_p: only tokens with at least this share of the likeliest one's probability.
+        frequency_penalty: taken off a token's logit for each time it was drawn.
+        presence_penalty: taken off a token's logit if it was drawn.
+        repetition_penalty: divides the positive logits of tokens in prompt or reply, and multiplies the negative ones.
+        logit_bias: added to the logits of these tokens.
+        min_tokens: nothing ends the reply before so many tokens are drawn.
+    """
 
     top_k: int = 0
     min_p: float = 0.0
@@ -79,12 +89,23 @@ class ChatRequest:
     """A request for chat completions, checked.
 
     Attributes:
+        model: the name that the client gave.
+        messages: the conversation, as the chat template gets it.
         tools: as the template gets them; None also when the request says `tool_choice="none"`.
         constraint: what the reply must be; None for anything.
         one_call: at most one tool call may be made.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_p: only the likeliest tokens that together have this probability.
+        sampling: the other settings by which tokens are drawn.
         max_new_tokens: None leaves it to the engine.
+        stop: texts that end a reply.
+        stop_token_ids: tokens that end a reply.
+        include_stop: the stop text stays in the reply.
         seed: None leaves it to the engine.
         n: how many replies.
+        logprobs: log-probabilities of the reply's tokens are asked for.
+        top_logprobs: how many of the likeliest tokens are told at each place, 0 to 20.
+        return_token_ids: token ids of prompt and replies are asked for.
         template_fields: further variables of the chat template.
         without_effect: names of fields that came and change nothing.
     """
