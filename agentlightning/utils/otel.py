@@ -38,6 +38,7 @@ from agentlightning.utils.texts import without_keys
 logger = logging.getLogger(__name__)
 
 INSTRUMENTATION_NAME = "agentlightning"
+_VARIABLE = "AGL_EMITTER_DEBUG"
 _EMITTED = "Emitting span %s: %s"
 _SHOWN = 4096
 """Characters of a span's attributes that are logged."""
@@ -80,19 +81,20 @@ def emitter_debug() -> bool:
     Raises:
         ValueError: the variable is neither true nor false.
     """
-    return resolve_bool_env_var("AGL_EMITTER_DEBUG", fallback=logger.isEnabledFor(logging.DEBUG))
+    return resolve_bool_env_var(_VARIABLE, fallback=logger.isEnabledFor(logging.DEBUG))
 
 
 def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, object]) -> None:
-    """Log one emitted span at DEBUG, if that is asked for; on stderr where no handler would show it.
+    """Log one emitted span at DEBUG, if that is asked for; by the variable also on stderr, where no handler shows it.
 
     So `AGL_EMITTER_DEBUG=1` is enough, whatever the program made of its logging.
     """
-    if not emitter_debug():
+    heard = _is_heard(source)
+    if not resolve_bool_env_var(_VARIABLE, fallback=heard and logger.isEnabledFor(logging.DEBUG)):
         return
     text = without_keys(str(dict(attributes)))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
-    if _is_heard(source):
+    if heard:
         source.debug(_EMITTED, name, shown)
         return
     handler = logging.StreamHandler()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+
+import pytest
 
 from agentlightning.types import Span
 from agentlightning.utils.otel import (
     format_exception_attributes,
     full_qualified_name,
+    tell_emitted,
 )
 
 
@@ -58,3 +62,17 @@ assert seen.count == 1
 
 def test_the_provider_of_the_program_is_found() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", PROVIDER], check=True, timeout=60)
+
+
+def test_spans_go_past_the_handlers_of_a_program_only_where_the_variable_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="agentlightning")
+    source = logging.Logger("of a program", logging.DEBUG)
+    source.addHandler(logging.NullHandler(logging.INFO))
+    monkeypatch.delenv("AGL_EMITTER_DEBUG", raising=False)
+    tell_emitted(source, "n", {"a": 1})
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("AGL_EMITTER_DEBUG", "1")
+    tell_emitted(source, "n", {"a": 1})
+    assert "Emitting span n: {'a': 1}" in capsys.readouterr().err
