@@ -33,7 +33,10 @@ class Resource(Value):
     class of this kind alone is imported. One that derives from `LLM` or another class of ours is stored as that is.
     """
 
-    resource_type: Any
+    if TYPE_CHECKING:  # a class that says none gets its name
+        resource_type: Any = None
+    else:
+        resource_type: Any
     """The tag by which a stored resource is read back as its class."""
 
     @classmethod
