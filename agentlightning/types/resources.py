@@ -33,11 +33,8 @@ class Resource(Value):
     class of this kind alone is imported. One that derives from `LLM` or another class of ours is stored as that is.
     """
 
-    if TYPE_CHECKING:  # a class that says none gets its name
-        resource_type: Any = None
-    else:
-        resource_type: Any
-    """The tag by which a stored resource is read back as its class."""
+    resource_type: Any = None
+    """The tag by which a stored resource is read back as its class; a class that says none gets its name."""
 
     @classmethod
     @override
@@ -48,7 +45,7 @@ class Resource(Value):
         field = cls.model_fields["resource_type"]
         if issubclass(cls, _STORED) and field.default in _TAGS:
             return
-        if field.is_required() or field.default in {base.__name__ for base in cls.__mro__[1:]}:
+        if field.is_required() or field.default is None or field.default in {base.__name__ for base in cls.__mro__[1:]}:
             field.default = cls.__name__
             cls.model_rebuild(force=True)
         if isinstance(field.default, str):
