@@ -54,5 +54,6 @@ def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def primary_dimension(values: Mapping[str, Any], declared: Sequence[str] = ()) -> str | None:
-    """Return the name of the dimension to learn from: the first that was declared, `reward` or `primary`; else None."""
-    return next((name for name in (*declared, *_PRIMARY_NAMES) if name in values), None)
+    """Return the name of the dimension to learn from, None if it is not there: the first of those that were declared,
+    else `reward` or `primary`."""
+    return next((name for name in declared[:1] or _PRIMARY_NAMES if name in values), None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from functools import cache
 from typing import Any, cast
 
 from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.runner.base import Runner
+from agentlightning.tracer.otel import OtelTracer
 
 
 def overrides_only_execute(cls: type[Runner[Any]]) -> bool:
@@ -16,7 +17,17 @@ def overrides_only_execute(cls: type[Runner[Any]]) -> bool:
     return mine.execute is not base.execute and mine.iter is base.iter and mine.step is base.step
 
 
-@cache
+class _Behind(LitAgentRunner[Any]):
+    """What serves the queue behind such a class, whose constructor may know nothing of a tracer."""
+
+    @functools.wraps(cast("Any", LitAgentRunner).__init__)  # by whose signature it is given settings
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        if not args:
+            settings.setdefault("tracer", OtelTracer())
+        super().__init__(*args, **settings)
+
+
+@functools.cache
 def serving(cls: type[Runner[Any]]) -> type[Runner[Any]]:
     """Return a class that serves the queue: `cls` itself, or with `LitAgentRunner` behind it if it has only `execute`.
 
@@ -25,7 +36,7 @@ def serving(cls: type[Runner[Any]]) -> type[Runner[Any]]:
     if not overrides_only_execute(cls):
         return cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    made = types.new_class(cls.__name__, (cls, LitAgentRunner[Any]), {}, lambda body: body.update(names))
+    made = types.new_class(cls.__name__, (cls, _Behind), {}, lambda body: body.update(names))
     made.__reduce_ex__ = lambda self, protocol: (_restored, (cls,), self.__getstate__())  # type: ignore[method-assign]
     return made
 

@@ -76,7 +76,7 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
     """Return the spans that an agent's result stands for: none for None, a reward for a number or rewards by name.
 
     Of rewards by name the one called `reward` or `primary` is learnt from; or the first of `dimensions`, beside which
-    then no other name may stand.
+    then only the others of these may stand.
 
     Raises:
         InvalidReward: NaN or infinity.
@@ -94,7 +94,12 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
         return _listed(cast(list[Any], result), rollout)
     if are_dimensions(result):
         primary = primary_dimension(result, dimensions)
-        unknown = [name for name in result if name not in (*dimensions, primary)] if dimensions else []
+        unknown = [name for name in result if name not in dimensions] if dimensions else []
+        if primary is None and not unknown and dimensions:
+            raise InvalidResult(
+                f"The agent returned the rewards {', '.join(map(repr, result))} without {dimensions[0]!r}, the first "
+                "of reward_dimensions, which is the one to learn from"
+            )
         if primary is None or unknown:
             known = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "called 'reward' or 'primary'"
             named = ", ".join(map(repr, unknown or result))

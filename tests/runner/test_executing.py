@@ -62,6 +62,26 @@ def test_execute_is_called_for_each_rollout(spec: Any, capfd: pytest.CaptureFixt
     assert capfd.readouterr().out.count("executes ro-") == 2
 
 
+class WithState(Counting):
+    """One with a constructor of its own, as one writes it above `Runner`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.executed: list[str] = []
+
+    async def execute(self, task: AttemptedRollout) -> Any:
+        self.executed.append(task.rollout_id)
+        return await super().execute(task)
+
+
+def test_a_constructor_of_its_own_may_know_nothing_of_a_tracer() -> None:
+    trainer = agl.Trainer(runner=WithState, strategy="shm", algorithm="baseline", initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
+    assert trainer.result.rewards == TASKS
+    with pytest.raises((TypeError, ValueError), match="tracer"):
+        agl.Trainer(runner=WithState, tracer=OtelTracer())
+
+
 def test_the_runner_is_one_of_the_class_that_was_given() -> None:
     runner = agl.Trainer(runner=Counting, max_rollouts=3).runner
     assert isinstance(runner, Counting)

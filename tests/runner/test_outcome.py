@@ -69,7 +69,6 @@ async def test_rewards_by_name_have_one_to_learn_from(
     [
         ({"accuracy": 0.5}, 0.5),
         ({"style": 1.0, "accuracy": 0.25}, 0.25),
-        ({"style": 1.0}, 1.0),
         ({"style": 0.75, "reward": 0.5}, "'reward'"),
         ({"accuracy": 0.5, "answer": 8}, "'answer'"),
     ],
@@ -85,6 +84,16 @@ def test_declared_dimensions_are_rewards_and_the_first_is_learnt_from(returned: 
     assert attempt is not None
     assert attempt.error is not None
     assert f"a dict of {reward}, and a reward must be one of 'accuracy', 'style'" in attempt.error.message
+
+
+def test_declared_dimensions_without_the_first_are_a_failure() -> None:
+    store = InMemoryLightningStore()
+    trainer = Trainer(store=store, strategy="shm", progress="none", reward_dimensions=["accuracy", "style"])
+    found = trainer.evaluate(rollout(lambda task: {"style": 1.0}), ["x"])
+    attempt = asyncio.run(store.get_latest_attempt(found.tasks[0].rollouts[0].rollout_id))
+    assert attempt is not None
+    assert attempt.error is not None
+    assert "the rewards 'style' without 'accuracy'" in attempt.error.message
 
 
 def test_a_reward_fn_may_give_one_reward_of_any_name() -> None:
