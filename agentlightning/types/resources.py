@@ -62,7 +62,7 @@ class LLM(Resource):
     model: str
     """The name to be sent with each request."""
     api_key: str | None = Field(default=None, repr=False)
-    """Comes back only from get-by-id and latest, with a runner's token; null elsewhere. Not in its text."""
+    """Comes back only from get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`."""
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the request, such as `temperature`, for the agent to pass on."""
 

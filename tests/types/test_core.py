@@ -105,7 +105,7 @@ FIELDS: dict[type[BaseModel], dict[str, Any]] = {
         "sampling_parameters": {},
     },
     PromptTemplate: {"resource_type": "prompt_template", "template": NEEDED, "engine": NEEDED},
-    Resource: {"resource_type": NEEDED},
+    Resource: {"resource_type": None},
     ResourcesUpdate: {
         **{"resources_id": NEEDED, "create_time": NEEDED, "update_time": NEEDED, "version": NEEDED},
         **{"resources": NEEDED, "run_id": None},
