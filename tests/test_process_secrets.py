@@ -147,6 +147,7 @@ def test_what_is_no_file_is_refused(monkeypatch: pytest.MonkeyPatch, place: str)
         server_token()
 
 
+@pytest.mark.heavy
 def test_a_pipe_without_a_writer_and_one_that_stays_open_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.heavy
 def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     untrained_model: Path, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ async def test_retention_on_the_command_line_deletes_what_ended_first(serve: Ser
     assert [rollout.rollout_id for rollout in await store.query_rollouts()] == [ids[-1]]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_with_every_request_answered_and_every_answer_stored(
     serve: Serve, client: Any, tmp_path: Path, number: signal.Signals

@@ -89,7 +89,7 @@ async def _rollouts_of(path: Path) -> list[Any]:
     return list(rollouts)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_port_that_is_taken_ends_it_with_one_line_and_the_traceback_in_the_log(tmp_path: Path) -> None:
     command = [*QUICK, "demo", "--steps", "1", "--tasks", _tasks(tmp_path, *_sums(20)), "--out", tmp_path / "run"]
     with socket.socket() as taken:
@@ -285,7 +285,9 @@ def _is_free(port: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("whom", ["the terminal's processes", "the main process"])
+@pytest.mark.parametrize(
+    "whom", ["the terminal's processes", pytest.param("the main process", marks=pytest.mark.heavy)]
+)
 def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: Any, tmp_path: Path, whom: str) -> None:
     process = demo(until="step   2/500")
     family, ports = _everything_of(process)

@@ -52,7 +52,7 @@ async def test_a_thread_that_a_rollout_left_behind_gives_no_reward_to_the_next(
     assert found == [0.25, 0.5]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 async def test_an_attempt_with_too_many_spans_says_so_and_keeps_its_reward(
     serve: Callable[..., Any], store: InMemoryLightningStore, isolation: str

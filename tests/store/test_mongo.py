@@ -92,7 +92,7 @@ def a_span(attempted: AttemptedRollout, span_id: str | None = None, **fields: An
 # --- one claim, one count -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_threads_and_processes_claim_each_rollout_once(mongo_uri: str, partition: str) -> None:
     count = 500
     store = MongoLightningStore(mongo_uri, partition_id=partition)

@@ -56,6 +56,7 @@ def test_one_program_takes_both_roles_by_its_environment(port: int, environment:
     assert (algorithm.returncode, runners.returncode) == (0, 0)
 
 
+@pytest.mark.heavy
 def test_a_rollout_in_the_hands_of_a_killed_runner_goes_to_another_attempt(tmp_path: Path) -> None:
     mark = tmp_path / "killed"
 
