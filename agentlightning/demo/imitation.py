@@ -20,8 +20,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentlightning.algorithm.grpo.engine.chat import message_body
 from agentlightning.algorithm.grpo.engine.tool_calls import Reply, ToolCall, messages_for_template
-from agentlightning.algorithm.grpo.policy import Policy
-from agentlightning.algorithm.grpo.torch_setup import one_thread
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo import settings
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.demo.measurement import Measured, measure

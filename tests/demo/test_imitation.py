@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo import imitation, settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import WarmStart, guessed_messages, make_policy, shown_messages

@@ -49,8 +49,8 @@ async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 @asynccontextmanager
 async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-    from agentlightning.algorithm.grpo.policy import Policy
-    from agentlightning.algorithm.grpo.torch_setup import no_progress_bar
+    from agentlightning.algorithm.grpo.learner.policy import Policy
+    from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
     from agentlightning.demo.model import make_model, make_tokenizer
 
     tokenizer = make_tokenizer()

@@ -1,8 +1,8 @@
 """GRPO: sample rollouts in groups, compare each with its group, learn from what was better, serve the new weights.
 
 The algorithm as the Trainer sees it: settings, and the parts of a run put together. The loop is in `loop.py`. The
-formula is in `advantages.py` (group-relative advantage, DeepSeekMath, arXiv:2402.03300) and `loss.py` (clipped
-objective), both pure.
+formulas are in `losses/`: `advantages.py` (group-relative advantage, DeepSeekMath, arXiv:2402.03300) and `objective.py`
+(clipped objective), both pure. The weights and their optimizer are in `learner/`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-import agentlightning.algorithm.grpo.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
-from agentlightning.algorithm.grpo.policy import Policy
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.run_folder import RunFolder, new_run_folder

@@ -22,7 +22,7 @@ from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings

@@ -20,7 +20,7 @@ from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.algorithm.grpo.advantages import Scale, group_advantages
+from agentlightning.algorithm.grpo.losses.advantages import Scale, group_advantages
 from agentlightning.algorithm.grpo.settings import Aggregation
 from agentlightning.algorithm.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
-from agentlightning.algorithm.grpo.advantages import Scale
+from agentlightning.algorithm.grpo.losses.advantages import Scale
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields

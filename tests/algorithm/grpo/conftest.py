@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.policy import Policy
-from agentlightning.algorithm.grpo.torch_setup import no_progress_bar
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
 from agentlightning.demo.model import make_model, make_tokenizer
 from tests.algorithm.grpo.engine.byte_policy import byte_policy
 

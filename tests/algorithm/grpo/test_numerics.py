@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.advantages import group_advantages, relative_advantages
-from agentlightning.algorithm.grpo.batch import make_batch
-from agentlightning.algorithm.grpo.loss import clipped_objective, is_finite, token_weights
+from agentlightning.algorithm.grpo.learner.batch import make_batch
+from agentlightning.algorithm.grpo.losses.advantages import group_advantages, relative_advantages
+from agentlightning.algorithm.grpo.losses.objective import clipped_objective, is_finite, token_weights
 
 
 def sample(tokens: list[int], mask: list[int], *, rollout: str = "r", logprob: float = -1.0) -> Sample:

@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.loss import clipped_objective, token_weights
+from agentlightning.algorithm.grpo.losses.objective import clipped_objective, token_weights
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.ledger.ledger import Ledger
 

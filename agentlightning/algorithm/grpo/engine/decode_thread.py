@@ -20,7 +20,7 @@ from agentlightning.algorithm.grpo.engine.request_fields import RequestError
 from agentlightning.algorithm.grpo.engine.stopping import DecodeText
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.policy import Policy
+    from agentlightning.algorithm.grpo.learner.policy import Policy
 
 logger = logging.getLogger(__name__)
 

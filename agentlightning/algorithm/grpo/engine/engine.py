@@ -20,7 +20,7 @@ from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.uvicorn_server import AsgiServer
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.policy import Policy
+    from agentlightning.algorithm.grpo.learner.policy import Policy
 
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 2.0  # for both threads together

@@ -10,7 +10,7 @@ import pytest
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
 from agentlightning.algorithm.grpo.engine.request_fields import RequestError
 from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 
 
 @pytest.mark.parametrize(

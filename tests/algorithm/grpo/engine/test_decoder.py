@@ -11,7 +11,7 @@ import torch
 from agentlightning.algorithm.grpo.engine import decoder as decode
 from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 
 
 def completions(count: int, **settings: float) -> list[Completion]:

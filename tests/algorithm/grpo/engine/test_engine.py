@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.batch import make_batch
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.batch import make_batch
+from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.llm_proxy.dialects import CHAT
 

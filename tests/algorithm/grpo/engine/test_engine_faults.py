@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 
 LONG = 200  # tokens, as many as the context allows
 

@@ -13,7 +13,7 @@ import pytest
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.engine import grammar
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.calculator import TOOLS
 from tests.algorithm.grpo.engine.clients import HI, ask, client_of, content, logprobs, stream, tokens
 

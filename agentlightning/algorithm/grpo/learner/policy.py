@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentlightning.algorithm.grpo.batch import Batch, make_batch
-from agentlightning.algorithm.grpo.loss import Objective, clipped_objective, is_finite, token_weights
+from agentlightning.algorithm.grpo.learner.batch import Batch, make_batch
+from agentlightning.algorithm.grpo.learner.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
+from agentlightning.algorithm.grpo.losses.objective import Objective, clipped_objective, is_finite, token_weights
 from agentlightning.algorithm.grpo.settings import Aggregation
-from agentlightning.algorithm.grpo.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
 from agentlightning.private_files import private_folder
 
 if TYPE_CHECKING:

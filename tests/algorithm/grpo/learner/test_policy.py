@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.batch import make_batch
-from agentlightning.algorithm.grpo.policy import Policy
+from agentlightning.algorithm.grpo.learner.batch import make_batch
+from agentlightning.algorithm.grpo.learner.policy import Policy
 
 
 def row(policy: Policy, rollout: str, tokens: list[int]) -> Sample:
