@@ -1,6 +1,14 @@
 # The public values, each once; read by type checkers and, at run time, by `attach_stub`. `Hook` lives above, beside the
 # runner that calls it, and is offered here for programs that import it from here.
-from . import agent as agent, core as core, events as events, query as query, resources as resources, tracer as tracer
+from . import (
+    agent as agent,
+    core as core,
+    events as events,
+    query as query,
+    resources as resources,
+    runs as runs,
+    tracer as tracer,
+)
 from agentlightning.runner.base import Hook as Hook
 from agentlightning.types.agent import (
     Dataset as Dataset,
@@ -48,6 +56,13 @@ from agentlightning.types.resources import (
     Resource as Resource,
     ResourcesUpdate as ResourcesUpdate,
     ResourceUnion as ResourceUnion,
+)
+from agentlightning.types.runs import (
+    BestFigure as BestFigure,
+    RecordKind as RecordKind,
+    Run as Run,
+    RunRecord as RunRecord,
+    RunState as RunState,
 )
 from agentlightning.types.tracer import (
     Attributes as Attributes,
