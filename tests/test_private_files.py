@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
 from agentlightning.cli import main
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.llm_proxy.recording.replay import CallFile

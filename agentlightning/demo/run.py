@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from agentlightning.algorithm.progress import Style
-from agentlightning.algorithm.run_folder import RunFolder, check_writable, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, check_writable, new_run_folder
 from agentlightning.demo import settings as defaults
 from agentlightning.demo.tasks import Task, load_tasks, make_tasks
 from agentlightning.errors import BadRequestError, MissingExtraError

@@ -28,7 +28,7 @@ from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
-from agentlightning.algorithm.run_folder import RunFolder, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, RolloutConfig

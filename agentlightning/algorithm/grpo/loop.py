@@ -28,7 +28,7 @@ from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows,
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.ledger.ledger import Ledger, LedgerSummary
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
-from agentlightning.algorithm.run_folder import RunFolder
+from agentlightning.algorithm.runs.run_folder import RunFolder
 from agentlightning.algorithm.utils import batch_iter_over_dataset, with_timeout
 from agentlightning.errors import NonFiniteLossError
 from agentlightning.field_help import explain_fields

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.algorithm.run_folder import RunFolder, check_writable, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, check_writable, new_run_folder
 from agentlightning.errors import BadRequestError
 
 
