@@ -18,7 +18,7 @@ from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
-from agentlightning.demo.settings import MAX_NEW_TOKENS, MAX_TURNS
+from agentlightning.demo.settings import MAX_COMPLETION_LENGTH, MAX_TURNS
 from agentlightning.demo.tasks import Task
 
 
@@ -63,7 +63,10 @@ def measure(
         open_episodes = [episode for episode in episodes if not episode.over]
         completions = [
             Completion(
-                chat_format.prompt_ids(episode.messages, TOOLS), MAX_NEW_TOKENS, temperature, seed=seeds.getrandbits(63)
+                chat_format.prompt_ids(episode.messages, TOOLS),
+                MAX_COMPLETION_LENGTH,
+                temperature,
+                seed=seeds.getrandbits(63),
             )
             for episode in open_episodes
         ]

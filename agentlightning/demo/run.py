@@ -109,7 +109,7 @@ def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
     train, held_out = load_tasks(path)
     from agentlightning.demo.model import make_tokenizer
 
-    room = defaults.CONTEXT_LENGTH - defaults.MAX_TURNS * (defaults.MAX_NEW_TOKENS + _TOOL_TOKENS)
+    room = defaults.CONTEXT_LENGTH - defaults.MAX_TURNS * (defaults.MAX_COMPLETION_LENGTH + _TOOL_TOKENS)
     questions = [task["question"] for task in (*train, *held_out)]
     tokenizer = make_tokenizer(questions)
     for question in questions:
@@ -181,16 +181,17 @@ def _train(
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=folder / "model",
-            steps=options.steps,
-            group_size=defaults.GROUP_SIZE,
+            max_steps=options.steps,
+            num_generations=defaults.NUM_GENERATIONS,
             batch_size=min(defaults.BATCH_SIZE, len(train)),
             learning_rate=defaults.LEARNING_RATE,
-            schedule="linear",
-            epochs=defaults.EPOCHS,
-            clip=defaults.CLIP,
+            lr_scheduler_type="linear",
+            num_iterations=defaults.NUM_ITERATIONS,
+            epsilon=defaults.EPSILON,
+            epsilon_high=defaults.EPSILON_HIGH,
             temperature=defaults.TEMPERATURE,
-            max_new_tokens=defaults.MAX_NEW_TOKENS,
-            eval_every=defaults.EVAL_EVERY,
+            max_completion_length=defaults.MAX_COMPLETION_LENGTH,
+            eval_steps=defaults.EVAL_STEPS,
             seed=options.seed,
             output_dir=str(folder),
             progress=options.progress,

@@ -26,7 +26,7 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 ELSEWHERE: dict[str, str] = {
-    "epochs": "it is a setting of the algorithm: algorithm={'type': ..., 'epochs': ...}",
+    "epochs": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'max_steps': ...}",
     "learning_rate": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
     "lr": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
     "max_iterations": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'steps': ...}",

@@ -57,7 +57,7 @@ def main() -> None:
     model, folder = sys.argv[1], Path(sys.argv[2])
     os.environ["LAST_WORDS"] = str(folder / "dead")
     trainer = agl.Trainer(
-        algorithm=agl.GRPO(**{**SMALL, "model": model, "steps": 3, "output_dir": folder / "run"}),
+        algorithm=agl.GRPO(**{**SMALL, "model": model, "max_steps": 3, "output_dir": folder / "run"}),
         runner={"type": "agentlightning.LitAgentRunner", "heartbeat_interval": 0.2, "interval_jitter": 0.0},
         store=agl.SQLiteLightningStore(folder / "store.db", lease_seconds=2.0, scan_debounce_seconds=0.1),
         strategy={"type": "cs", "server_port": 0},

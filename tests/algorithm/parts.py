@@ -17,11 +17,11 @@ from agentlightning.store import LightningStore
 from agentlightning.types import Rollout
 
 SMALL = {
-    "steps": 2,
+    "max_steps": 2,
     "batch_size": 2,
-    "group_size": 4,
+    "num_generations": 4,
     "learning_rate": 1e-3,
-    "max_new_tokens": 4,
+    "max_completion_length": 4,
     "progress": "none",
 }
 """Settings of a run that takes a second."""

@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_finite_skips_the_step_counts_it_and_leaves_the_weigh
     untrained_model: Path, tmp_path: Path
 ) -> None:
     rewards = itertools.chain([1e39, -1e39, 1e39, -1e39], itertools.cycle([1.0, 0.0]))  # beyond 32-bit floats
-    settings: dict[str, Any] = {"scale": "none", "steps": 2, "batch_size": 1}
+    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 2, "batch_size": 1}
     result = fit(_agent_with_rewards(rewards), ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     first, second = _lines(tmp_path)
     assert first["update"]["skipped_steps"] == 1
@@ -49,7 +49,7 @@ def test_a_loss_that_is_not_finite_skips_the_step_counts_it_and_leaves_the_weigh
 
 def test_three_steps_in_a_row_without_a_finite_loss_end_the_run(untrained_model: Path, tmp_path: Path) -> None:
     agent = _agent_with_rewards(itertools.cycle([1e39, -1e39]))
-    settings: dict[str, Any] = {"scale": "none", "steps": 9, "batch_size": 1}
+    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 9, "batch_size": 1}
     with pytest.raises(NonFiniteLossError, match=r"three|3 steps in a row"):
         fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     assert [line["calls_excluded"] for line in _lines(tmp_path)] == [{"step_skipped": 4}] * 3
@@ -60,7 +60,7 @@ def test_three_steps_in_a_row_without_a_finite_loss_end_the_run(untrained_model:
 def test_a_skipped_step_does_not_count_when_another_one_follows(untrained_model: Path, tmp_path: Path) -> None:
     skipped, taken = [1e39, -1e39, 1e39, -1e39], [1.0, 0.0, 1.0, 0.0]
     agent = _agent_with_rewards(iter(skipped + skipped + taken + skipped + skipped))
-    settings: dict[str, Any] = {"scale": "none", "steps": 5, "batch_size": 1}
+    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 5, "batch_size": 1}
     assert fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, **settings).steps == 1
 
 
@@ -69,7 +69,7 @@ def test_calls_after_a_skipped_step_are_stamped_with_the_weights_that_are_there(
 ) -> None:
     rewards = itertools.chain([1e39, -1e39, 1e39, -1e39], itertools.cycle([1.0, 0.0]))
     proxy = agl.LLMProxy()
-    settings: dict[str, Any] = {"scale": "none", "steps": 3, "batch_size": 1, "trainer_llm_proxy": proxy}
+    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 3, "batch_size": 1, "trainer_llm_proxy": proxy}
     result = fit(_agent_with_rewards(rewards), ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     assert result.steps == proxy.weight_version == 2
 
@@ -81,7 +81,7 @@ def test_a_model_with_broken_weights_ends_the_run_after_three_steps(untrained_mo
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(untrained_model).save_pretrained(tmp_path / "broken")
     with pytest.raises(NonFiniteLossError):
-        fit(wants_digits, ["a"], model=tmp_path / "broken", output_dir=tmp_path / "run", steps=9, batch_size=1)
+        fit(wants_digits, ["a"], model=tmp_path / "broken", output_dir=tmp_path / "run", max_steps=9, batch_size=1)
     lines = _lines(tmp_path / "run")
     assert [line["update"]["skipped_steps"] for line in lines] == [1, 1, 1]
     assert [line["calls_excluded"] for line in lines] == [{"upstream_error": 4}] * 3
@@ -90,7 +90,7 @@ def test_a_model_with_broken_weights_ends_the_run_after_three_steps(untrained_mo
 def test_a_learning_rate_that_destroys_the_weights_ends_the_run(untrained_model: Path, tmp_path: Path) -> None:
     agent = _agent_with_rewards(itertools.cycle([1.0, 0.0]))
     with pytest.raises(NonFiniteLossError, match="smaller learning_rate"):
-        fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, steps=20, batch_size=1, learning_rate=1e30)
+        fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, max_steps=20, batch_size=1, learning_rate=1e30)
 
 
 @pytest.mark.parametrize("tasks", [None, []])
@@ -100,8 +100,8 @@ def test_no_tasks_are_refused(untrained_model: Path, tmp_path: Path, tasks: Any)
 
 
 def test_evaluations_without_tasks_to_evaluate_on_are_refused(untrained_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(agl.BadRequestError, match=r"eval_every=2 has no effect .* val_dataset"):
-        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path, eval_every=2)
+    with pytest.raises(agl.BadRequestError, match=r"eval_steps=2 has no effect .* val_dataset"):
+        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path, eval_steps=2)
 
 
 def test_an_adapter_that_makes_no_triplets_is_refused_by_name(untrained_model: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_an_adapter_that_makes_no_triplets_is_refused_by_name(untrained_model: P
 
 
 def test_a_reply_length_that_leaves_no_room_for_a_prompt_is_refused(untrained_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(agl.BadRequestError, match=r"max_new_tokens=512 leaves no room .* 256 tokens"):
-        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path, max_new_tokens=512)
+    with pytest.raises(agl.BadRequestError, match=r"max_completion_length=512 leaves no room .* 256 tokens"):
+        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path, max_completion_length=512)
 
 
 def test_a_second_model_by_the_name_of_the_policy_is_refused(untrained_model: Path, tmp_path: Path) -> None:

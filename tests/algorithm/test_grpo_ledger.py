@@ -95,7 +95,7 @@ async def test_every_step_adds_up_however_agents_end(untrained_model: Path, tmp_
 
 
 async def test_a_crash_is_excluded_and_never_a_reward_of_zero(untrained_model: Path, tmp_path: Path) -> None:
-    store, result = await _run(many_ends, untrained_model, tmp_path, ["better 1", "raises 2"], steps=1)
+    store, result = await _run(many_ends, untrained_model, tmp_path, ["better 1", "raises 2"], max_steps=1)
     [figures] = result.metrics
     assert figures.mean_reward is not None
     assert figures.mean_reward >= 1.0
@@ -119,7 +119,7 @@ async def test_the_rest_of_a_group_is_trained_when_some_of_it_crash(untrained_mo
             raise RuntimeError
         return float(len(reply)) + _share()
 
-    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], max_steps=1)
     [figures] = result.metrics
     assert (figures.calls_trained, figures.calls_excluded) == (2, {"infrastructure_fault": 2})
 
@@ -134,7 +134,7 @@ async def test_a_group_of_which_one_is_left_has_nothing_to_compare_with(untraine
             raise RuntimeError
         return 1.0
 
-    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], max_steps=1)
     assert result.metrics[0].calls_excluded == {"infrastructure_fault": 3, "no_group": 1}
     assert result.steps == 0
 
@@ -161,7 +161,7 @@ async def test_a_policy_fault_is_trained_with_the_reward_that_was_said(untrained
             raise agl.PolicyFault("it said something rude", reward=-1.0)
         return 1.0
 
-    store, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    store, result = await _run(agent, untrained_model, tmp_path, ["a"], max_steps=1)
     [figures] = result.metrics
     assert (figures.mean_reward, figures.calls_trained, figures.calls_excluded) == (0.0, 4, {})
     outcomes = Counter([(await store.get_latest_attempt(r.rollout_id)).outcome for r in await rollouts_of(store)])
@@ -176,7 +176,7 @@ async def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_
         ask(llm, [say(task)])
         raise agl.PolicyFault("almost", reward=0.75)
 
-    settings = {"steps": 1, "val_dataset": ["fault", "crash"]}
+    settings = {"max_steps": 1, "val_dataset": ["fault", "crash"]}
     _, result = await _run(agent, untrained_model, tmp_path, ["a"], **settings)
     assert [evaluation.rewards for evaluation in result.evaluations] == [[0.75, None]] * 4
     assert [evaluation.accuracy for evaluation in result.evaluations] == [0.5] * 4
@@ -195,7 +195,7 @@ async def test_an_attempt_that_runs_past_its_limit_is_excluded(
             released.wait(30)
         return _share()
 
-    settings: dict[str, Any] = {"rollout_timeout_seconds": 1.0, "steps": 1, "trainer_runner": _wide_runner()}
+    settings: dict[str, Any] = {"rollout_timeout_seconds": 1.0, "max_steps": 1, "trainer_runner": _wide_runner()}
     store, result = await _run(agent, untrained_model, tmp_path, ["quick", "hangs"], **settings)
     released.set()
     _assert_balanced(result)
@@ -232,7 +232,7 @@ async def test_a_call_that_ends_after_its_step_is_excluded_in_a_later_one(
         ask(llm, [say(task)])
         return _share()
 
-    settings: dict[str, Any] = {"rollout_timeout_seconds": 0.7, "steps": 2}
+    settings: dict[str, Any] = {"rollout_timeout_seconds": 0.7, "max_steps": 2}
     store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], trainer_runner=_wide_runner(), **settings)
     _assert_balanced(result)
     calls = await calls_of(store, await rollouts_of(store))
@@ -254,7 +254,7 @@ async def test_a_call_that_the_agent_does_not_wait_for_is_counted_too(untrained_
         ask(llm, [say(task)], max_tokens=1)
         return _share()
 
-    store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], steps=3, max_new_tokens=200)
+    store, result = await _run(agent, untrained_model, tmp_path, ["a", "b"], max_steps=3, max_completion_length=200)
     for thread in threads:
         thread.join()
     counted = sum(figures.calls_captured for figures in result.metrics) + sum(result.late_calls.values())
@@ -291,7 +291,7 @@ async def test_attempts_that_hang_do_not_hold_up_the_runner_for_ever(untrained_m
             released.wait(30)
         return _share()
 
-    settings: dict[str, Any] = {"step_timeout_seconds": 2.0, "steps": 3, "trainer_runner": None}
+    settings: dict[str, Any] = {"step_timeout_seconds": 2.0, "max_steps": 3, "trainer_runner": None}
     _, result = await _run(agent, untrained_model, tmp_path, ["a"], **settings)
     released.set()
     assert result.metrics[0].rollouts_failed == 4
@@ -310,7 +310,7 @@ def test_a_step_without_any_reward_is_told_with_its_commonest_cause(
         raise ConnectionError("the database is down")
 
     with pytest.raises(NoScoredRolloutError, match="the database is down"):
-        fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, steps=1, progress="plain")
+        fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, max_steps=1, progress="plain")
     told = capsys.readouterr().out
     assert "none of 4 rollouts has a reward to learn from" in told
     assert "ConnectionError: the database is down (4 of 4)" in told
@@ -327,7 +327,7 @@ async def test_a_reward_that_is_no_number_never_reaches_the_advantages(
         ask(llm, [say(task)])
         return next(rewards)
 
-    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], max_steps=1)
     [figures] = result.metrics
     assert figures.mean_reward == pytest.approx(2 / 3)
     assert (figures.calls_trained, figures.calls_excluded) == (3, {"infrastructure_fault": 1})
@@ -347,7 +347,7 @@ async def test_the_ledger_says_which_trained_calls_were_constrained_and_their_fi
         ask(llm, [say(task)], **(calculator if grammar else {}))
         return _share()
 
-    _, result = await _run(agent, untrained_model, tmp_path, ["a"], steps=1)
+    _, result = await _run(agent, untrained_model, tmp_path, ["a"], max_steps=1)
     [line] = metrics_of(result)
     assert line["calls_trained"] == 8
     assert line["calls_constrained"] == {"logit_bias": 4, "top_p": 4, **({"tool_choice": 4} if grammar else {})}

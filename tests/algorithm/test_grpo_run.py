@@ -20,7 +20,7 @@ TASKS = ["one", "two", "three", "four"]
 
 
 def test_the_reward_rises_and_the_weights_change(untrained_model: Path, tmp_path: Path) -> None:
-    settings = {"steps": 10, "batch_size": 4, "group_size": 8, "epochs": 2, "learning_rate": 5e-3}
+    settings = {"max_steps": 10, "batch_size": 4, "num_generations": 8, "num_iterations": 2, "learning_rate": 5e-3}
     result = fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, **settings)
     rewards = [figures.mean_reward or 0.0 for figures in result.metrics]
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
@@ -64,8 +64,8 @@ def test_held_out_tasks_are_measured_before_and_after_and_never_trained(untraine
         model=untrained_model,
         output_dir=tmp_path,
         val_dataset=["held out"],
-        eval_every=1,
-        steps=3,
+        eval_steps=1,
+        max_steps=3,
     )
     assert [(e.step, e.sampling) for e in result.evaluations] == [
         (0, "sampled"),
@@ -88,7 +88,7 @@ async def test_held_out_rollouts_enter_no_ledger(untrained_model: Path, tmp_path
 
 async def test_the_limits_of_the_trainer_are_recorded_with_every_rollout(untrained_model: Path, tmp_path: Path) -> None:
     limits = {"infrastructure_retries": 1, "max_attempts": 2, "retry_condition": ["unresponsive"]}
-    settings: dict[str, Any] = {"steps": 1, "val_dataset": ["held out"], "step_timeout_seconds": 90.0}
+    settings: dict[str, Any] = {"max_steps": 1, "val_dataset": ["held out"], "step_timeout_seconds": 90.0}
     store, _ = await _run(untrained_model, tmp_path, trainer_rollout_config=limits, **settings)
     expected = agl.RolloutConfig(**limits, timeout_seconds=90.0)
     for mode in ("train", "val"):
@@ -96,7 +96,7 @@ async def test_the_limits_of_the_trainer_are_recorded_with_every_rollout(untrain
 
 
 async def test_each_call_is_stamped_with_the_weights_that_served_it(untrained_model: Path, tmp_path: Path) -> None:
-    store, result = await _run(untrained_model, tmp_path, steps=3)
+    store, result = await _run(untrained_model, tmp_path, max_steps=3)
     rollouts = await rollouts_of(store)
     steps = {rollout.rollout_id: (rollout.metadata or {})["step"] for rollout in rollouts}
     versions = {(steps[call.ref.rollout_id], call.weight_version) for call in await calls_of(store, rollouts)}
@@ -162,7 +162,13 @@ async def test_turns_that_continue_each_other_are_one_row_and_the_first_ratio_is
 def test_the_same_seed_and_one_runner_give_the_same_rewards(untrained_model: Path, tmp_path: Path) -> None:
     def rewards(name: str) -> list[float | None]:
         result = fit(
-            wants_digits, TASKS, model=untrained_model, output_dir=tmp_path / name, steps=3, seed=5, trainer_runner=None
+            wants_digits,
+            TASKS,
+            model=untrained_model,
+            output_dir=tmp_path / name,
+            max_steps=3,
+            seed=5,
+            trainer_runner=None,
         )
         return [figures.mean_reward for figures in result.metrics]
 

@@ -73,7 +73,7 @@ def test_the_agent_gets_through_the_engine_what_is_measured_without_it(
     tasks = make_tasks(0, held_out=32)[1]
     measured = measure(policy.model, policy.tokenizer, tasks, temperature=0.0)
 
-    engine = InferenceEngine(policy, max_new_tokens=settings.MAX_NEW_TOKENS)
+    engine = InferenceEngine(policy, max_new_tokens=settings.MAX_COMPLETION_LENGTH)
     engine.start()
     llm = LLM(endpoint=engine.base_url, model=engine.model_name, sampling_parameters={"temperature": 0.0})
     rewards: list[float] = []

@@ -58,7 +58,7 @@ def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_pat
         assert line["calls_captured"] == line["calls_trained"] + sum(line["calls_excluded"].values())
         assert line["rollouts_done"] + line["rollouts_failed"] == 128
     config = json.loads((out / "config.json").read_text())
-    assert (config["demo"]["steps"], config["grpo"]["steps"], config["grpo"]["seed"]) == (10, 10, 0)
+    assert (config["demo"]["steps"], config["grpo"]["max_steps"], config["grpo"]["seed"]) == (10, 10, 0)
     assert "torch" in config["versions"]
     assert "verdict: better" in (out / "log.txt").read_text()
     _load_model(out / "model")

@@ -88,7 +88,7 @@ def test_a_wrong_limit_is_refused_by_name(config: Any, error: type[Exception], t
 
 
 def test_limits_that_contradict_those_of_grpo_are_refused() -> None:
-    grpo: dict[str, Any] = {"type": "grpo", "model": "tiny", "steps": 1, "rollout_timeout_seconds": 5.0}
+    grpo: dict[str, Any] = {"type": "grpo", "model": "tiny", "max_steps": 1, "rollout_timeout_seconds": 5.0}
     with pytest.raises(ValueError, match=r"rollout_timeout_seconds=5.0 of GRPO .* timeout_seconds=6.0 of the Trainer"):
         agl.Trainer(algorithm=grpo, rollout_config={"timeout_seconds": 6.0})
     agl.Trainer(algorithm=grpo, rollout_config={"timeout_seconds": 5.0})

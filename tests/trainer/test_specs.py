@@ -113,7 +113,7 @@ async def whole_trainer(*, trainer: agl.Trainer) -> None:
     """An algorithm that reaches everything."""
 
 
-GRPO: dict[str, Any] = {"type": "grpo", "model": "tiny", "steps": 1}
+GRPO: dict[str, Any] = {"type": "grpo", "model": "tiny", "max_steps": 1}
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ __all__ = ["GRPO", "GRPOResult"]
 class GRPO(Algorithm):
     """Train the weights of a transformers model on the rewards of an agent's rollouts.
 
-    `GRPO(model="path", steps=20, batch_size=16, group_size=8, ...)`; every setting, its meaning and its default are in
-    `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
+    `GRPO(model="path", max_steps=20, batch_size=16, num_generations=8, ...)`; every setting, its meaning and its
+    default are in `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
 
     Raises:
         TypeError: an unknown setting; names the nearest right one.
@@ -123,10 +123,10 @@ class GRPO(Algorithm):
         settings = self.settings
         if not tasks:
             raise BadRequestError("GRPO needs tasks: pass train_dataset to fit, with at least one task")
-        if settings.eval_every and not held_out:
+        if settings.eval_steps and not held_out:
             raise BadRequestError(
-                f"eval_every={settings.eval_every} has no effect without tasks to evaluate on: "
-                "pass val_dataset to fit, or leave eval_every out"
+                f"eval_steps={settings.eval_steps} has no effect without tasks to evaluate on: "
+                "pass val_dataset to fit, or leave eval_steps out"
             )
 
     def _load_policy(self) -> Policy:
@@ -138,10 +138,10 @@ class GRPO(Algorithm):
             device=settings.device,
             seed=settings.seed,
         )
-        if settings.max_new_tokens >= policy.context_length:
+        if settings.max_completion_length >= policy.context_length:
             raise BadRequestError(
-                f"max_new_tokens={settings.max_new_tokens} leaves no room for a prompt: the context of the model is "
-                f"{policy.context_length} tokens"
+                f"max_completion_length={settings.max_completion_length} leaves no room for a prompt: "
+                f"the context of the model is {policy.context_length} tokens"
             )
         return policy
 

@@ -109,7 +109,7 @@ class GRPORun:
         batches = batch_iter_over_dataset(self.tasks, settings.batch_size, random.Random(settings.seed))
         try:
             await self._evaluate(result, greedy=True)
-            for step in range(1, settings.steps + 1):
+            for step in range(1, settings.max_steps + 1):
                 began = time.monotonic()
                 figures = await self._step(step, next(batches), resources)
                 result.train_seconds += time.monotonic() - began
@@ -126,7 +126,7 @@ class GRPORun:
 
     async def _publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
-        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_new_tokens}
+        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
         resources = resources_to_publish(self.proxy, self.settings.resource_name, self.engine.model_name, parameters)
         update = await self.store.add_resources(resources)
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
@@ -152,7 +152,7 @@ class GRPORun:
                 input=task, mode="train", resources_id=resources_id, config=self._limits(), metadata={"step": step}
             )
             for task in tasks
-            for _ in range(settings.group_size)
+            for _ in range(settings.num_generations)
         ]
         what = f"step {step}"
         rollouts = await collect(
@@ -172,7 +172,7 @@ class GRPORun:
         seconds, cpu, tokens = clock.stop()
         return StepFigures(
             step=step,
-            steps=settings.steps,
+            steps=settings.max_steps,
             mean_reward=rows.mean_reward,
             rollouts_done=sum(r.status == "succeeded" for r in rollouts),
             rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
@@ -209,13 +209,13 @@ class GRPORun:
         in_hand = self.proxy.stats()["in_hand"]
         await self._late.enter(self.store, ledger, in_hand=in_hand)
         found = [await evidence(self.store, rollout, note=True) for rollout in rollouts]
-        groups = [number // self.settings.group_size for number in range(len(rollouts))]
+        groups = [number // self.settings.num_generations for number in range(len(rollouts))]
         rows = choose_rows(
             found,
             groups,
             self.adapter,
             ledger,
-            scale=self.settings.scale,
+            scale_rewards=self.settings.scale_rewards,
             decode=self.guard.decode,
             train_refused=self.settings.refused_calls == "train",
         )
@@ -274,9 +274,10 @@ class GRPORun:
             return self.policy.update(
                 rows.samples,
                 [advantage * share for advantage in rows.advantages],
-                epochs=settings.epochs,
+                num_iterations=settings.num_iterations,
                 minibatch_rollouts=settings.minibatch_rollouts,
-                clip=settings.clip,
+                epsilon=settings.epsilon,
+                epsilon_high=settings.epsilon_high,
                 aggregation=settings.aggregation,
                 temperature=settings.temperature,
                 max_grad_norm=settings.max_grad_norm,
@@ -300,7 +301,7 @@ class GRPORun:
     async def late_calls(self) -> dict[str, int]:
         """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
         called when no further call can come in."""
-        ledger = Ledger(step=self.settings.steps + 1)
+        ledger = Ledger(step=self.settings.max_steps + 1)
         await self._late.enter(self.store, ledger, in_hand=0)
         summary = ledger.close()
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
@@ -311,7 +312,7 @@ class GRPORun:
     # --- evaluation ------------------------------------------------------------------------------------------------
 
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
-        every, last = self.settings.eval_every, figures.step == self.settings.steps
+        every, last = self.settings.eval_steps, figures.step == self.settings.max_steps
         if self.held_out and (last or (every and figures.step % every == 0)):
             figures.held_out = await self._evaluate(result, greedy=last)
 

@@ -20,7 +20,7 @@ from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.algorithm.grpo.losses.advantages import Scale, group_advantages
+from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards, group_advantages
 from agentlightning.algorithm.grpo.settings import Aggregation
 from agentlightning.algorithm.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
@@ -45,7 +45,7 @@ class StepRows:
 
     def share(self, aggregation: Aggregation) -> float:
         """Return the weight that the rows have in the step's mean, between 0 and 1."""
-        if aggregation == "tokens":
+        if aggregation == "token":
             count, idle = sum(sum(sample.mask) for sample in self.samples), self.idle_tokens
         else:
             count, idle = len({sample.rollout_id for sample in self.samples}), self.idle_rollouts
@@ -76,7 +76,7 @@ def choose_rows(
     adapter: TraceToTripletBase,
     ledger: Ledger,
     *,
-    scale: Scale = "std",
+    scale_rewards: ScaleRewards = "group",
     decode: Decode | None = None,
     train_refused: bool = False,
 ) -> StepRows:
@@ -94,7 +94,7 @@ def choose_rows(
     scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
     usable = [(record, group) for record, group in scored if record.samples]
     rewards = [record.reward for record, _ in usable if record.reward is not None]
-    advantages = group_advantages(rewards, [group for _, group in usable], scale=scale)
+    advantages = group_advantages(rewards, [group for _, group in usable], scale_rewards=scale_rewards)
     reasons = _teaches_nothing(rewards, [group for _, group in usable])
     earned = [record.reward for record, _ in scored if record.reward is not None]
     rows = StepRows(rewards=earned, seams=_seams(records), records=records)

@@ -10,63 +10,82 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
-from agentlightning.algorithm.grpo.losses.advantages import Scale
+from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 
-Schedule = Literal["constant", "linear"]
-Aggregation = Literal["tokens", "rollouts"]
+LRSchedulerType = Literal["constant", "linear"]
+Aggregation = Literal["token", "rollout"]
 RefusedCalls = Literal["exclude", "train"]
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": get_args(Schedule),
-    "scale": get_args(Scale),
+    "lr_scheduler_type": get_args(LRSchedulerType),
+    "scale_rewards": get_args(ScaleRewards),
     "aggregation": get_args(Aggregation),
     "progress": get_args(Style),
     "late_rollouts": get_args(LatePolicy),
     "refused_calls": get_args(RefusedCalls),
+}
+_OLD_NAMES = {
+    "steps": "max_steps",
+    "group_size": "num_generations",
+    "schedule": "lr_scheduler_type",
+    "epochs": "num_iterations",
+    "clip": "epsilon and epsilon_high",
+    "max_new_tokens": "max_completion_length",
+    "scale": "scale_rewards ('group' for 'std')",
+    "eval_every": "eval_steps",
 }
 
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
 class GRPOSettings:
-    """Every setting of `GRPO`, with its meaning and default."""
+    """Every setting of `GRPO`, with its meaning and default.
+
+    A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
+    """
 
     model: str
-    """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache)."""
-    steps: int = 100
-    """Updates of the weights; each takes `batch_size` tasks."""
+    """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache).
+    [`actor_rollout_ref.model.path`]"""
+    max_steps: int = 100
+    """Steps, each of which samples `batch_size` tasks and updates the weights. [`trainer.total_training_steps`]"""
     batch_size: int = 16
-    """Tasks per step."""
-    group_size: int = 8
-    """Rollouts per task and step, G."""
+    """Tasks per step. [`data.train_batch_size`]"""
+    num_generations: int = 8
+    """Rollouts per task and step, G. [`rollout.n`]"""
     learning_rate: float = 1e-5
-    """Of AdamW, in the first step."""
-    schedule: Schedule = "constant"
-    """`linear` lowers the learning rate step by step, so that it would be 0 after the last one."""
-    epochs: int = 1
-    """Passes over the rows of a step."""
+    """Of AdamW, in the first step. [`actor.optim.lr`]"""
+    lr_scheduler_type: LRSchedulerType = "constant"
+    """`linear` lowers the learning rate step by step, so that it would be 0 after the last one.
+    [`actor.optim.lr_scheduler_type`]"""
+    num_iterations: int = 1
+    """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     minibatch_rollouts: int | None = None
-    """Rollouts per optimizer step; None takes the rows of the whole step at once."""
-    clip: tuple[float, float] = (0.2, 0.28)
-    """How far the ratio of new to old probability counts, below and above one."""
+    """Rollouts per optimizer step; None takes the rows of the whole step at once. [`actor.ppo_mini_batch_size` times
+    `rollout.n`]"""
+    epsilon: float = 0.2
+    """How far below one the ratio of new to old probability counts. [`actor.clip_ratio_low`]"""
+    epsilon_high: float | None = 0.28
+    """How far above one it counts; None is `epsilon`. [`actor.clip_ratio_high`]"""
     temperature: float = 1.0
-    """Of sampling, in training and in the evaluation that is reported first."""
-    max_new_tokens: int = 512
-    """Tokens per model call."""
-    scale: Scale = "std"
-    """`std` divides advantages by the group's standard deviation (GRPO), `none` does not (Dr. GRPO)."""
-    aggregation: Aggregation = "tokens"
-    """Whether each token or each rollout of a step has the same weight in the loss."""
+    """Of sampling, in training and in the evaluation that is reported first. [`rollout.temperature`]"""
+    max_completion_length: int = 512
+    """Tokens per model call. [`data.max_response_length`, which is per rollout]"""
+    scale_rewards: ScaleRewards = "group"
+    """`group` divides advantages by the group's standard deviation (GRPO), `none` does not (Dr. GRPO).
+    [`algorithm.norm_adv_by_std_in_grpo`]"""
+    aggregation: Aggregation = "token"
+    """Whether each token or each rollout of a step has the same weight in the loss. [`actor.loss_agg_mode`]"""
     max_grad_norm: float = 1.0
-    """Largest norm of the gradient; a larger one is scaled down to it."""
+    """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
-    """Arguments of `peft.LoraConfig`; None trains all weights."""
+    """Arguments of `peft.LoraConfig`; None trains all weights. [`model.lora_rank`, `model.lora_alpha`]"""
     device: str = "cpu"
     """Where the model lies, as torch names it, such as `cuda`."""
-    eval_every: int = 0
-    """Steps between evaluations on the validation set; 0 evaluates before and after only."""
+    eval_steps: int = 0
+    """Steps between evaluations on the validation set; 0 evaluates before and after only. [`trainer.test_freq`]"""
     seed: int = 0
     """Of sampling, of the order of tasks and rows, and of the first weights of adapters."""
     output_dir: str | Path | None = None
@@ -92,9 +111,11 @@ class GRPOSettings:
     """How steps are shown: `live` is a table that changes in place, `plain` a line each; `auto` chooses by terminal."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "epochs", "max_new_tokens", "engine_batch"):
+        for name in ("max_steps", "batch_size", "num_iterations", "max_completion_length", "engine_batch"):
             _check_number(name, getattr(self, name), int, at_least=1)
-        _check_number("group_size", self.group_size, int, at_least=2)  # one rollout has nothing to be compared with
+        _check_number(
+            "num_generations", self.num_generations, int, at_least=2
+        )  # one rollout has nothing to be compared with
         for name in ("learning_rate", "step_timeout_seconds", "max_grad_norm"):
             _check_number(name, getattr(self, name), float, above=0)
         if self.minibatch_rollouts is not None:
@@ -104,7 +125,7 @@ class GRPOSettings:
         _check_number("temperature", self.temperature, float, at_least=0.01, at_most=2)
         if self.max_drift is not None:
             _check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
-        _check_number("eval_every", self.eval_every, int, at_least=0)
+        _check_number("eval_steps", self.eval_steps, int, at_least=0)
         _check_number("seed", self.seed, int)
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
@@ -113,11 +134,13 @@ class GRPOSettings:
                 raise BadRequestError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
-        _check_clip(self.clip)
+        _check_number("epsilon", self.epsilon, float, above=0, below=1)
+        if self.epsilon_high is not None:
+            _check_number("epsilon_high", self.epsilon_high, float, above=0)
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, 1 being the first."""
-        return self.learning_rate * (1 - (step - 1) / self.steps if self.schedule == "linear" else 1.0)
+        return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
 
     def as_json(self) -> dict[str, object]:
         """Return the settings as JSON data."""
@@ -134,6 +157,8 @@ def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
     """
     known = [field.name for field in dataclasses.fields(GRPOSettings)]
     for name in given:
+        if name in _OLD_NAMES:
+            raise TypeError(f"GRPO has no setting {name!r}. Its name is {_OLD_NAMES[name]}")
         if name not in known:
             near = closest_name(name, known)
             hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
@@ -149,12 +174,14 @@ def _check_number(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
 ) -> None:
     numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
     low = (at_least is not None and numeric and value < at_least) or (above is not None and numeric and value <= above)
-    if not numeric or not math.isfinite(value) or low or (at_most is not None and value > at_most):
-        bounds = ((at_least, f"of at least {at_least}"), (above, f"above {above}"), (at_most, f"and at most {at_most}"))
-        wanted = " ".join(text for bound, text in bounds if bound is not None)
+    high = (at_most is not None and numeric and value > at_most) or (below is not None and numeric and value >= below)
+    if not numeric or not math.isfinite(value) or low or high:
+        bounds = {"of at least": at_least, "above": above, "and at most": at_most, "and below": below}
+        wanted = " ".join(f"{text} {bound}" for text, bound in bounds.items() if bound is not None)
         article = "a whole number" if kind is int else "a number"
         raise BadRequestError(f"{name} must be {article} {wanted}".rstrip() + f"; got {value!r}")
 
@@ -164,10 +191,3 @@ def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         near = closest_name(value, choices) if isinstance(value, str) else None
         hint = f". Did you mean {near!r}?" if near else ""
         raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
-
-
-def _check_clip(clip: Any) -> None:
-    numbers = isinstance(clip, (tuple, list)) and len(clip) == 2 and all(isinstance(c, int | float) for c in clip)
-    if not numbers or not (0 < clip[0] < 1 and 0 < clip[1] < math.inf):
-        expected = "(low, high) with 0 < low < 1 and 0 < high, such as (0.2, 0.28)"
-        raise BadRequestError(f"clip must be {expected}; got {clip!r}")

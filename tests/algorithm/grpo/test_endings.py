@@ -33,7 +33,7 @@ async def test_a_rollout_that_took_a_refusal_in_is_not_trained_and_says_so_every
     untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = agl.InMemoryLightningStore()
-    settings: dict[str, Any] = {"store": store, "steps": 1, "progress": "plain"}
+    settings: dict[str, Any] = {"store": store, "max_steps": 1, "progress": "plain"}
     result = await asyncio.to_thread(
         fit, swallows, ["refused", "fine"], model=untrained_model, output_dir=tmp_path, **settings
     )
@@ -53,7 +53,7 @@ async def test_a_rollout_that_took_a_refusal_in_is_not_trained_and_says_so_every
 
 
 def test_a_setting_trains_them(untrained_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"refused_calls": "train", "steps": 1, "batch_size": 1, "group_size": 2}
+    settings: dict[str, Any] = {"refused_calls": "train", "max_steps": 1, "batch_size": 1, "num_generations": 2}
     result = fit(swallows, ["refused"], model=untrained_model, output_dir=tmp_path, **settings)
     assert result.metrics[0].rollouts_excluded == {}
     assert result.metrics[0].mean_reward == 0.0
@@ -61,7 +61,7 @@ def test_a_setting_trains_them(untrained_model: Path, tmp_path: Path) -> None:
 
 def test_a_run_whose_every_rollout_was_refused_ends_with_an_error(untrained_model: Path, tmp_path: Path) -> None:
     with pytest.raises(NoScoredRolloutError, match=r"of 16 rollouts 16 refused_call.*gpt-unknown"):
-        fit(swallows, ["refused"], model=untrained_model, output_dir=tmp_path, batch_size=2, group_size=8)
+        fit(swallows, ["refused"], model=untrained_model, output_dir=tmp_path, batch_size=2, num_generations=8)
     assert (tmp_path / "model").is_dir()
 
 
@@ -77,7 +77,7 @@ def test_a_program_that_takes_a_refusal_in_is_not_trained_either(untrained_model
     )
     agent = agl.CommandAgent(["bash", "-c", script], reward={0: 0.0})
     with pytest.raises(NoScoredRolloutError, match=r"of 2 rollouts 2 refused_call"):
-        fit(agent, ["x"], model=untrained_model, output_dir=tmp_path, steps=1, batch_size=1, group_size=2)
+        fit(agent, ["x"], model=untrained_model, output_dir=tmp_path, max_steps=1, batch_size=1, num_generations=2)
 
 
 def test_a_group_that_loses_members_compares_those_that_are_left(untrained_model: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_group_that_loses_members_compares_those_that_are_left(untrained_model
         ask(llm, [say(task)])
         return next(rewards)
 
-    settings: dict[str, Any] = {"steps": 1, "batch_size": 1, "scale": "none"}
+    settings: dict[str, Any] = {"max_steps": 1, "batch_size": 1, "scale_rewards": "none"}
     result = fit(cached, ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     [figures] = result.metrics
     assert (figures.calls_trained, figures.rollouts_excluded) == (2, {"no_call": 2})

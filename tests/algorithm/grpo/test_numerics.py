@@ -30,7 +30,7 @@ def test_advantages_of_a_hand_computed_group() -> None:
     # mean 0.25, deviation sqrt(3)/4: (1 - 0.25) / 0.4330 = 1.7321
     found = relative_advantages([1.0, 0.0, 0.0, 0.0], eps=0.0)
     assert found == pytest.approx([math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)])
-    assert relative_advantages([1.0, 0.0, 0.0, 0.0], scale="none") == [0.75, -0.25, -0.25, -0.25]
+    assert relative_advantages([1.0, 0.0, 0.0, 0.0], scale_rewards="none") == [0.75, -0.25, -0.25, -0.25]
 
 
 def test_a_group_without_differences_has_no_advantage() -> None:
@@ -95,14 +95,14 @@ def test_a_clipped_token_gives_no_gradient() -> None:
     assert float(logprob.grad) == 0.0
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "rollouts"])
+@pytest.mark.parametrize("aggregation", ["token", "rollout"])
 def test_weights_sum_to_one_and_do_not_change_when_a_rollout_is_split(aggregation: str) -> None:
     whole = token_weights(torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0]]), torch.tensor([7, 9]), aggregation)  # type: ignore[arg-type]
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]])
     split = token_weights(mask, torch.tensor([7, 7, 9]), aggregation)  # type: ignore[arg-type]
     assert float(whole.sum()) == pytest.approx(1.0)
     assert sorted(whole[whole > 0].tolist()) == pytest.approx(sorted(split[split > 0].tolist()))
-    of_first = 0.75 if aggregation == "tokens" else 0.5
+    of_first = 0.75 if aggregation == "token" else 0.5
     assert float(split[:2].sum()) == pytest.approx(of_first)
 
 

@@ -13,7 +13,7 @@ from agentlightning.algorithm.grpo.losses.objective import clipped_objective, to
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.ledger.ledger import Ledger
 
-Aggregation = Literal["tokens", "rollouts"]
+Aggregation = Literal["token", "rollout"]
 
 
 def _sample(rollout: str, produced: int) -> Sample:
@@ -24,17 +24,17 @@ def _sample(rollout: str, produced: int) -> Sample:
 
 def test_rows_have_the_weight_that_they_would_have_beside_those_that_teach_nothing() -> None:
     rows = StepRows([_sample("a", 3), _sample("b", 2), _sample("b", 1)], [1.0, -1.0, -1.0])
-    assert rows.share("tokens") == rows.share("rollouts") == 1.0
+    assert rows.share("token") == rows.share("rollout") == 1.0
     rows.idle_tokens, rows.idle_rollouts = 6, 6
-    assert rows.share("tokens") == 6 / 12
-    assert rows.share("rollouts") == 2 / 8
+    assert rows.share("token") == 6 / 12
+    assert rows.share("rollout") == 2 / 8
 
 
 def test_no_rows_have_no_weight() -> None:
-    assert StepRows(idle_tokens=4, idle_rollouts=1).share("tokens") == 0.0
+    assert StepRows(idle_tokens=4, idle_rollouts=1).share("token") == 0.0
 
 
-@pytest.mark.parametrize("aggregation", ["tokens", "rollouts"])
+@pytest.mark.parametrize("aggregation", ["token", "rollout"])
 def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_same_loss(
     aggregation: Aggregation,
 ) -> None:

@@ -53,10 +53,10 @@ def test_a_folder_that_holds_figures_of_a_run_is_refused(tmp_path: Path) -> None
 
 def test_settings_of_several_parts_stand_side_by_side_with_the_versions(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_config(demo={"runners": 2, "tasks": Path("tasks.jsonl")})
-    RunFolder(tmp_path).write_config(grpo={"seed": 1, "clip": (0.2, 0.28)})
+    RunFolder(tmp_path).write_config(grpo={"seed": 1, "betas": (0.9, 0.99)})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["demo"] == {"runners": 2, "tasks": "tasks.jsonl"}
-    assert config["grpo"] == {"seed": 1, "clip": [0.2, 0.28]}
+    assert config["grpo"] == {"seed": 1, "betas": [0.9, 0.99]}
     assert config["versions"]["python"].startswith("3.")
     assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
 

@@ -133,18 +133,19 @@ class Policy:
         samples: Sequence[Sample],
         advantages: Sequence[float],
         *,
-        epochs: int = 1,
+        num_iterations: int = 1,
         minibatch_rollouts: int | None = None,
         rows_per_forward: int = 64,
-        clip: tuple[float, float] = (0.2, 0.28),
-        aggregation: Aggregation = "tokens",
+        epsilon: float = 0.2,
+        epsilon_high: float | None = 0.28,
+        aggregation: Aggregation = "token",
         temperature: float = 1.0,
         max_grad_norm: float = 1.0,
         learning_rate: float | None = None,
     ) -> dict[str, float]:
         """Learn from the rows and return figures of the update.
 
-        Each of the `epochs` passes goes over the rollouts in a new order and takes one optimizer step per
+        Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
         `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
         gradient is not finite is left out and counted.
 
@@ -162,14 +163,15 @@ class Policy:
         Raises:
             ValueError: A row is malformed (see `make_batch`) or a setting is out of its range.
         """
-        _check_settings(epochs, minibatch_rollouts, rows_per_forward, clip, temperature)
+        clip = (epsilon, epsilon if epsilon_high is None else epsilon_high)
+        _check_settings(num_iterations, minibatch_rollouts, rows_per_forward, clip, temperature)
         batch = make_batch(samples, advantages, pad_id=self._pad_id, device=self.model.device)
         figures: list[dict[str, float]] = []
         if learning_rate is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
         with self.lock, one_thread() if self.is_small else nullcontext():
-            for _ in range(epochs):
+            for _ in range(num_iterations):
                 for rows in self._minibatches(batch, minibatch_rollouts):
                     minibatch = batch.rows(rows)
                     weights = token_weights(minibatch.mask, minibatch.rollouts, aggregation)
@@ -259,18 +261,22 @@ def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _check_settings(
-    epochs: int,
+    num_iterations: int,
     minibatch_rollouts: int | None,
     rows_per_forward: int,
     clip: tuple[float, float],
     temperature: float,
 ) -> None:
-    counts = {"epochs": epochs, "minibatch_rollouts": minibatch_rollouts, "rows_per_forward": rows_per_forward}
+    counts = {
+        "num_iterations": num_iterations,
+        "minibatch_rollouts": minibatch_rollouts,
+        "rows_per_forward": rows_per_forward,
+    }
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
     if not (0 < clip[0] < 1 and clip[1] > 0):
-        raise ValueError(f"clip is (low, high) with 0 < low < 1 and 0 < high, such as (0.2, 0.28), not {clip}")
+        raise ValueError(f"epsilon must be above 0 and below 1, epsilon_high above 0, not {clip[0]} and {clip[1]}")
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {temperature}")
 

@@ -14,23 +14,26 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
-Scale = Literal["std", "none"]
+ScaleRewards = Literal["group", "none"]
 
 
-def relative_advantages(rewards: Sequence[float], *, scale: Scale = "std", eps: float = 1e-6) -> list[float]:
+def relative_advantages(
+    rewards: Sequence[float], *, scale_rewards: ScaleRewards = "group", eps: float = 1e-6
+) -> list[float]:
     """Return how much better each rollout of one group did than the group's mean.
 
-    `scale="std"` is GRPO: `A_i = (r_i - mean(r)) / (std(r) + eps)` (DeepSeekMath, arXiv:2402.03300, section 4.1.2).
-    `scale="none"` is Dr. GRPO: `A_i = r_i - mean(r)` (arXiv:2503.20783, section 3.2), which does not give hard and easy
-    tasks more weight than the others.
+    `scale_rewards="group"` is GRPO: `A_i = (r_i - mean(r)) / (std(r) + eps)` (DeepSeekMath, arXiv:2402.03300, section
+    4.1.2).
+    `scale_rewards="none"` is Dr. GRPO: `A_i = r_i - mean(r)` (arXiv:2503.20783, section 3.2), which does not give hard
+    and easy tasks more weight than the others.
 
     Shapes: rewards: (G,), result: (G,).
 
     Raises:
-        ValueError: A reward is NaN or infinite, or `scale` is unknown.
+        ValueError: A reward is NaN or infinite, or `scale_rewards` is unknown.
     """
-    if scale not in ("std", "none"):
-        raise ValueError(f"scale must be 'std' (GRPO) or 'none' (Dr. GRPO), not {scale!r}")
+    if scale_rewards not in ("group", "none"):
+        raise ValueError(f"scale_rewards must be 'group' (GRPO) or 'none' (Dr. GRPO), not {scale_rewards!r}")
     for position, reward in enumerate(rewards):
         if not math.isfinite(reward):
             raise ValueError(f"reward {position} of the group is {reward}: exclude rollouts without a finite reward")
@@ -38,14 +41,14 @@ def relative_advantages(rewards: Sequence[float], *, scale: Scale = "std", eps: 
         return [0.0] * len(rewards)
     mean = math.fsum(rewards) / len(rewards)
     centred = [reward - mean for reward in rewards]
-    if scale == "none":
+    if scale_rewards == "none":
         return centred
     std = math.sqrt(math.fsum(value * value for value in centred) / len(centred))
     return [value / (std + eps) for value in centred]
 
 
 def group_advantages(
-    rewards: Sequence[float], groups: Sequence[Hashable], *, scale: Scale = "std", eps: float = 1e-6
+    rewards: Sequence[float], groups: Sequence[Hashable], *, scale_rewards: ScaleRewards = "group", eps: float = 1e-6
 ) -> list[float]:
     """Return the advantage of each rollout within its own group.
 
@@ -61,7 +64,7 @@ def group_advantages(
         members[group].append(position)
     advantages = [0.0] * len(rewards)
     for positions in members.values():
-        values = relative_advantages([rewards[p] for p in positions], scale=scale, eps=eps)
+        values = relative_advantages([rewards[p] for p in positions], scale_rewards=scale_rewards, eps=eps)
         for position, value in zip(positions, values, strict=True):
             advantages[position] = value
     return advantages

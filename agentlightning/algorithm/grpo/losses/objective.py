@@ -74,7 +74,7 @@ def clipped_objective(
     return Objective(loss, clip_fraction, approx_kl, max_ratio_error)
 
 
-def token_weights(mask: Tensor, rollouts: Tensor, aggregation: Aggregation = "tokens") -> Tensor:
+def token_weights(mask: Tensor, rollouts: Tensor, aggregation: Aggregation = "token") -> Tensor:
     """Return the weight of each token in the loss; the weights sum to one.
 
     `"tokens"`: every trained token counts the same (DAPO, equation 12). `"rollouts"`: every rollout counts the same and
@@ -91,10 +91,10 @@ def token_weights(mask: Tensor, rollouts: Tensor, aggregation: Aggregation = "to
     total = trained.sum()
     if total == 0:
         raise ValueError("the mask is 0 everywhere: there is no token to train on")
-    if aggregation == "tokens":
+    if aggregation == "token":
         return trained / total
-    if aggregation != "rollouts":
-        raise ValueError(f"aggregation must be 'tokens' or 'rollouts', not {aggregation!r}")
+    if aggregation != "rollout":
+        raise ValueError(f"aggregation must be 'token' or 'rollout', not {aggregation!r}")
     _, members = rollouts.unique(return_inverse=True)  # (B,) 0 .. R-1
     tokens_per_row = trained.sum(dim=1)  # (B,)
     tokens_per_rollout = tokens_per_row.new_zeros(int(members.max()) + 1).index_add_(0, members, tokens_per_row)  # (R,)

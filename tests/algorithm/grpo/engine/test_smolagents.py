@@ -73,7 +73,7 @@ async def _fit(make: Any, model: Path, folder: Path, **options: Any) -> tuple[li
         return float(len(steps))
 
     store = agl.InMemoryLightningStore()
-    settings: dict[str, Any] = {"steps": 1, "group_size": 2, "batch_size": 1, "max_new_tokens": 150}
+    settings: dict[str, Any] = {"max_steps": 1, "num_generations": 2, "batch_size": 1, "max_completion_length": 150}
     result = await asyncio.to_thread(
         fit, agent, ["6 times 7?"], store=store, model=model, output_dir=folder, **settings
     )

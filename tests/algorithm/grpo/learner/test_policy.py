@@ -32,7 +32,7 @@ def probability(policy: Policy, sample: Sample) -> float:
 def test_an_update_makes_the_better_likelier_and_the_worse_less(policy: Policy) -> None:
     better, worse = row(policy, "better", [20, 21]), row(policy, "worse", [30, 31])
     before = probability(policy, better), probability(policy, worse)
-    figures = policy.update([better, worse], [1.0, -1.0], epochs=2)
+    figures = policy.update([better, worse], [1.0, -1.0], num_iterations=2)
     assert probability(policy, better) > before[0]
     assert probability(policy, worse) < before[1]
     assert policy.weight_version == 1
@@ -78,7 +78,7 @@ def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, 
     policy = Policy.load(model_folder, learning_rate=1e-2, lora={"r": 4, "target_modules": ["q_proj", "v_proj"]})
     sample = row(policy, "r", [20, 21])
     before = probability(policy, sample)
-    policy.update([sample], [1.0], epochs=3)
+    policy.update([sample], [1.0], num_iterations=3)
     assert probability(policy, sample) > before
     policy.save(tmp_path / "merged")
     merged = Policy.load(tmp_path / "merged")
@@ -86,7 +86,7 @@ def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, 
 
 
 @pytest.mark.parametrize(
-    "setting", [{"epochs": 0}, {"clip": (0.0, 0.2)}, {"temperature": 0.0}, {"minibatch_rollouts": 0}]
+    "setting", [{"num_iterations": 0}, {"epsilon": 0.0}, {"temperature": 0.0}, {"minibatch_rollouts": 0}]
 )
 def test_a_setting_out_of_its_range_is_named(policy: Policy, setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
