@@ -99,6 +99,12 @@ def forget() -> None:
         _held.clear()
 
 
+def held_values() -> frozenset[str]:
+    """Return the secrets that are held, for who hides them in what leaves this process."""
+    with _lock:
+        return frozenset(value.strip() for value in _held.values())
+
+
 class Handed:
     """The secrets of this process, on their way to a child that is being spawned: unpickling it there holds them."""
 
