@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.litagent.litagent import AgentTrainer
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy  # with a web stack
 
 _BY_METHOD = {
     "store": "call get_store()",

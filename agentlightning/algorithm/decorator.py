@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.litagent.decorator import PickledByName
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
 
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer")
 """Names that a function may ask for."""

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from typing_extensions import override
 
@@ -17,8 +17,10 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,19 +1,6 @@
-"""Agents: the class that users subclass, the decorators that make an agent of a function, and programs as agents."""
+"""Agents: the class that users subclass, the decorators that make an agent of a function, and programs as agents. Each
+is loaded on first use."""
 
-from agentlightning.litagent.command.agent import CommandAgent
-from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError, ProgramTimedOut
-from agentlightning.litagent.decorator import FunctionalLitAgent, llm_rollout, prompt_rollout, rollout
-from agentlightning.litagent.litagent import LitAgent
+from agentlightning.lazy import attach_stub
 
-__all__ = [
-    "CommandAgent",
-    "FunctionalLitAgent",
-    "LitAgent",
-    "ProgramFailed",
-    "ProgramOutput",
-    "ProgramResultError",
-    "ProgramTimedOut",
-    "llm_rollout",
-    "prompt_rollout",
-    "rollout",
-]
+__getattr__, __dir__ = attach_stub(__name__)

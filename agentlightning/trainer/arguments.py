@@ -16,7 +16,6 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.progress import Style
 from agentlightning.execution.base import ExecutionStrategy, check_choice
 from agentlightning.runner.hooks import check_hook
-from agentlightning.runner.outcome import check_policy_faults
 from agentlightning.trainer.init_utils import nearest
 from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
 from agentlightning.types.resources import stored_forms
@@ -206,6 +205,8 @@ def check_faults(policy_faults: object) -> dict[type[Exception], float] | None:
     """
     if policy_faults is None:
         return None
+    from agentlightning.runner.outcome import check_policy_faults
+
     if not isinstance(policy_faults, Mapping):
         raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
     rewards = cast("Mapping[Any, Any]", policy_faults)

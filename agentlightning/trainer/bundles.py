@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
@@ -14,7 +14,6 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
 from agentlightning.execution.run.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
@@ -23,6 +22,9 @@ from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
 
 EVENT_POLL_SECONDS = 0.1
 

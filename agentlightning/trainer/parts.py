@@ -9,19 +9,14 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
+from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.execution.base import ExecutionStrategy
-from agentlightning.execution.client_server import ClientServerExecutionStrategy
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.runner.base import Runner
-from agentlightning.runner.executing import overrides_only_execute, serving
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.trainer.arguments import check_hooks
 from agentlightning.trainer.init_utils import ComponentSpec, build_component, load_class
 from agentlightning.trainer.registry import (
@@ -32,6 +27,9 @@ from agentlightning.trainer.registry import (
 )
 from agentlightning.trainer.stores import check_address_is_used, default_store, named_store
 from agentlightning.types import Hook, NamedResources
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
 
 logger = logging.getLogger(__name__)
 _NOTHING = object()
@@ -48,9 +46,13 @@ class TrainerParts:
     initial_resources: NamedResources | None
 
     def _make_tracer(self, tracer: ComponentSpec[Tracer]) -> Tracer:
+        from agentlightning.tracer.otel import OtelTracer
+
         return _made(build_component(tracer, expected_type=Tracer, spec_name="tracer", default_factory=OtelTracer))
 
     def _make_adapter(self, adapter: ComponentSpec[TraceAdapter[Any]]) -> TraceAdapter[Any]:
+        from agentlightning.adapter.triplet import TracerTraceToTriplet
+
         made = build_component(
             adapter,
             expected_type=TraceAdapter,
@@ -72,6 +74,8 @@ class TrainerParts:
     def _make_strategy(
         self, strategy: ComponentSpec[ExecutionStrategy], *, n_runners: int, port: int | None = None
     ) -> ExecutionStrategy:
+        from agentlightning.execution.client_server import ClientServerExecutionStrategy
+
         defaults = {"n_runners": n_runners} if port is None else {"n_runners": n_runners, "server_port": port}
         made = _made(
             build_component(
@@ -103,6 +107,8 @@ class TrainerParts:
         return _made(made)
 
     def _make_runner(self, runner: ComponentSpec[Runner[Any]]) -> Runner[Any]:
+        from agentlightning.runner.agent import LitAgentRunner
+
         settings = self._runner_settings()
         made = build_component(
             _serving(runner),
@@ -118,6 +124,10 @@ class TrainerParts:
         return _made(made)
 
     def _make_llm_proxy(self, llm_proxy: ComponentSpec[LLMProxy], *, store: LightningStore) -> LLMProxy | None:
+        if llm_proxy is None:
+            return None
+        from agentlightning.llm_proxy import LLMProxy
+
         return build_component(
             llm_proxy,
             expected_type=LLMProxy,
@@ -154,6 +164,8 @@ def _serving(spec: Any) -> Any:
     named = isinstance(spec, str) and "." in spec
     found = cast("Any", load_class(cast("str", spec)) if named else spec)
     if isinstance(found, type) and issubclass(found, Runner):
+        from agentlightning.runner.executing import serving
+
         return serving(cast("type[Runner[Any]]", found))
     return cast("Any", found)
 
@@ -166,6 +178,8 @@ def check_serves(runner: Runner[Any]) -> None:
     """
     kind: Any = type(runner)
     if kind.iter is cast("Any", Runner).iter:
+        from agentlightning.runner.executing import overrides_only_execute
+
         unused = " Nobody calls its run()." if "run" in vars(kind) else ""
         if overrides_only_execute(kind):
             unused = f" Give the class itself, runner={kind.__name__}, and its execute() is called."

@@ -6,23 +6,18 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentlightning.adapter import TraceAdapter
+from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.evaluation.evaluator import Evaluator
-from agentlightning.algorithm.evaluation.result import EvaluationResult
-from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 from agentlightning.algorithm.progress import Style
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy, check_count, check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.logging import log_context
 from agentlightning.process_secrets import server_token
 from agentlightning.runner.base import Runner
-from agentlightning.runner.results import check_dimensions
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.export.settings import collector_of
@@ -41,7 +36,6 @@ from agentlightning.trainer.arguments import (
     same_setting,
     tell_of_old_settings,
 )
-from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
 from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
@@ -51,6 +45,10 @@ from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.id import generate_id
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.evaluation.result import EvaluationResult
+    from agentlightning.llm_proxy import LLMProxy
 
 _NO_SUCH_METHOD = {
     "train": "call fit(agent, train_dataset=...); it returns None and leaves the result in trainer.result",
@@ -134,6 +132,8 @@ class Trainer(TrainerLegacy):
         run_id: str | None = None,
         progress: Style = "auto",
     ) -> None:
+        from agentlightning.runner.results import check_dimensions
+
         self.worker_id: int | None = None
         self.result: Any = None
         """What the algorithm of the last `fit` or `dev` returned."""
@@ -230,6 +230,8 @@ class Trainer(TrainerLegacy):
             TypeError: the algorithm is no `FastAlgorithm`.
             ValueError: the agent asks for resources and there are no `initial_resources`.
         """
+        from agentlightning.algorithm.fast import Baseline, FastAlgorithm
+
         algorithm = Baseline() if self.algorithm is None else self.algorithm
         if not isinstance(algorithm, FastAlgorithm):
             raise TypeError(
@@ -262,6 +264,9 @@ class Trainer(TrainerLegacy):
             ValueError: the agent asks for resources and there are none; the dataset is empty.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
+        from agentlightning.algorithm.evaluation.evaluator import Evaluator
+        from agentlightning.algorithm.evaluation.result import EvaluationResult
+
         evaluator, agent = Evaluator(check_count("n_samples", n_samples)), as_agent(agent)
         tasks = as_dataset("dataset", dataset)
         if tasks is None or len(tasks) == 0:
@@ -285,6 +290,9 @@ class Trainer(TrainerLegacy):
         resources: NamedResources | None,
         run_id: str | None,
     ) -> Any:
+        from agentlightning.algorithm.evaluation.evaluator import Evaluator
+        from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
+
         train, val = None, None
         if getattr(self.strategy, "role", "both") != "runner":  # there nobody would look at them
             train, val = as_dataset("train_dataset", train_dataset), as_dataset("val_dataset", val_dataset)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentlightning.legacy import AgentLightningClient, DevTaskLoader
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.trainer.parts import TrainerParts
+
+if TYPE_CHECKING:
+    from agentlightning.legacy import AgentLightningClient
 
 
 class TrainerLegacy(TrainerParts):
@@ -31,6 +33,7 @@ class TrainerLegacy(TrainerParts):
             TypeError, ValueError: `train_data` is no such server; there is an algorithm; a setting has no effect here.
             RunnerDiedError: a worker process ended in an unexpected way.
         """
+        from agentlightning.legacy import DevTaskLoader
         from agentlightning.legacy.workers import serve, serve_in_processes
 
         warnings.warn("fit_v0 speaks the deprecated v0.1 protocol; use fit()", DeprecationWarning, stacklevel=2)
@@ -62,6 +65,8 @@ class TrainerLegacy(TrainerParts):
         return kill_recorded()
 
     def _client_of(self, train_data: object) -> AgentLightningClient:
+        from agentlightning.legacy import AgentLightningClient
+
         if isinstance(train_data, AgentLightningClient):
             return train_data
         if not isinstance(train_data, str):

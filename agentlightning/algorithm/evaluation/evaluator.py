@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -14,8 +14,10 @@ from agentlightning.algorithm.evaluation.result import SCORED, EvaluatedRollout,
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
 
 ROLLOUT_SECONDS = 3600.0
 """Time limit of a rollout where the Trainer's `rollout_config` has none."""

@@ -1,0 +1,19 @@
+from . import (
+    command as command,
+    decorator as decorator,
+    litagent as litagent,
+)
+from agentlightning.litagent.command.agent import CommandAgent as CommandAgent
+from agentlightning.litagent.command.process import (
+    ProgramFailed as ProgramFailed,
+    ProgramOutput as ProgramOutput,
+    ProgramResultError as ProgramResultError,
+    ProgramTimedOut as ProgramTimedOut,
+)
+from agentlightning.litagent.decorator import (
+    FunctionalLitAgent as FunctionalLitAgent,
+    llm_rollout as llm_rollout,
+    prompt_rollout as prompt_rollout,
+    rollout as rollout,
+)
+from agentlightning.litagent.litagent import LitAgent as LitAgent
