@@ -1,0 +1,132 @@
+"""Weights, optimizer and random states of a policy as files, and the digest by which two states of weights are equal.
+
+Tensors are in safetensors files, the rest is JSON: reading a checkpoint runs no code of it. The model lies as
+transformers and peft write it, so `from_pretrained` reads the folder as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, sha256_of
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
+
+OPTIMIZER: Final = "optimizer.safetensors"
+ADAPTER: Final = "adapter_model.safetensors"
+_SCALARS: Final = "optimizer.json"
+
+
+def digest_of(policy: Policy) -> str:
+    """Return the SHA-256 over name, type, shape and bytes of every parameter that learns.
+
+    Equal digests: equal weights, bit for bit. What does not learn (the model below an adapter) is not in it.
+    """
+    with policy.lock:
+        return digest_of_tensors((name, p) for name, p in policy.model.named_parameters() if p.requires_grad)
+
+
+def digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 over name, type, shape and bytes of tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        found.update(memoryview(flat.view(torch.uint8).numpy()))
+    return found.hexdigest()
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write weights (of an adapter alone, if there is one), tokenizer, optimizer and random states into a folder."""
+    with policy.lock, no_progress_bar():
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        saved = policy._optimizer.state_dict()
+        tensors, scalars = _split(saved["state"])
+        save_file(tensors, folder / OPTIMIZER)
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in saved["param_groups"]]
+        states = {"groups": groups, "state": scalars, "python": policy._random.getstate(), "torch": _torch_state()}
+    (folder / _SCALARS).write_text(json.dumps(states))
+
+
+def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
+    """Give a policy back what `save_policy` wrote. A policy without adapter was loaded from `folder` itself.
+
+    Raises:
+        BrokenCheckpointError: what is read is not what was written.
+    """
+    with policy.lock:
+        if (folder / ADAPTER).is_file():
+            from peft import set_peft_model_state_dict
+
+            adapted: Any = policy.model
+            set_peft_model_state_dict(adapted, load_file(folder / ADAPTER))
+        if (found := digest_of(policy)) != digest:
+            raise BrokenCheckpointError(f"The weights read from {str(folder)!r} have the digest {found}, not {digest}")
+        states = json.loads((folder / _SCALARS).read_bytes())
+        saved = policy._optimizer.state_dict()
+        state: dict[int, dict[str, object]] = {int(key): dict(value) for key, value in states["state"].items()}
+        for name, tensor in load_file(folder / OPTIMIZER).items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        saved["state"] = state
+        for group, values in zip(saved["param_groups"], states["groups"], strict=True):
+            group.update(values)
+        policy._optimizer.load_state_dict(saved)
+        version, internal, gauss = states["python"]
+        policy._random.setstate((version, tuple(internal), gauss))
+        _restore_torch(states["torch"])
+        policy.weight_version = weight_version
+
+
+def fingerprint_of(model: str | Path) -> str:
+    """Return the SHA-256 over the names and contents of a model's files: weights, settings, tokenizer, template."""
+    folder = Path(model)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(str(model), "config.json")
+        if not isinstance(found, str):
+            return "unknown"
+        folder = Path(found).parent
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _split(state: Mapping[int, Mapping[str, object]]) -> tuple[dict[str, Tensor], dict[int, dict[str, object]]]:
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[int, dict[str, object]] = {}
+    for index, values in state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value.detach().cpu().contiguous()
+            else:
+                scalars.setdefault(index, {})[key] = value
+    return tensors, scalars
+
+
+def _torch_state() -> dict[str, str]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
+
+
+def _restore_torch(states: Mapping[str, str]) -> None:
+    for name, text in states.items():
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        if name == "cpu":
+            torch.set_rng_state(state)
+        elif int(name.partition(":")[2]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, cast("Any", name))
