@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 
@@ -25,13 +26,14 @@ from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
 from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks, HealthWatch
 from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
-from agentlightning.llm_proxy.endpoints.engines import LITELLM_ENGINE
+from agentlightning.llm_proxy.endpoints.engines import EMBEDDED, LITELLM_ENGINE
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
 from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
+from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
 
 logger = logging.getLogger(__name__)
@@ -231,6 +233,8 @@ class Upstream:
             return await ask_litellm(endpoint, body, self._body_bytes)
         forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
         headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
+        if call.engine is EMBEDDED:
+            headers[ATTEMPT_HEADER] = f"{quote(call.rollout_id, safe='')}/{quote(call.attempt_id, safe='')}"
         try:
             reply = await self._session.post(
                 f"{endpoint.api_base}/{wire.route}",

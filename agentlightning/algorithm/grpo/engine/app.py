@@ -20,6 +20,7 @@ from agentlightning.algorithm.grpo.engine.request_fields import RequestError
 from agentlightning.algorithm.grpo.engine.service import ChatService
 from agentlightning.errors import BusyError, TooLargeError
 from agentlightning.llm_proxy.dialects import CHAT
+from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, client_hold, read_body
 
 
@@ -30,7 +31,7 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> S
         try:
             with client_hold(request.scope) as hold:
                 body = await _json_body(request, hold)
-                reply = await _while_connected(request, service.reply(body))
+                reply = await _while_connected(request, service.reply(body, request.headers.get(ATTEMPT_HEADER)))
             if isinstance(body, dict) and body.get("stream"):
                 return Response(CHAT.stream_of(reply, body), media_type="text/event-stream")
             return JSONResponse(reply)

@@ -80,16 +80,17 @@ class ChatFormat:
         return cast("list[str]", self._tokenizer.convert_ids_to_tokens(list(token_ids)))
 
 
-def message_body(reply: Reply) -> dict[str, Any]:
-    """Return the reply as an assistant message of the API; each tool call gets an id of its own."""
+def message_body(reply: Reply, ids: int | None = None) -> dict[str, Any]:
+    """Return the reply as an assistant message of the API; each tool call gets an id of its own, made from `ids`, or
+    by chance."""
     if not reply.tool_calls:
         return {"role": "assistant", "content": reply.content or ""}
     calls = [
         {
-            "id": f"call_{uuid.uuid4().hex}",
+            "id": f"call_{uuid.uuid4().hex if ids is None else f'{ids:016x}{number:04x}'}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for call in reply.tool_calls
+        for number, call in enumerate(reply.tool_calls)
     ]
     return {"role": "assistant", "content": reply.content, "tool_calls": calls}

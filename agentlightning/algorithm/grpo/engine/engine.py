@@ -14,6 +14,7 @@ from agentlightning.algorithm.grpo.engine.app import make_app
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat
 from agentlightning.algorithm.grpo.engine.decode_thread import DecodeLoop, EngineStats
 from agentlightning.algorithm.grpo.engine.grammar import Grammars
+from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceOf, PlaceSeeds
 from agentlightning.algorithm.grpo.engine.service import CallRecord, ChatService
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.protocol import HttpBounds
@@ -50,6 +51,7 @@ class InferenceEngine:
         record_size: int = 1024,
         seed: int = 0,
         threads: int | None = None,
+        place_of: PlaceOf | None = None,
     ) -> None:
         """Prepare the engine; nothing listens yet.
 
@@ -60,6 +62,8 @@ class InferenceEngine:
             max_new_tokens: for requests that name no limit.
             seed: of the requests that bring no seed.
             threads: of torch while decoding; None: one for a small model, else torch's own setting.
+            place_of: gives a rollout's place in the run. With it replies are repeatable: they depend on the weights,
+                that place and the request, not on what else is in flight or when it arrives.
 
         Raises:
             ValueError: The host is not this machine's loopback (the engine has no authentication), or a limit is
@@ -82,7 +86,12 @@ class InferenceEngine:
         self._address = (host, port)
         chat_format = ChatFormat(policy.tokenizer)  # of which each thread has a copy
         self._loop = DecodeLoop(
-            policy, max_batch=max_batch, max_waiting=max_waiting, threads=threads, decode=chat_format.copy().text
+            policy,
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            threads=threads,
+            decode=chat_format.copy().text,
+            separate=place_of is not None,
         )
         vocabulary: int = policy.model.config.vocab_size
         self._grammars = Grammars(policy.tokenizer, vocabulary, policy.eos_ids)
@@ -96,7 +105,7 @@ class InferenceEngine:
             vocabulary=vocabulary,
             context_length=policy.context_length,
             max_new_tokens=max_new_tokens,
-            seed=seed,
+            seeds=ArrivalSeeds(seed) if place_of is None else PlaceSeeds(seed, place_of),
         )
         self._socket: socket.socket | None = None
         self._server: AsgiServer | None = None

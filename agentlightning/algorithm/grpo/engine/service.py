@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 from agentlightning.algorithm.grpo.engine.adjustments import Adjustments
@@ -25,6 +26,7 @@ from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.grammar import Grammars
 from agentlightning.algorithm.grpo.engine.request import ChatRequest, SamplingFields, parse_request
 from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceSeeds, hash_of
 from agentlightning.algorithm.grpo.engine.stopping import StopRule
 from agentlightning.algorithm.grpo.engine.tool_calls import CALL_CLOSING, CALL_OPENING, Reply, parse_reply
 
@@ -63,7 +65,7 @@ class ChatService:
         vocabulary: int,
         context_length: int,
         max_new_tokens: int,
-        seed: int,
+        seeds: ArrivalSeeds | PlaceSeeds,
     ) -> None:
         self._format = chat_format
         self._submit = submit
@@ -74,11 +76,12 @@ class ChatService:
         self._vocabulary = vocabulary
         self._context_length = context_length
         self._max_new_tokens = max_new_tokens
-        self._seeds = random.Random(seed)  # for requests without a seed, in the order they arrive
+        self._seeds = seeds  # of requests that bring none
         self._noted: set[str] = set()
 
-    async def reply(self, body: object) -> dict[str, object]:
-        """Return the reply to a request. Cancelled, it ends the completions.
+    async def reply(self, body: object, attempt: str | None = None) -> dict[str, object]:
+        """Return the reply to a request. Cancelled, it ends the completions. `attempt` is what the gateway says of who
+        asks.
 
         Raises:
             RequestError: The request is wrong, too long, or cannot be served at the moment.
@@ -92,13 +95,18 @@ class ChatService:
                 code="model_not_found",
             )
         self._note_fields_without_effect(request)
-        completions = await self._completions(request)
-        try:
-            weight_version = await asyncio.wrap_future(self._submit(completions))
-        except asyncio.CancelledError:
-            for completion in completions:
-                completion.left = True
-            raise
+        prompt_ids = self._format.prompt_ids(request.messages, request.tools, request.template_fields)
+        drawn = nullcontext(request.seed)
+        if request.seed is None:
+            drawn = self._seeds.draw(attempt, await self._seeds.place(attempt), prompt_ids)
+        with drawn as seed:
+            completions = await self._completions(request, prompt_ids, seed)
+            try:
+                weight_version = await asyncio.wrap_future(self._submit(completions))
+            except asyncio.CancelledError:
+                for completion in completions:
+                    completion.left = True
+                raise
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         for index, done in enumerate(completions):
             prompt_ids = list(done.prompt_ids)
@@ -106,9 +114,8 @@ class ChatService:
             self._record.append(record)
         return self._response(request, completions, response_id, weight_version)
 
-    async def _completions(self, request: ChatRequest) -> list[Completion]:
+    async def _completions(self, request: ChatRequest, prompt_ids: list[int], seed: int) -> list[Completion]:
         """Return what is to be decoded: one completion for each choice."""
-        prompt_ids = self._format.prompt_ids(request.messages, request.tools, request.template_fields)
         left, wanted = self._context_length - len(prompt_ids), request.max_new_tokens
         if left < (wanted or 1):
             raise RequestError(
@@ -120,7 +127,6 @@ class ChatService:
         limit = wanted or min(left, self._max_new_tokens)
         adjustments = self._adjustments(request, limit)
         grammar = None if request.constraint is None else await self._grammars.state(request.constraint)
-        seed = self._seeds.getrandbits(63) if request.seed is None else request.seed
         further = random.Random(f"further choices of {seed}")  # the first is drawn as if it were alone
         return [
             Completion(
@@ -188,10 +194,11 @@ class ChatService:
     def _choice(self, request: ChatRequest, completion: Completion, index: int) -> dict[str, object]:
         text = self._text(completion)
         reply = parse_reply(text) if request.tools is not None else Reply(content=text)
+        ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
         cut = completion.finish_reason == "length" and _is_unfinished(completion, reply)
         choice: dict[str, object] = {
             "index": index,
-            "message": message_body(reply),
+            "message": message_body(reply, ids),
             "finish_reason": "tool_calls" if reply.tool_calls and not cut else completion.finish_reason,
             "stop_reason": completion.stop_reason,
             "logprobs": self._logprobs(completion) if request.logprobs else None,

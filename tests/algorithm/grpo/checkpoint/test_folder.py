@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, whatever interrupts its writing, and a broken one is told from a good one."""
+"""A checkpoint is there whole or not at all, whatever interrupts its writing, and a broken one is known as broken."""
 
 from __future__ import annotations
 
@@ -159,4 +159,3 @@ def test_one_that_was_killed_between_its_two_renamings_is_put_right(tmp_path: Pa
     good = folder.write(1, fill("abc"), {})
     shutil.move(good.path, tmp_path / ".replaced-1")
     assert folder.last_good() == good
-
