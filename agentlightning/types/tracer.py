@@ -13,34 +13,14 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Protocol, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BeforeValidator, ConfigDict, FailFast
+from pydantic import BeforeValidator, ConfigDict
 
 from agentlightning.field_help import Value
 from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.types.attributes import Attributes
+from agentlightning.types.attributes import AttributeValue as AttributeValue
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
-
-
-class _FailFast(FailFast):
-    """Refuses a list at its first wrong entry, so that a long one costs one error; can stand in a union."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-_FIRST = _FailFast()
-AttributeValue = (
-    str
-    | bool
-    | int
-    | float
-    | Annotated[list[str], _FIRST]
-    | Annotated[list[bool], _FIRST]
-    | Annotated[list[int], _FIRST]
-    | Annotated[list[float], _FIRST]
-)
-"""What an attribute may hold."""
-Attributes = dict[str, AttributeValue]
 TraceState = dict[str, str]
 
 
