@@ -21,6 +21,7 @@ from agentlightning.store.http.operations import (
     Operation,
 )
 from agentlightning.store.http.redaction import hide_secrets
+from agentlightning.store.http.span_changes import CHANGES, StoredSpans
 from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span, Worker
 from agentlightning.utils.http.dispatch import Endpoint, Request
 from agentlightning.utils.version import VERSION
@@ -32,6 +33,7 @@ _READ_TWICE_BYTES = 1 << 20
 """Largest body that is looked through for arguments that nobody knows; a larger one holds spans or tasks."""
 _FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources"))
 """Arguments that are values of users."""
+_CHANGES = CHANGES.encode()
 _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
 """Models that hold no secrets and no values of several classes: their own serializer is the fastest."""
 
@@ -73,15 +75,26 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
     def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
         if request.token:
             request_token.set(RequestToken(request.token))
+        if request.answer == _CHANGES and name in ("add_many_spans", "add_span"):
+            return _store_spans(getattr(store(), name), arguments)
         return getattr(store(), name)(**arguments)
 
     def encode(value: object) -> bytes:
+        if value.__class__ is StoredSpans:
+            return cast("StoredSpans", value).to_json()
         if value.__class__ in _PLAIN_MODELS:
             return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
         return operation.write_answer(hide_secrets(name, value))
 
     may_wait: Callable[[Arguments], bool] | None = (lambda arguments: arguments["timeout"] > 0) if waits else None
     return Endpoint(method, PREFIX + path, read, call, encode, operation.row.status, may_wait)
+
+
+async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Arguments) -> StoredSpans:
+    answer = await operation(**arguments)
+    if "span" in arguments:
+        return StoredSpans([arguments["span"]], [] if answer is None else [answer])
+    return StoredSpans(arguments["spans"], answer)
 
 
 def _signpost(method: str, path: str, way: str) -> Endpoint:

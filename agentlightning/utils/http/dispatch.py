@@ -48,6 +48,8 @@ class Request:
     """Value of the header `Idempotency-Key`."""
     version: str | None = None
     """Value of the header `X-AGL-Version`: of the client, if it is one of ours."""
+    answer: bytes | None = None
+    """Value of the header `X-AGL-Answer`: the form of the answer that the client asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class JsonDispatch:
                     content,
                     None if token is None else token.decode("latin-1"),
                     None if version is None else version.decode("latin-1"),
+                    headers.get(b"x-agl-answer"),
                 )
                 try:
                     arguments = endpoint.read(request)
