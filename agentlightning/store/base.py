@@ -16,7 +16,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
+from agentlightning.store.run_operations import RunOperations, SortOrder
 from agentlightning.store.traces import Traces
+from agentlightning.store.unset import UNSET, Unset
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -38,32 +40,6 @@ from agentlightning.types import (
     Worker,
     WorkerStatus,
 )
-
-
-class Unset:
-    """Class of `UNSET`, the one value that means "argument not supplied"; None can then clear a field."""
-
-    _only: Unset | None = None
-
-    def __new__(cls) -> Unset:
-        if cls._only is None:
-            cls._only = super().__new__(cls)
-        return cls._only
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-    def __reduce__(self) -> str:
-        return "UNSET"
-
-    def __copy__(self) -> Unset:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Unset:
-        return self
-
-
-UNSET: Final = Unset()
 
 QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
 RUNNING: Final[frozenset[RolloutStatus]] = frozenset(("preparing", "running"))
@@ -170,12 +146,11 @@ _ELSEWHERE: Final[dict[str, str]] = {
 """Names that programs try, and what does it here."""
 
 FilterLogic = Literal["and", "or"]
-SortOrder = Literal["asc", "desc"]
 T = TypeVar("T")
 
 
-class LightningStore:
-    """Where tasks, attempts, spans, resources and workers meet."""
+class LightningStore(RunOperations):
+    """Where tasks, attempts, spans, resources, workers and runs meet."""
 
     if TYPE_CHECKING:
 
@@ -508,7 +483,7 @@ class LightningStore:
     async def query_events(
         self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
-        """Return which rollouts changed after a cursor, each once and as it stands; waits for the first of them.
+        """Return which rollouts and runs changed after a cursor, each once and as it stands; waits for the first one.
 
         `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
         of this or an earlier process. Waits up to `timeout` seconds. A page may be empty and its cursor newer, when all

@@ -39,6 +39,7 @@ from agentlightning.types.core import (
 from agentlightning.types.events import (
     EventPage as EventPage,
     RolloutEvent as RolloutEvent,
+    RunEvent as RunEvent,
 )
 from agentlightning.types.mode import RolloutMode as RolloutMode
 from agentlightning.types.query import (

@@ -268,6 +268,8 @@ class RetentionPolicy(Value):
     """Seconds since their end."""
     max_bytes: int | None = Field(default=None, ge=0)
     """Bytes of spans, of all rollouts of the run; the oldest ended ones go first."""
+    max_run_age: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Seconds since the end of a run, after which it goes with its records and resources. None keeps runs for good."""
 
 
 _OFFERED_HERE = (

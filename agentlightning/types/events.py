@@ -1,9 +1,12 @@
-"""What a store tells those who follow it: which rollouts changed, and from where to go on."""
+"""What a store tells those who follow it: which rollouts and runs changed, and from where to go on."""
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from agentlightning.field_help import Value
 from agentlightning.types.core import AttemptStatus, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types.runs import RecordKind, RunState
 
 
 class RolloutEvent(Value):
@@ -33,10 +36,29 @@ class RolloutEvent(Value):
     """When it ended; None before."""
 
 
+class RunEvent(Value):
+    """A run changed, or was given records: where it stands. Several changes in short order may be told as one."""
+
+    run_id: str
+    """The run that changed; empty for the one without a name."""
+    state: RunState
+    """Where it stands by now."""
+    last_step: int | None
+    """Greatest step of its `step` records; None without any."""
+    records: dict[RecordKind, int]
+    """How many records of each kind it has."""
+    last_heartbeat_time: float | None
+    """The last sign of life of its algorithm."""
+    stop_reason: str | None
+    """Why it is to end; None while it may go on."""
+
+
 class EventPage(Value):
     """Changes after a cursor, the oldest first, and the cursor to go on from."""
 
     events: list[RolloutEvent]
-    """The changes, the oldest first."""
+    """Changes of rollouts, the oldest first."""
+    runs: list[RunEvent] = Field(default_factory=list[RunEvent])
+    """Changes of runs, the oldest first."""
     cursor: str
     """To be given back for the changes after these."""

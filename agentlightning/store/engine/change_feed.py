@@ -13,7 +13,7 @@ import time
 
 from agentlightning.store.base import FINISHED, QUEUING
 from agentlightning.store.engine.waiters import Waiters
-from agentlightning.store.rules.tx import Backend, Notes, Record
+from agentlightning.store.rules.tx import Backend, Notes, Record, RunRow
 
 logger = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.02
@@ -89,10 +89,12 @@ class Follower:
                 return cursor
 
 
-def notes_of(records: list[Record]) -> Notes:
-    """Return what waiters may want to know of changed rollouts."""
+def notes_of(records: list[Record | RunRow]) -> Notes:
+    """Return what waiters may want to know of changed rollouts and runs."""
     notes, now = Notes(changed=True), time.time()
     for record in records:
+        if isinstance(record, RunRow):
+            continue
         available = record.available_at
         if record.rollout.status in QUEUING and available is not None:
             (notes.queued if available <= now else notes.delayed).append(record.rollout.run_id)

@@ -26,6 +26,7 @@ from agentlightning.store.rules.deletion import begin_deletion, delete, end_dele
 from agentlightning.store.rules.idempotency import Call, forget_call_tokens
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.resources import forget_resources
+from agentlightning.store.rules.runs import forget_runs
 from agentlightning.store.rules.tx import Backend, Notes, Tx
 from agentlightning.store.rules.updates import expire
 from agentlightning.store.rules.workers import forget_silent_workers, lost_claims
@@ -273,6 +274,8 @@ class StoreRuntime:
             pass
         if self.policy is not None:
             keep_seconds = max(_RESOURCES_KEPT_SECONDS, self.policy.max_age or 0.0)
+            while self.write_now(partial(forget_runs, now=now, policy=self.policy)):
+                pass
             self.write_now(lambda tx: forget_resources(tx, now, keep_seconds))
             runs, _ = self.backend.execute(lambda tx: tx.runs(), write=False)
             for run_id in runs:

@@ -27,6 +27,7 @@ from agentlightning.store.base import (
     call_token,
 )
 from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
+from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
@@ -89,7 +90,7 @@ _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(LightningStore):
+class EngineStore(RunEngine, LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(
@@ -537,12 +538,14 @@ class EngineStore(LightningStore):
 
         async def look() -> EventPage:
             nonlocal cursor
-            found, cursor = await self._runtime.read(lambda tx: events(tx, cursor, limit, run))
-            return EventPage(events=found, cursor=cursor)
+            page = await self._runtime.read(lambda tx: events(tx, cursor, limit, run))
+            cursor = page.cursor
+            return page
 
-        if timeout <= 0:
-            return await look()
-        return await self._runtime.until(look, lambda page: [] if page.events else [ANY_CHANGE], [ANY_CHANGE], timeout)
+        def missing(page: EventPage) -> list[Key]:
+            return [] if page.events or page.runs else [ANY_CHANGE]
+
+        return await (look() if timeout <= 0 else self._runtime.until(look, missing, [ANY_CHANGE], timeout))
 
     # --- resources -------------------------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class LightningStoreClient(LightningStore):
             chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
             page = await self._request(row, chunk)
             items += page.items
-            if len(page.items) < CHUNK:
+            if offset + len(items) >= page.total or not page.items:
                 return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
 
     async def _poll(self, row: Operation, arguments: Arguments) -> object:
@@ -212,7 +212,7 @@ class LightningStoreClient(LightningStore):
                 token = f"{callers}#{chunk}" if callers and chunk else callers
                 result = await self._request(row, {**arguments, "timeout": left}, left, token)
             if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
-                arguments, complete = {**arguments, "after": result.cursor}, bool(result.events)
+                arguments, complete = {**arguments, "after": result.cursor}, bool(result.events or result.runs)
             elif waits:
                 complete = time.monotonic() - began < left
             else:  # a copy of a question that found nothing is answered at once, and asks no further

@@ -14,6 +14,7 @@ from agentlightning.store.base import LightningStore, RequestToken, request_toke
 from agentlightning.store.http.operations import (
     ELSEWHERE,
     LONG_POLLS,
+    NO_NAME,
     OPERATIONS,
     POLL_SECONDS,
     PREFIX,
@@ -31,7 +32,9 @@ _LARGEST_INTEGER = 2**53
 """The largest that every JSON reader takes for itself."""
 _READ_TWICE_BYTES = 1 << 20
 """Largest body that is looked through for arguments that nobody knows; a larger one holds spans or tasks."""
-_FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources"))
+_MOST_RECORDS = 100_000
+"""Records of a run in one answer."""
+_FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources", "tokens"))
 """Arguments that are values of users."""
 _CHANGES = CHANGES.encode()
 _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
@@ -66,6 +69,10 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
         if request.version is not None and request.version != VERSION:
             _check_known(operation, method, request)
         arguments.update(request.path)
+        if request.path.get("run_id") == NO_NAME:
+            arguments["run_id"] = ""
+        if name == "query_run_records" and arguments.get("limit", -1) == -1:
+            arguments["limit"] = _MOST_RECORDS  # so that the page ends where its bytes do
         _check(arguments, request.token)
         if waits:
             asked = arguments.get("timeout", wait)

@@ -21,11 +21,14 @@ from typing_extensions import TypedDict
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
-from agentlightning.types import PaginatedResult, RolloutConfig
+from agentlightning.store.rules.values import check_run_id, valid
+from agentlightning.types import PaginatedResult, RolloutConfig, RunRecord
 from agentlightning.types.core import with_mode_of_config
 from agentlightning.types.resources import stored_forms
 
 PREFIX = "/v1/agl"
+NO_NAME = "-"
+"""Stands in a path for the run without a name."""
 API_AGL_PREFIX = "/agl"
 """Public name of the prefix below /v1."""
 
@@ -105,6 +108,22 @@ ROWS: tuple[Row, ...] = (
         also=(("POST", "/workers/{worker_id}"),),
     ),
     Row("delete_rollouts", "POST", "/rollouts/delete", wrap="deleted", retry="token", slow=True),
+    Row("start_run", "POST", "/runs/{run_id}/start", retry="token"),
+    Row("update_run", "POST", "/runs/{run_id}", retry="token"),
+    Row("get_run_by_id", "GET", "/runs/{run_id}"),
+    Row("query_runs", "POST", "/runs/search", also=(("GET", "/runs"),), slow=True),
+    Row("add_run_records", "POST", "/runs/{run_id}/records", wrap="added", status=201, retry="token"),
+    Row(
+        "query_run_records",
+        "POST",
+        "/runs/{run_id}/records/search",
+        also=(("GET", "/runs/{run_id}/records"),),
+        slow=True,
+    ),
+    Row("rewind_run", "POST", "/runs/{run_id}/rewind", wrap="removed", retry="token", slow=True),
+    Row("delete_runs", "POST", "/runs/delete", wrap="deleted", retry="token", slow=True),
+    Row("add_vocabulary", "POST", "/vocabularies/{vocabulary_id}", body="tokens", wrap="added"),
+    Row("get_vocabulary", "GET", "/vocabularies/{vocabulary_id}"),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
     Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
@@ -240,6 +259,10 @@ class Operation:
             arguments["mode"], arguments["config"] = with_mode_of_config(arguments.get("mode"), config)
         if self.row.body == "resources":
             arguments["resources"] = stored_forms(arguments["resources"])
+        if self.name == "add_run_records":  # whose numbers may be none that JSON has
+            records = cast("Iterable[RunRecord]", arguments["records"])
+            with valid("records"):
+                arguments["records"] = [dict(RunRecord.model_validate(record)) for record in records]
         return arguments
 
     def path_of(self, arguments: Arguments) -> str:
@@ -247,6 +270,8 @@ class Operation:
         path = self.row.path
         for name in self.in_path:
             text = str(arguments.pop(name))
+            if name == "run_id":
+                text = NO_NAME if check_run_id(text) == "" else text
             # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/path_table.py`)
             segment = f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
             path = path.replace("{" + name + "}", segment)
@@ -268,6 +293,7 @@ _NEVER_NULL: dict[str, tuple[str, ...]] = {
     "update_rollout": ("status", "config"),
     "update_attempt": ("status", "last_heartbeat_time"),
     "update_worker": ("heartbeat_stats",),
+    "update_run": ("state",),
 }
 
 

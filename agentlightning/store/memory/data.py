@@ -8,11 +8,14 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
+from typing import cast
 
 from agentlightning.store.base import FINISHED
 from agentlightning.store.memory.eviction import SpanBudget
 from agentlightning.store.memory.index import View
-from agentlightning.store.rules.tx import Counts, Kind, Record, Row
+from agentlightning.store.memory.run_records import RunRecords
+from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
 
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
@@ -135,7 +138,7 @@ class Slot:
 class Data:
     """The contents of one store. Its backend's lock is held by whoever uses it."""
 
-    def __init__(self, budget: SpanBudget) -> None:
+    def __init__(self, budget: SpanBudget, run_records: RunRecords) -> None:
         self.slots: dict[str, Slot] = {}
         self.spans: dict[str, dict[str, bytes]] = {}
         """Of each rollout that has any, by `span_key`."""
@@ -144,7 +147,10 @@ class Data:
         self.held: dict[str, dict[str, None]] = {}
         self.deadlines = Deadlines()
         self.budget = budget
+        self.run_records = run_records
         self.last_change = 0
+        self._runs_changed: dict[str, int] = {}
+        """Number of the last change of each run, in this order."""
         self._last_number = 0
         self._queues: dict[str | None, RunQueue] = {}
         self._views: dict[str | None, View] = {}
@@ -246,9 +252,28 @@ class Data:
         if known.rollout.run_id not in self.sizes:
             self._queues.pop(known.rollout.run_id, None)
 
-    def changed_after(self, change: int) -> list[Slot]:
-        """Return the slots changed after this number, the one changed first coming first."""
-        return list(itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values())))[::-1]
+    def put_row(self, kind: Kind, key: str, row: Row | None) -> None:
+        """Insert, replace or (None) remove a row."""
+        rows = self.rows.setdefault(kind, {})
+        if row is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = row
+        if kind == "run":
+            self._runs_changed.pop(key, None)
+            if row is not None:
+                self.last_change += 1
+                self._runs_changed[key] = self.last_change
+
+    def changed_after(self, change: int) -> list[tuple[int, Record | RunRow]]:
+        """Return the records and runs changed after this number, with theirs, the one changed first coming first."""
+        slots = itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values()))
+        found: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
+        runs = itertools.takewhile(lambda item: item[1] > change, reversed(self._runs_changed.items()))
+        of_runs = [(number, cast("RunRow", self.rows["run"][run_id])) for run_id, number in runs]
+        if of_runs:
+            return sorted([*found, *of_runs], key=itemgetter(0))
+        return found[::-1]
 
     def _count(self, known: Record | None, record: Record | None) -> None:
         if known is None or record is None:  # one that changes stays in its run

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from typing_extensions import override
 
-from agentlightning.errors import BusyError
+from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory.data import Data, Entry, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
+from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
 from agentlightning.store.rules.durable import page_of_records
-from agentlightning.store.rules.query import Plan, read_cursor
-from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row, Tx
-from agentlightning.types import RetentionPolicy, Span
+from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
+from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, Tx
+from agentlightning.types import RecordKind, RetentionPolicy, Span
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:
@@ -69,11 +70,7 @@ class MemoryTx:
                 elif rollout_id in data.slots:
                     data.remove(rollout_id)
             for (row_kind, key), row in self._rows.items():
-                rows = data.rows.setdefault(row_kind, {})
-                if row is None:
-                    rows.pop(key, None)
-                else:
-                    rows[key] = row
+                data.put_row(row_kind, key, row)
             if data.budget.bytes > data.budget.limit:
                 data.evict()
         for entry in self._taken:
@@ -138,11 +135,11 @@ class MemoryTx:
             sum(c.span_bytes for c in chosen),
         )
 
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+    def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         assert not self._write, "changes is for reading scripts"
         cursor = read_cursor(after, self._data.last_change)
         page = self._data.changed_after(cursor)[:limit]
-        return [slot.record for slot in page], str(page[-1].change if page else cursor)
+        return [changed for _, changed in page], str(page[-1][0] if page else cursor)
 
     def last_change(self) -> str:
         return str(self._data.last_change)
@@ -198,6 +195,18 @@ class MemoryTx:
         body = bodies.get(span_key(attempt_id, span_id))
         return [] if body is None else [body]
 
+    def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        return self._data.run_records.add(run_id, records)
+
+    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        return self._data.run_records.find(plan)
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        return self._data.run_records.drop(run_id, after_step)
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        return self._data.run_records.counts(run_id)
+
     def get(self, kind: Kind, key: str) -> Row | None:
         if (kind, key) in self._rows:
             return self._rows[kind, key]
@@ -228,9 +237,11 @@ class MemoryBackend:
     shared = False
     persistent = False
 
-    def __init__(self, budget: SpanBudget | None = None) -> None:
+    def __init__(self, budget: SpanBudget | None = None, max_record_bytes: int = DEFAULT_BYTES) -> None:
+        if max_record_bytes < 1:
+            raise BadRequestError(f"max_record_bytes must be at least 1; got {max_record_bytes}")
         self._lock = threading.Lock()
-        self._data = Data(budget or span_budget())
+        self._data = Data(budget or span_budget(), RunRecords(max_record_bytes))
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
         with self._lock, MemoryTx(self._data, write=write) as tx:
@@ -261,7 +272,9 @@ class InMemoryLightningStore(EngineStore):
     ended rollouts go, read ones first; who asks for them is told (`GoneError`). Spans of rollouts that have not ended
     never go: when they alone fill the bound, `add_span` raises `BusyError`. `eviction_memory_threshold` and
     `safe_memory_threshold` are the same bound and how far eviction goes, in bytes (int) or as a part of the machine's
-    memory (float). `thread_safe` is accepted for programs that pass it; the store is always thread-safe.
+    memory (float). `max_record_bytes` bounds the records of runs: beyond it the oldest ledger records give up their
+    per-token part, then the rest of their data, and say so (`evicted`). `thread_safe` is accepted for programs that
+    pass it; the store is always thread-safe.
     """
 
     def __init__(
@@ -271,6 +284,7 @@ class InMemoryLightningStore(EngineStore):
         max_span_bytes: int | None = None,
         eviction_memory_threshold: float | None = None,
         safe_memory_threshold: float | None = None,
+        max_record_bytes: int = DEFAULT_BYTES,
         scan_debounce_seconds: float = 10.0,
         lease_seconds: float = 30.0,
         retention: RetentionPolicy | None = None,
@@ -278,8 +292,8 @@ class InMemoryLightningStore(EngineStore):
     ) -> None:
         self._budget = span_budget(max_span_bytes, eviction_memory_threshold, safe_memory_threshold)
         super().__init__(
-            MemoryBackend(self._budget), scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds,
-            retention=retention, tracker=tracker,
+            MemoryBackend(self._budget, max_record_bytes), scan_debounce_seconds=scan_debounce_seconds,
+            lease_seconds=lease_seconds, retention=retention, tracker=tracker,
         )  # fmt: skip
 
     @override

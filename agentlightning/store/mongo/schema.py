@@ -29,7 +29,10 @@ _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 1.0
 """A flush with numbers from before the counters were marked has written, or allocated others, after this time."""
 
-STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [(3, lambda database: None)]
+STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
+    (3, lambda database: None),
+    (4, lambda database: None),
+]
 """What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
 
 

@@ -28,9 +28,9 @@ from agentlightning.store.mongo.queries import Queries
 from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force
 from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.rules.durable import DAMAGED
-from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import ClaimRow, Kind, Record, Row
-from agentlightning.types import Span
+from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.tx import ClaimRow, Kind, NewRunRecord, Record, Row
+from agentlightning.types import RecordKind, Span
 
 SETTLE_SECONDS = 2.0
 """What a flush left half done is taken for abandoned after this time; until then it is waited for."""
@@ -221,6 +221,18 @@ class MongoTx(Queries):
         return bodies
 
     # --- rows ------------------------------------------------------------------------------------------------------
+
+    def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        raise NotImplementedError
+
+    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        raise NotImplementedError
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        raise NotImplementedError
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        raise NotImplementedError
 
     def get(self, kind: Kind, key: str) -> Row | None:
         row, stored = self.rows.get(kind, key)

@@ -68,12 +68,37 @@ CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
 """The end of a rollout that has none is infinite, so that an index orders it last. `change` is the transaction that
 wrote the row last; `version` counts the changes of a row."""
 
+_FOURTH = """
+CREATE TABLE agl_run_records (
+    partition text COLLATE "C" NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    run_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    step bigint NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    size bigint NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY (partition, run_id, kind, step, name)
+);
+CREATE UNIQUE INDEX agl_run_records_number ON agl_run_records (partition, number);
+CREATE INDEX agl_run_records_step ON agl_run_records (partition, run_id, step, number) INCLUDE (kind);
+CREATE INDEX agl_run_records_kind ON agl_run_records (partition, run_id, kind, step, number);
+CREATE INDEX agl_run_records_name ON agl_run_records (partition, run_id, name, step, number);
+ALTER TABLE agl_rows ADD COLUMN change xid8;
+CREATE INDEX agl_rows_change ON agl_rows (partition, change, number) WHERE change IS NOT NULL
+"""
+"""`change` of a row: of a run, as that of a rollout."""
+
 
 def _begin(db: Database) -> None:
     db.execute(_FIRST.encode())
 
 
-STEPS: list[tuple[int, Callable[[Database], None]]] = [(1, _begin), (3, lambda db: None)]
+def _add_runs(db: Database) -> None:
+    db.execute(_FOURTH.encode())
+
+
+STEPS: list[tuple[int, Callable[[Database], None]]] = [(1, _begin), (3, lambda db: None), (4, _add_runs)]
 """What leads to each version from an earlier one."""
 
 OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"

@@ -20,9 +20,9 @@ from agentlightning.store.rules.durable import (
     readable_records,
     readable_rows,
 )
-from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import Counts, Kind, Notes, Record, Row
-from agentlightning.types import Span
+from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row
+from agentlightning.types import RecordKind, Span
 
 _encode = Span.__pydantic_serializer__.to_json
 _MOST = 2**62
@@ -222,6 +222,18 @@ class PostgresTx:
         return [row[0] for row in rows]
 
     # --- rows --------------------------------------------------------------------------------------------------------
+
+    def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        raise NotImplementedError
+
+    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        raise NotImplementedError
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        raise NotImplementedError
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        raise NotImplementedError
 
     def get(self, kind: Kind, key: str) -> Row | None:
         if (kind, key) in self._writes.rows:

@@ -11,6 +11,7 @@ the program as it was before (`tests/fixtures/stores/make.py`).
 1  the first one
 2  priorities, ends, sizes and changes of rollouts in columns of their own (SQLite; the others began with them)
 3  versions are looked at with every write
+4  runs and their records, vocabularies; a change of a run has its number among those of rollouts
 
 A record that cannot be read (bad JSON, a missing field, an unknown status) is a fault of the store, not of the caller:
 `DamagedRecordError` names the row, and the log has it once. A rollout is set aside: its row gets the status `damaged`
@@ -36,7 +37,7 @@ from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 DAMAGED: Final = "damaged"
 """Status of the row of a rollout that was set aside; no rollout has it."""
 RECORD: TypeAdapter[Record] = TypeAdapter(Record)

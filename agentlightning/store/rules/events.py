@@ -6,19 +6,38 @@ from collections.abc import Sequence
 
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import Record, Tx
-from agentlightning.types import Rollout, RolloutEvent
+from agentlightning.store.rules.tx import Record, RunRow, Tx
+from agentlightning.types import EventPage, Rollout, RolloutEvent, RunEvent
 
 _LOADED_AT_ONCE = 1000
 _FINISHED = sorted(FINISHED)
 
 
-def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> tuple[list[RolloutEvent], str]:
+def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> EventPage:
     """Return what changed after a cursor and the cursor to go on from; None is this moment."""
     if after is None:
-        return [], tx.last_change()
-    records, cursor = tx.changes(after, limit)
-    return [_event(record) for record in records if run_id is None or record.rollout.run_id == run_id[0]], cursor
+        return EventPage(events=[], cursor=tx.last_change())
+    changed, cursor = tx.changes(after, limit)
+    page = EventPage(events=[], cursor=cursor)
+    for each in changed:
+        if isinstance(each, RunRow):
+            if run_id is None or each.run.run_id == (run_id[0] or ""):
+                page.runs.append(_run_event(each))
+        elif run_id is None or each.rollout.run_id == run_id[0]:
+            page.events.append(_event(each))
+    return page
+
+
+def _run_event(row: RunRow) -> RunEvent:
+    run = row.run
+    return RunEvent(
+        run_id=run.run_id,
+        state=run.state,
+        last_step=run.last_step,
+        records=dict(row.records),
+        last_heartbeat_time=run.last_heartbeat_time,
+        stop_reason=run.stop_reason,
+    )
 
 
 def _event(record: Record) -> RolloutEvent:

@@ -1,10 +1,10 @@
 """What is remembered of a call that carries a token, so that a copy of it, however late, changes nothing.
 
-A copy is answered again or refused, never done again. The record of a rollout names the calls that made and changed it
-(`made_by` and `calls` of `Record`) as long as there is room; other calls, and those that made what was deleted since,
-are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: each operation that is called with it is a call
-of its own. All of this lives for `TOKEN_SECONDS`. Copies that come while the first one runs wait for it
-(`engine/calls.py`).
+A copy is answered again or refused, never done again. The record of a rollout and the row of a run name the calls
+that made and changed them (`made_by` and `calls` of `Record`) as long as there is room; other calls, and those that
+made what was deleted since, are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: each operation
+that is called with it is a call of its own. All of this lives for `TOKEN_SECONDS`. Copies that come while the first
+one runs wait for it (`engine/calls.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from pydantic_core import to_jsonable_python
 
 from agentlightning.errors import WIRE_ERRORS, AgentLightningError, ConflictError, NotFoundError, TokenReusedError
-from agentlightning.store.rules.tx import Age, Done, Record, TokenRow, Tx, WorkerRow, by_wall_clock
+from agentlightning.store.rules.tx import Age, Done, Record, RunRow, TokenRow, Tx, WorkerRow, by_wall_clock
 
 R = TypeVar("R")
 TOKEN_SECONDS = 600.0
@@ -101,10 +101,10 @@ def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int
     return Call.of("dequeue_many_rollouts", token, {"run_id": run_id, "worker_id": worker_id, "limit": limit})
 
 
-# --- calls that change one rollout -----------------------------------------------------------------------------------
+# --- calls that change one rollout or run ----------------------------------------------------------------------------
 
 
-def recall(tx: Tx, record: Record, call: Call | None, operation: str, now: float) -> Done | None:
+def recall(tx: Tx, record: Record | RunRow, call: Call | None, operation: str, now: float) -> Done | None:
     """Return what is known of a call if this is a copy of it.
 
     Raises:
@@ -119,7 +119,7 @@ def recall(tx: Tx, record: Record, call: Call | None, operation: str, now: float
     return done
 
 
-def _find(tx: Tx, record: Record, call: Call, now: float) -> Done | None:
+def _find(tx: Tx, record: Record | RunRow, call: Call, now: float) -> Done | None:
     if call.token in record.tokens:
         return call.done(now, "")
     for done in reversed(record.calls):
@@ -131,7 +131,7 @@ def _find(tx: Tx, record: Record, call: Call, now: float) -> Done | None:
     return None
 
 
-def remember(tx: Tx, record: Record, call: Call | None, now: float, answer: str = "") -> None:
+def remember(tx: Tx, record: Record | RunRow, call: Call | None, now: float, answer: str = "") -> None:
     """Note in a record that a call was answered; the caller saves it."""
     if call is None:
         return

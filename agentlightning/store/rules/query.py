@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,10 +12,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Rollout, RolloutStatus
+from agentlightning.types import RecordKind, Rollout, RolloutStatus, RunRecord
 from agentlightning.types.query import status_hint
 
 M = TypeVar("M", bound=BaseModel)
+PAGE_BYTES = 16 << 20
+"""Of a page of records, beyond which it ends early: below what a request or an answer may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,37 @@ def _has_an_order(kind: Any) -> bool:
     if get_origin(kind) in (Union, UnionType):
         return all(map(_has_an_order, get_args(kind)))
     return get_origin(kind) is Literal or kind in (str, int, float, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlan:
+    """Which records of a run are asked for, in what order, which page."""
+
+    run_id: str
+    kind_in: Sequence[str] | None = None
+    step_from: int | None = None
+    step_to: int | None = None
+    name: str | None = None
+    descending: bool = False
+    limit: int = -1
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_page(RunRecord, None, self.limit, self.offset)
+        check_choices("kind_in", self.kind_in, RecordKind)
+
+    def cut(self, sizes: Iterable[int]) -> int:
+        """Return how many records of these sizes are on the page that begins with them: it ends early where they take
+        more than `PAGE_BYTES`, but has one at least."""
+        if self.limit == -1:
+            return len(list(sizes))
+        count = taken = 0
+        for size in itertools.islice(sizes, self.limit):
+            taken += size
+            if count and taken > PAGE_BYTES:
+                break
+            count += 1
+        return count
 
 
 def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> None:

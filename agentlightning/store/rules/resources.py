@@ -59,7 +59,7 @@ def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
 
 
 def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
-    """Forget the resources of runs that have no rollouts left, unless they were published lately."""
+    """Forget the resources of runs that are not kept and have no rollouts left, unless they were published lately."""
     empty: dict[str, bool] = {}
     for resources_id, row in tx.scan("resources"):
         update = cast("ResourcesRow", row).update
@@ -67,7 +67,7 @@ def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
         if run_id is None or now - update.update_time <= keep_seconds:
             continue
         if run_id not in empty:
-            empty[run_id] = tx.counts((run_id,)).rollouts == 0
+            empty[run_id] = tx.counts((run_id,)).rollouts == 0 and tx.get("run", run_id) is None
         if empty[run_id]:
             tx.drop("resources", resources_id)
             for version in range(1, update.version + 1):

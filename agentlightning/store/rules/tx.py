@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from agentlightning.store.base import RUNNING
-from agentlightning.store.rules.query import Plan
-from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
+from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.types import Attempt, RecordKind, ResourcesUpdate, Rollout, Run, Span, Worker
 
 R = TypeVar("R")
-Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim", "token"]
+Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim", "token", "run", "vocabulary"]
 
 
 Ids = Callable[[int], str]
@@ -178,7 +178,38 @@ class TokenRow:
     """As in `Done`. Of a call that made rollouts: empty, and some of them were deleted since."""
 
 
-Row = WorkerRow | ResourcesRow | TextRow | ClaimRow | TokenRow
+@dataclass(slots=True)
+class RunRow:
+    """A run. It is replaced, never changed in place, and each time it is put it stands last among the changes."""
+
+    run: Run
+    records: dict[RecordKind, int] = field(default_factory=dict[RecordKind, int])
+    """How many records of each kind it has."""
+    tokens: tuple[str, ...] = ()
+    calls: tuple[Done, ...] = ()
+    """As in `Record`."""
+    calls_moved: float = 0.0
+    """As in `Record`."""
+
+
+@dataclass(slots=True)
+class VocabularyRow:
+    """The text of each token id of a tokenizer."""
+
+    tokens: list[str]
+
+
+class NewRunRecord(NamedTuple):
+    """A record of a run on its way into the store."""
+
+    kind: RecordKind
+    step: int
+    name: str
+    body: bytes
+    """The JSON that `RunRecord` writes."""
+
+
+Row = WorkerRow | ResourcesRow | TextRow | ClaimRow | TokenRow | RunRow | VocabularyRow
 
 ROW_TYPES: dict[Kind, TypeAdapter[Row]] = {
     "worker": TypeAdapter(WorkerRow),
@@ -187,6 +218,8 @@ ROW_TYPES: dict[Kind, TypeAdapter[Row]] = {
     "latest_resources": TypeAdapter(TextRow),
     "claim": TypeAdapter(ClaimRow),
     "token": TypeAdapter(TokenRow),
+    "run": TypeAdapter(RunRow),
+    "vocabulary": TypeAdapter(VocabularyRow),
 }
 """How a durable backend writes a row of each kind."""
 
@@ -258,9 +291,9 @@ class Tx(Protocol):
         """Return the sizes of the store, or of one run (given as a tuple of one)."""
         ...
 
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
-        """Return records changed after a cursor, each once, the one changed first coming first, and the cursor behind
-        the last of them. The cursor "0" is before everything. Reading scripts only.
+    def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
+        """Return records and runs changed after a cursor, each once, the one changed first coming first, and the cursor
+        behind the last of them. The cursor "0" is before everything. Reading scripts only.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -294,6 +327,29 @@ class Tx(Protocol):
     def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes | str]:
         """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
         stored: the JSON that `Span` writes."""
+        ...
+
+    # What is done to records of runs is not undone if the script raises later, so it comes after every check.
+
+    def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        """Store records of a run; say for each if it was new. One with the kind, step and name of one that is there
+        already, or before it in the list, changes nothing.
+
+        Raises:
+            BusyError: the store is full; nothing was stored.
+        """
+        ...
+
+    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        """Return one page of records, as they were given, and the number of matches. Reading scripts only."""
+        ...
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        """Remove the records of a run with a greater step; returns how many."""
+        ...
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        """Return for each kind of which a run has records how many, and their greatest step."""
         ...
 
     def get(self, kind: Kind, key: str) -> Row | None:

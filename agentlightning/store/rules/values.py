@@ -14,11 +14,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from agentlightning.errors import BadRequestError
+from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import UNSET
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutConfig, Worker
 
 M = TypeVar("M", bound=BaseModel)
 _MOST_NAMES = 100_000
+LONGEST_NAME = 512
+"""Characters of the id of a run or of the name of a record."""
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = frozenset((int, bool, type(None)))
 _DEEPEST = 180
@@ -52,6 +55,35 @@ def check_names(attempts: Sequence[str]) -> frozenset[str]:
     if len(attempts) > _MOST_NAMES:
         raise BadRequestError(f"a heartbeat names at most {_MOST_NAMES} attempts; got {len(attempts)}")
     return frozenset(attempts)
+
+
+def check_run_id(run_id: str) -> str:
+    """Return an id that a run may have.
+
+    Raises:
+        BadRequestError: it may not; says why.
+    """
+    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", run_id.startswith(CONTROL_PREFIX))
+
+
+def check_vocabulary_id(vocabulary_id: str) -> str:
+    """Return an id that a vocabulary may have.
+
+    Raises:
+        BadRequestError: it may not.
+    """
+    return _check_name(
+        "vocabulary_id", vocabulary_id, "the hash of the tokenizer's table is a good one", not vocabulary_id
+    )
+
+
+def _check_name(what: str, name: str, hint: str, taken: bool) -> str:
+    if not isinstance(name, str) or taken or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
+        raise BadRequestError(
+            f"{what}={str(name)[:80]!r} cannot be used ({len(str(name))} characters); expected a text of at most "
+            f"{LONGEST_NAME} characters without null bytes ({hint})"
+        )
+    return name
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -51,6 +51,18 @@ INSERT INTO counters VALUES ('change', (SELECT coalesce(max(number), 0) FROM rol
 """
 """The end of a rollout that has none is infinite, so that an index orders it last."""
 
+_FOURTH = """
+CREATE TABLE run_records (
+    number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, kind TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL,
+    size INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (run_id, kind, step, name)
+);
+CREATE INDEX run_records_step ON run_records (run_id, step, number, kind);
+CREATE INDEX run_records_kind ON run_records (run_id, kind, step, number);
+CREATE INDEX run_records_name ON run_records (run_id, name, step, number);
+ALTER TABLE rows ADD COLUMN change INTEGER;
+CREATE INDEX rows_change ON rows (change) WHERE change IS NOT NULL
+"""
+
 
 def _begin(db: sqlite3.Connection) -> None:
     _run(db, _FIRST)
@@ -77,6 +89,7 @@ STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
     (1, _begin),
     (2, _count_spans_and_changes),
     (3, lambda db: None),
+    (4, lambda db: _run(db, _FOURTH)),
 ]
 """What leads to each version from the one before."""
 

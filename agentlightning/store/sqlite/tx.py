@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import cast
 
 from pydantic import TypeAdapter
 
@@ -21,9 +22,10 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
-from agentlightning.store.rules.query import Plan, read_cursor
-from agentlightning.store.rules.tx import ROW_TYPES, Counts, Kind, Notes, Record, Row
-from agentlightning.types import Span
+from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
+from agentlightning.store.rules.tx import ROW_TYPES, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
+from agentlightning.store.sqlite import run_records
+from agentlightning.types import RecordKind, Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
@@ -176,14 +178,22 @@ class SQLiteTx:
         query = "SELECT count(*), sum(attempts), sum(span_count), sum(span_bytes) FROM rollouts"
         return Counts(*(number or 0 for number in self._db.execute(query + where, values).fetchone()))
 
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+    def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         cursor = read_cursor(after, self._changes.last())
-        rows = self._db.execute(
-            "SELECT change, body, rollout_id FROM rollouts WHERE change > ?"
+        found = self._db.execute(
+            "SELECT change, body, rollout_id, NULL FROM rollouts WHERE change > ?"
             f" AND status <> '{DAMAGED}' ORDER BY change LIMIT ?",
             (cursor, limit),
         ).fetchall()
-        return self._readable(row[1:] for row in rows), str(rows[-1][0] if rows else cursor)
+        runs = "SELECT change, body, NULL, key FROM rows WHERE change > ? ORDER BY change LIMIT ?"
+        found = sorted(found + self._db.execute(runs, (cursor, limit)).fetchall())[:limit]
+        changed: list[Record | RunRow] = []
+        for _, body, rollout_id, run_id in found:
+            if run_id is None:
+                changed += self._readable([(body, rollout_id)])
+            else:
+                changed += [cast("RunRow", row) for _, row in readable_rows("run", [(run_id, body)])]
+        return changed, str(found[-1][0] if found else cursor)
 
     def last_change(self) -> str:
         return str(self._changes.last())
@@ -219,6 +229,18 @@ class SQLiteTx:
                 values.append(wanted)
         return [row[0] for row in self._db.execute(f"SELECT body FROM spans WHERE {where} ORDER BY number", values)]
 
+    def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        return run_records.add(self._db, run_id, records)
+
+    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        return run_records.find(self._db, plan)
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        return run_records.drop(self._db, run_id, after_step)
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        return run_records.counts(self._db, run_id)
+
     def get(self, kind: Kind, key: str) -> Row | None:
         row = self._db.execute("SELECT body FROM rows WHERE kind = ? AND key = ?", (kind, key)).fetchone()
         if row is None:
@@ -227,14 +249,15 @@ class SQLiteTx:
         return read_row_or_none(kind, key, row[0])
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
-        body = ROW_TYPES[kind].dump_json(row)
+        body, change = ROW_TYPES[kind].dump_json(row), self._changes.next() if kind == "run" else None
         if (kind, key) in self._keys:
-            self._db.execute("UPDATE rows SET body = ? WHERE kind = ? AND key = ?", (body, kind, key))
+            also, values = ("", ()) if change is None else (", change = ?", (change,))
+            self._db.execute(f"UPDATE rows SET body = ?{also} WHERE kind = ? AND key = ?", (body, *values, kind, key))
             return
         self._db.execute(
-            "INSERT INTO rows (kind, key, body) VALUES (?, ?, ?)"
-            " ON CONFLICT (kind, key) DO UPDATE SET body = excluded.body",
-            (kind, key, body),
+            "INSERT INTO rows (kind, key, change, body) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (kind, key) DO UPDATE SET change = excluded.change, body = excluded.body",
+            (kind, key, change, body),
         )
         self._keys.add((kind, key))
 

@@ -28,7 +28,8 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset, request_token
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import valid
-from agentlightning.store.wrappers.forward import FORWARDED, StoreWrapper, forward_operations
+from agentlightning.store.run_operations import keeps_no_runs
+from agentlightning.store.wrappers.forward import FORWARDED, RUN_OPERATIONS, StoreWrapper, forward_operations
 from agentlightning.store.wrappers.readable import is_readable, readable_span
 from agentlightning.types import (
     Attempt,
@@ -38,6 +39,7 @@ from agentlightning.types import (
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
+    Run,
     Span,
     Worker,
 )
@@ -57,6 +59,7 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_spans": Span,
     "query_resources": ResourcesUpdate,
     "query_workers": Worker,
+    "query_runs": Run,
 }
 _FORMS = {
     "enqueue_rollout": "enqueue_many_rollouts",
@@ -67,7 +70,11 @@ _FORMS = {
 """Operations for one, and their forms for many."""
 _SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
 _PARAMETERS = {name: frozenset(signature.parameters) for name, signature in _SIGNATURES.items()}
-_OF_RUNS = frozenset(name for name, signature in _SIGNATURES.items() if "run_id" in signature.parameters)
+_OF_RUNS = frozenset(
+    name
+    for name, signature in _SIGNATURES.items()
+    if "run_id" in signature.parameters and signature.parameters["run_id"].default is not inspect.Parameter.empty
+)
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
@@ -78,7 +85,9 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     accepted = {name: _accepted(store, name) for name in FORWARDED}
     if not any(accepted.values()) and not isinstance(store, LightningStore):
         return store
-    known = all(accepted[name] >= _PARAMETERS[name] for name in FORWARDED)
+    without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in RUN_OPERATIONS)
+    needed = [name for name in FORWARDED if not (without_runs and name in RUN_OPERATIONS)]
+    known = all(accepted[name] >= _PARAMETERS[name] for name in needed)
     used_as_is = known and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
@@ -170,6 +179,8 @@ class CompletedStore(StoreWrapper):
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
         if not self._has(operation) and operation != "statistics":
+            if operation in RUN_OPERATIONS:
+                raise keeps_no_runs(self.store)
             raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
         bound = _SIGNATURES[operation].bind(None, *args, **kwargs)
         for name, value in list(bound.arguments.items()):

@@ -10,18 +10,23 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.store import base
+from agentlightning.store import base, run_operations
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.run_operations import RunOperations
 
 COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
 """Short forms that `base.py` builds out of other operations."""
 
-FORWARDED: tuple[str, ...] = tuple(
-    name
-    for name, member in vars(LightningStore).items()
-    if inspect.iscoroutinefunction(member) and not name.startswith("_") and name not in COMPOSED and name != "close"
+RUN_OPERATIONS, FORWARDED = (
+    tuple(
+        name
+        for part in parts
+        for name, member in vars(part).items()
+        if inspect.iscoroutinefunction(member) and not name.startswith("_") and name not in COMPOSED and name != "close"
+    )
+    for parts in ((RunOperations,), (LightningStore, RunOperations))
 )
-"""Every operation of the contract."""
+"""Every operation of runs, and every operation of the contract."""
 
 
 class Forwarding(Protocol):
@@ -36,7 +41,7 @@ def take_annotations(cls: type[object]) -> None:
     Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
-    for name, value in vars(base).items():
+    for name, value in (*vars(base).items(), *vars(run_operations).items()):
         if not name.startswith("_"):
             module.setdefault(name, value)
     for name in FORWARDED:

@@ -20,7 +20,9 @@ from agentlightning.store.wrappers.forward import FORWARDED, take_annotations
 from agentlightning.types import EnqueueRolloutRequest
 
 C = TypeVar("C", bound=type[Any])
-_FREE = frozenset(("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span"))
+_FREE = frozenset(
+    ("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span", "records", "tokens", "config")
+)
 """Values in which such texts are noticed where they become JSON."""
 _LISTS = (list, tuple, set, frozenset)
 _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))

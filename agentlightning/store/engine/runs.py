@@ -1,0 +1,162 @@
+"""The operations of runs on every backend: arguments checked and converted, one script each, copies returned."""
+
+# pyright: reportMissingParameterType=false
+# The types of an operation's parameters stand in the contract, store/run_operations.py.
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pydantic import ValidationError
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.engine.calls import call_of
+from agentlightning.store.engine.runtime import StoreRuntime
+from agentlightning.store.rules.durable import damaged
+from agentlightning.store.rules.query import RecordPlan, check_choices, check_page, page_of, text_filter
+from agentlightning.store.rules.runs import (
+    add_run_records,
+    add_vocabulary,
+    check_size,
+    delete_runs,
+    load_run,
+    new_records,
+    rewind_run,
+    start_run,
+    update_run,
+)
+from agentlightning.store.rules.tx import ROW_TYPES, RunRow, VocabularyRow
+from agentlightning.store.rules.values import check_run_id, check_vocabulary_id, checked, given, to_json
+from agentlightning.store.run_operations import RunOperations
+from agentlightning.store.unset import UNSET
+from agentlightning.store.wrappers.text_check import refuse_broken_texts
+from agentlightning.types import PaginatedResult, Run, RunRecord, RunState
+
+
+@refuse_broken_texts
+class RunEngine(RunOperations):
+    """The part of a store over a backend that keeps runs."""
+
+    _runtime: StoreRuntime
+
+    @override
+    async def start_run(self, run_id, *, algorithm=None, config=None, versions=None, metadata=None) -> Run:
+        arguments = {"algorithm": algorithm, "config": config, "versions": versions, "metadata": metadata}
+        fields = _fields(check_run_id(run_id), {name: value for name, value in arguments.items() if value is not None})
+        now, call = self._runtime.now(), call_of("start_run", run_id=run_id, **fields)
+        return _copy(await self._runtime.write(lambda tx: start_run(tx, now, run_id, fields, call)))
+
+    @override
+    async def update_run(
+        self, run_id, *, state=UNSET, best=UNSET, error=UNSET, stop_reason=UNSET, config=UNSET, metadata=UNSET,
+        heartbeat=False,
+    ) -> Run:  # fmt: skip
+        arguments = given(
+            state=state, best=best, error=error, stop_reason=stop_reason, config=config, metadata=metadata
+        )
+        fields = _fields(check_run_id(run_id), arguments)
+        beat, now = bool(heartbeat), self._runtime.now()
+        call = call_of("update_run", run_id=run_id, heartbeat=beat, **fields)
+        return _copy(await self._runtime.write(lambda tx: update_run(tx, now, run_id, fields, beat, call)))
+
+    @override
+    async def get_run_by_id(self, run_id) -> Run | None:
+        row = await self._runtime.read(lambda tx: load_run(tx, run_id))
+        return None if row is None else _copy(row.run)
+
+    @override
+    async def query_runs(
+        self, *, state_in=None, algorithm=None, run_id_contains=None, sort_by="start_time", sort_order="asc",
+        limit=-1, offset=0,
+    ) -> PaginatedResult[Run]:  # fmt: skip
+        check_page(Run, sort_by, limit, offset)
+        check_choices("state_in", state_in, RunState)
+        rows = await self._runtime.read(lambda tx: tx.scan("run"))
+        runs = [cast("RunRow", row).run for _, row in rows]
+        found = [
+            run
+            for run in runs
+            if (state_in is None or run.state in state_in)
+            and all(text_filter(algorithm, None, run.algorithm) + text_filter(None, run_id_contains, run.run_id))
+        ]
+        page, total = page_of(found, sort_by, _descending(sort_order), limit, offset)
+        return _result([_copy(run) for run in page], limit, offset, total)
+
+    @override
+    async def add_run_records(self, run_id, records) -> int:
+        now = self._runtime.now()
+        new = new_records(records, now)
+        call = call_of("add_run_records", run_id=check_run_id(run_id), records=[record[:3] for record in new])
+        return await self._runtime.write(lambda tx: add_run_records(tx, now, run_id, new, call))
+
+    @override
+    async def query_run_records(
+        self, run_id, *, kind_in=None, step_from=None, step_to=None, name=None, sort_order="asc", limit=-1, offset=0
+    ) -> PaginatedResult[RunRecord]:
+        plan = RecordPlan(
+            check_run_id(run_id), kind_in, step_from, step_to, name, _descending(sort_order), limit, offset
+        )
+        bodies, total = await self._runtime.read(lambda tx: tx.find_run_records(plan))
+        return _result([_record(run_id, body) for body in bodies], limit, offset, total)
+
+    @override
+    async def rewind_run(self, run_id, step) -> int:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise BadRequestError(f"step must be 0 or more, the last step that is to stay; got {step!r}")
+        now, call = self._runtime.now(), call_of("rewind_run", run_id=check_run_id(run_id), step=step)
+        return await self._runtime.write(lambda tx: rewind_run(tx, now, run_id, step, call))
+
+    @override
+    async def delete_runs(self, run_ids, *, force=False) -> int:
+        if isinstance(run_ids, str):
+            raise BadRequestError(f"run_ids must be a list of ids; got the text {run_ids!r}")
+        ids, now, call = list(run_ids), self._runtime.now(), call_of("delete_runs", run_ids=run_ids, force=force)
+        answer = await self._runtime.write(lambda tx: delete_runs(tx, now, ids, bool(force), call))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @override
+    async def add_vocabulary(self, vocabulary_id, tokens) -> bool:
+        if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
+            raise BadRequestError("tokens must be a list of texts, one for each token id")
+        row = VocabularyRow(to_json(list(tokens), "tokens"))
+        check_size(f"The vocabulary {check_vocabulary_id(vocabulary_id)!r}", ROW_TYPES["vocabulary"].dump_json(row))
+        return await self._runtime.write(lambda tx: add_vocabulary(tx, vocabulary_id, row.tokens))
+
+    @override
+    async def get_vocabulary(self, vocabulary_id) -> list[str] | None:
+        row = await self._runtime.read(lambda tx: tx.get("vocabulary", vocabulary_id))
+        return None if row is None else list(cast("VocabularyRow", row).tokens)
+
+
+def _fields(run_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what changes of a run, as it is stored."""
+    for name in ("config", "metadata"):
+        if name in arguments:
+            arguments[name] = to_json(arguments[name], name)
+    fields = checked(Run, arguments)
+    check_size(f"Run {run_id!r}", ROW_TYPES["run"].dump_json(RunRow(Run.model_construct(run_id=run_id, **fields))))
+    return fields
+
+
+def _copy(run: Run) -> Run:
+    return run.model_copy(deep=True)
+
+
+def _record(run_id: str, body: bytes | str) -> RunRecord:
+    try:
+        return RunRecord.model_validate_json(body)
+    except ValidationError as error:
+        raise damaged("a record of run", run_id, error) from None
+
+
+def _descending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
+    return order == "desc"
+
+
+def _result(items: list[Any], limit: int, offset: int, total: int) -> PaginatedResult[Any]:
+    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)

@@ -1,0 +1,179 @@
+"""The records of runs in memory, in the order of their steps, and how they are kept within a bound.
+
+Beyond the bound the oldest ledger records give up their per-token part, then the rest of their data; each says so.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+from agentlightning.errors import BusyError
+from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.tx import NewRunRecord
+from agentlightning.types import RecordKind
+
+DEFAULT_BYTES = 256 << 20
+_SAFE_PART = 0.8
+_LEFT = 160
+"""Bytes that are left of a ledger record that gave up its data, at most, beside its name."""
+_PLACE = attrgetter("place")
+_STEP = attrgetter("step")
+
+
+class _Stored:
+    """One record."""
+
+    __slots__ = ("body", "gone", "kind", "name", "place", "step")
+
+    def __init__(self, record: NewRunRecord, number: int) -> None:
+        self.kind, self.step, self.name, self.body = record
+        self.place = (record.step, number)
+        self.gone = False
+
+
+class _Run:
+    """The records of one run: all of them, those of each kind and those of each name, each list in order."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[str, int, str], _Stored] = {}
+        self.all: list[_Stored] = []
+        self.kinds: dict[RecordKind, list[_Stored]] = {}
+        self.names: dict[str, list[_Stored]] = {}
+
+    def lists_of(self, stored: _Stored) -> tuple[list[_Stored], ...]:
+        return self.all, self.kinds.setdefault(stored.kind, []), self.names.setdefault(stored.name, [])
+
+
+class RunRecords:
+    """The records of every run of one store. The lock of the store is held by whoever uses it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._number = 0
+        self._runs: dict[str, _Run] = {}
+        self._whole: deque[_Stored] = deque()
+        """Ledger records that have all their data, the oldest first."""
+        self._partial: deque[_Stored] = deque()
+        """Those that have given up their per-token part."""
+        self._evictable = 0
+
+    def add(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+        """Store records that are not there yet; say for each if it was new.
+
+        Raises:
+            BusyError: they do not fit, whatever is evicted; nothing was stored.
+        """
+        known = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
+        new: dict[tuple[str, int, str], NewRunRecord] = {}
+        fresh = [record[:3] not in known and new.setdefault(record[:3], record) is record for record in records]
+        size = sum(len(record.body) for record in new.values())
+        evictable = self._evictable + sum(
+            _evictable(record.kind, record.name, len(record.body)) for record in new.values()
+        )
+        if self.bytes + size - evictable > self.limit:
+            raise BusyError(
+                f"The store holds {self.bytes} bytes of records of runs, of at most {self.limit}; {size} more do not "
+                "fit. Delete runs, give it more room (max_record_bytes), or use sqlite:///FILE.",
+                retry_after=2.0,
+            )
+        run = self._runs.setdefault(run_id, _Run()) if new else _Run()
+        for key, record in new.items():
+            self._number += 1
+            stored = run.by_key[key] = _Stored(record, self._number)
+            for entries in run.lists_of(stored):
+                if not entries or entries[-1].place < stored.place:
+                    entries.append(stored)
+                else:
+                    insort(entries, stored, key=_PLACE)
+            if record.kind == "ledger":
+                self._whole.append(stored)
+        self.bytes += size
+        self._evictable = evictable
+        if self.bytes > self.limit:
+            self._evict()
+        return fresh
+
+    def find(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+        """Return one page of records and the number of matches."""
+        run = self._runs.get(plan.run_id)
+        if run is None:
+            return [], 0
+        kinds = None if plan.kind_in is None else set(plan.kind_in)
+        if plan.name is not None:
+            entries = run.names.get(plan.name, [])
+        elif kinds is not None and len(kinds) == 1:
+            entries, kinds = next((run.kinds[kind] for kind in run.kinds if kind in kinds), []), None
+        else:
+            entries = run.all
+        first = 0 if plan.step_from is None else bisect_left(entries, plan.step_from, key=_STEP)
+        end = len(entries) if plan.step_to is None else bisect_right(entries, plan.step_to, key=_STEP)
+        if kinds is not None:
+            entries = [stored for stored in entries[first:end] if stored.kind in kinds]
+            first, end = 0, len(entries)
+        chosen = range(first, max(first, end))
+        page = (chosen[::-1] if plan.descending else chosen)[plan.offset :]
+        count = plan.cut(len(entries[index].body) for index in page)
+        return [entries[index].body for index in islice(page, count)], len(chosen)
+
+    def drop(self, run_id: str, after_step: int) -> int:
+        """Remove the records of a run with a greater step; returns how many."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return 0
+        gone = run.all[bisect_right(run.all, after_step, key=_STEP) :]
+        for stored in gone:
+            stored.gone = True
+            self.bytes -= len(stored.body)
+            self._evictable -= _evictable(stored.kind, stored.name, len(stored.body))
+            del run.by_key[stored.kind, stored.step, stored.name]
+        if not run.by_key:
+            del self._runs[run_id]
+        elif gone:
+            for entries in (run.all, *run.kinds.values(), *run.names.values()):
+                del entries[bisect_right(entries, after_step, key=_STEP) :]
+            run.names = {name: entries for name, entries in run.names.items() if entries}
+        if gone:
+            self._whole = deque(stored for stored in self._whole if not stored.gone)
+            self._partial = deque(stored for stored in self._partial if not stored.gone)
+        return len(gone)
+
+    def counts(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        """Return for each kind of record of a run how many there are, and the greatest step."""
+        run = self._runs.get(run_id)
+        return {} if run is None else {kind: (len(e), e[-1].step) for kind, e in run.kinds.items() if e}
+
+    def _evict(self) -> None:
+        """Bring the records within the bound, and somewhat below it."""
+        safe = int(self.limit * _SAFE_PART)
+        while self.bytes > safe and self._whole:
+            stored = self._whole.popleft()
+            self._partial.append(stored)
+            record = json.loads(stored.body)
+            if record["data"].pop("rows", None) is not None:
+                record["data"]["evicted"] = True
+                self._shrink(stored, record)
+        while self.bytes > safe and self._partial:
+            stored = self._partial.popleft()
+            self._shrink(stored, {**json.loads(stored.body), "data": {"evicted": True}})
+
+    def _shrink(self, stored: _Stored, record: dict[str, Any]) -> None:
+        body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(body) < len(stored.body):
+            self.bytes += len(body) - len(stored.body)
+            self._evictable -= _evictable(stored.kind, stored.name, len(stored.body))
+            self._evictable += _evictable(stored.kind, stored.name, len(body))
+            stored.body = body
+
+
+def _evictable(kind: str, name: str, size: int) -> int:
+    """Return how many bytes of a record are sure to be won when there is no other room."""
+    if kind != "ledger" or size <= _LEFT:
+        return 0
+    return max(0, size - _LEFT - len(json.dumps(name, ensure_ascii=False).encode()))

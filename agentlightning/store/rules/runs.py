@@ -1,0 +1,216 @@
+"""Runs, their records, and vocabularies: started, changed, gone back to a step, forgotten."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+from agentlightning.errors import BadRequestError, ConflictError, GoneError, NotFoundError
+from agentlightning.store.rules.idempotency import Call, recall, recall_row, remember, remember_row
+from agentlightning.store.rules.tx import NewRunRecord, RunRow, TokenRow, Tx, VocabularyRow
+from agentlightning.store.rules.values import LONGEST_NAME, evolve, to_json, valid
+from agentlightning.types import BestFigure, RetentionPolicy, Run, RunRecord
+
+MOST_BYTES = 8 << 20
+"""JSON of one record, one run or one vocabulary; any backend can hold it."""
+MOST_RECORDS = 10_000
+_LARGEST_STEP = 2**53
+_LATER = 1e-6
+"""Seconds between the stamps of two stop notes that came at one moment; a clock's float still tells them apart."""
+_FORGOTTEN_AT_ONCE = 8
+
+
+def check_size(what: str, body: bytes) -> bytes:
+    """Return what is small enough to be stored.
+
+    Raises:
+        BadRequestError: it takes more than `MOST_BYTES`.
+    """
+    if len(body) > MOST_BYTES:
+        raise BadRequestError(
+            f"{what} takes {len(body)} bytes of JSON; at most {MOST_BYTES} (8 MiB) are stored. "
+            "Split it into several of other names, or store where it lies instead of all of it."
+        )
+    return body
+
+
+def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
+    """Return records as they are stored.
+
+    Raises:
+        BadRequestError: one is no record, or too large, or there are too many.
+        TypeError: `data` holds something that is no JSON value; names the place.
+    """
+    if len(records) > MOST_RECORDS:
+        raise BadRequestError(f"add_run_records was given {len(records)} records; at most {MOST_RECORDS} in one call")
+    made: list[NewRunRecord] = []
+    for given in records:
+        with valid("records"):
+            record = RunRecord.model_validate(given)
+        what = f"The {record.kind} record {record.name[:80]!r} of step {record.step}"
+        if record.step > _LARGEST_STEP or "\0" in record.name or len(record.name) > LONGEST_NAME:
+            raise BadRequestError(
+                f"{what} cannot be stored: a step is at most {_LARGEST_STEP}, a name has at most {LONGEST_NAME} "
+                "characters and no null byte"
+            )
+        data = to_json(record.data, f"data of {record.kind} {record.name!r}, step {record.step}")
+        stamped = RunRecord.model_construct(kind=record.kind, step=record.step, name=record.name, time=now, data=data)
+        body = check_size(what, stamped.__pydantic_serializer__.to_json(stamped))
+        made.append(NewRunRecord(record.kind, record.step, record.name, body))
+    return made
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call | None) -> Run:
+    """Begin a run, or go on with one."""
+    row = load_run(tx, run_id)
+    if row is None:
+        if recall_row(tx, call, "start_run") is not None:
+            raise GoneError(f"Run {run_id!r} was started by this call before, and was deleted since")
+        tx.drop_run_records(run_id, -1)  # what a deletion that was cut off has left
+        row = RunRow(Run(run_id=run_id, start_time=now))
+    elif recall(tx, row, call, "start_run", now) is not None:
+        return row.run
+    begun = row.run.starts > 0
+    row.run = evolve(
+        row.run, **given, state="running", starts=row.run.starts + 1, last_heartbeat_time=now,
+        start_time=row.run.start_time if begun else now, end_time=None, error=None, stop_reason=None, stop_time=None,
+    )  # fmt: skip
+    return _put(tx, row, now, call)
+
+
+def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbeat: bool, call: Call | None) -> Run:
+    """Change a run; a stop note makes one that is unknown."""
+    row = load_run(tx, run_id)
+    if row is None:
+        if changes.get("stop_reason") is None or recall_row(tx, call, "update_run") is not None:
+            raise unknown_run(run_id)
+        tx.drop_run_records(run_id, -1)
+        row = RunRow(Run(run_id=run_id, start_time=now))
+    elif recall(tx, row, call, "update_run", now) is not None:
+        return row.run
+    before, fields = row.run, dict(changes)
+    best: BestFigure | None = fields.get("best")
+    known = before.best
+    if best is not None and known is not None and known.name == best.name and known.value >= best.value:
+        del fields["best"]
+    if "stop_reason" in fields:
+        stamp = now if before.stop_time is None else max(now, before.stop_time + _LATER)
+        fields["stop_time"] = None if fields["stop_reason"] is None else stamp
+    if "state" in fields:
+        fields["end_time"] = None if fields["state"] == "running" else now
+    if heartbeat:
+        fields["last_heartbeat_time"] = now
+    row.run = evolve(before, **fields)
+    return _put(tx, row, now, call)
+
+
+def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRecord], call: Call | None) -> int:
+    """Store the records of a run that are not there yet; returns how many those were."""
+    row = load_run(tx, run_id)
+    if row is None:
+        raise unknown_run(run_id)
+    before = recall(tx, row, call, "add_run_records", now)
+    if before is not None:
+        return int(before.answer)
+    new = [record for record, is_new in zip(records, tx.add_run_records(run_id, records), strict=True) if is_new]
+    counts, last = dict(row.records), row.run.last_step
+    for record in new:
+        counts[record.kind] = counts.get(record.kind, 0) + 1
+    for record in records:  # a known one may be what a process that died just after it has not counted
+        if record.kind == "step":
+            last = record.step if last is None else max(last, record.step)
+    row.records, row.run = counts, evolve(row.run, last_step=last, last_heartbeat_time=now)
+    _put(tx, row, now, call, str(len(new)))
+    return len(new)
+
+
+def rewind_run(tx: Tx, now: float, run_id: str, step: int, call: Call | None) -> int:
+    """Remove the records of a run after a step; returns how many."""
+    row = load_run(tx, run_id)
+    if row is None:
+        raise unknown_run(run_id)
+    before = recall(tx, row, call, "rewind_run", now)
+    if before is not None:
+        return int(before.answer)
+    removed = tx.drop_run_records(run_id, step)
+    counted = tx.count_run_records(run_id)
+    row.records = {kind: count for kind, (count, _) in counted.items()}
+    row.run = evolve(row.run, last_step=counted["step"][1] if "step" in counted else None)
+    _put(tx, row, now, call, str(removed))
+    return removed
+
+
+def load_run(tx: Tx, run_id: str) -> RunRow | None:
+    """Return a run's row that may be changed."""
+    row = cast("RunRow | None", tx.get("run", run_id))
+    return None if row is None else dataclasses.replace(row)
+
+
+def unknown_run(run_id: str) -> NotFoundError:
+    return NotFoundError(f"Run {run_id!r} not found; start_run makes it")
+
+
+def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -> Run:
+    """Write a changed row, and note that the call was answered."""
+    remember(tx, row, call, now, answer)
+    tx.put("run", row.run.run_id, row)
+    tx.notes.changed = True
+    return row.run
+
+
+# --- many runs -------------------------------------------------------------------------------------------------------
+
+
+def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: Call | None) -> int | ConflictError:
+    """Remove runs with their records; unknown ones are passed over. A refusal is returned, so that it is remembered."""
+    before = recall_row(tx, call, "delete_runs")
+    if before is not None:
+        return int(before.answer)
+    rows = [row for run_id in dict.fromkeys(run_ids) if (row := load_run(tx, run_id)) is not None]
+    running = [row.run for row in rows if row.run.state == "running"]
+    if running and not force:
+        error = ConflictError(
+            f"Run {running[0].run_id!r} is running, so it is not deleted (nothing was). End it with "
+            "update_run(state='stopped') first, or pass force=True."
+        )
+        remember_row(tx, call, now, error)
+        return error
+    for row in rows:
+        _delete(tx, row)
+    remember_row(tx, call, now, str(len(rows)))
+    return len(rows)
+
+
+def forget_runs(tx: Tx, now: float, policy: RetentionPolicy) -> bool:
+    """Forget runs that ended longer ago than the policy keeps them, a few; True if there may be more. Without a run
+    left, the vocabularies go."""
+    if policy.max_run_age is None:
+        return False
+    runs = [cast("RunRow", row) for _, row in tx.scan("run")]
+    old = [row for row in runs if row.run.end_time is not None and now - row.run.end_time > policy.max_run_age]
+    for row in old[:_FORGOTTEN_AT_ONCE]:
+        _delete(tx, row)
+    if len(old) == len(runs) <= _FORGOTTEN_AT_ONCE:
+        for vocabulary_id, _ in tx.scan("vocabulary"):
+            tx.drop("vocabulary", vocabulary_id)
+    return len(old) > _FORGOTTEN_AT_ONCE
+
+
+def _delete(tx: Tx, row: RunRow) -> None:
+    for done in row.calls:  # a copy of one of these, however late, must not make the run again
+        tx.put("token", done.key, TokenRow(done.time, done.asked, done.answer))
+    tx.drop_run_records(row.run.run_id, -1)
+    tx.drop("run", row.run.run_id)
+    tx.notes.changed = True
+
+
+def add_vocabulary(tx: Tx, vocabulary_id: str, tokens: list[str]) -> bool:
+    """Store a vocabulary unless it is there."""
+    if tx.get("vocabulary", vocabulary_id) is not None:
+        return False
+    tx.put("vocabulary", vocabulary_id, VocabularyRow(tokens))
+    return True

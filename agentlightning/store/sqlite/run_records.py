@@ -1,0 +1,63 @@
+"""The records of runs as SQL over one SQLite connection, inside a transaction that the backend opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.tx import NewRunRecord
+from agentlightning.types import RecordKind
+
+_MOST = 2**62
+_ADD = "INSERT OR IGNORE INTO run_records (run_id, kind, step, name, size, body) VALUES (?, ?, ?, ?, ?, ?)"
+_COUNT = "SELECT kind, count(*), max(step) FROM run_records WHERE run_id = ? GROUP BY kind"
+
+
+def add(db: sqlite3.Connection, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
+    """Store records that are not there yet; say for each if it was new."""
+    return [db.execute(_ADD, (run_id, *r[:3], len(r.body), r.body)).rowcount == 1 for r in records]
+
+
+def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    """Return one page of records and the number of matches.
+
+    A page that is nearer to the end is read from there, so the last one takes no longer than the first.
+    """
+    tests, values = ["run_id = ?"], list[object]([plan.run_id])
+    for test, value in (("step >= ?", plan.step_from), ("step <= ?", plan.step_to), ("name = ?", plan.name)):
+        if value is not None:
+            tests.append(test)
+            values.append(value)
+    if plan.kind_in is not None:
+        kinds = tuple(dict.fromkeys(plan.kind_in))
+        tests.append(f"kind IN ({', '.join('?' * len(kinds))})" if len(kinds) != 1 else "kind = ?")
+        values.extend(kinds)
+    where = " AND ".join(tests)
+    total: int = db.execute(f"SELECT count(*) FROM run_records WHERE {where}", values).fetchone()[0]
+    left = max(0, total - plan.offset)
+    count = left if plan.limit == -1 else min(plan.limit, left)
+    if not count:
+        return [], total
+    skip, backwards = plan.offset, plan.descending
+    if skip > total - skip - count:
+        skip, backwards = total - skip - count, not backwards
+    way = "DESC" if backwards else "ASC"
+    page = f"SELECT number, size FROM run_records WHERE {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
+    found = db.execute(page, (*values, count, min(skip, _MOST))).fetchall()
+    found = found if backwards == plan.descending else found[::-1]
+    bodies = (
+        db.execute("SELECT body FROM run_records WHERE number = ?", found[index][:1]).fetchone()[0]
+        for index in range(plan.cut(size for _, size in found))
+    )
+    return list(bodies), total
+
+
+def drop(db: sqlite3.Connection, run_id: str, after_step: int) -> int:
+    """Remove the records of a run with a greater step; returns how many."""
+    return db.execute("DELETE FROM run_records WHERE run_id = ? AND step > ?", (run_id, after_step)).rowcount
+
+
+def counts(db: sqlite3.Connection, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+    """Return for each kind of record of a run how many there are, and the greatest step."""
+    return {kind: (count, step) for kind, count, step in db.execute(_COUNT, (run_id,))}
