@@ -115,6 +115,10 @@ class NonFiniteLossError(AgentLightningError, ArithmeticError):
     """The loss was NaN or infinite in several steps in a row."""
 
 
+class OutOfMemoryError(AgentLightningError, MemoryError):
+    """A model, or one row of it, needs more memory than there is; the text holds the sum and what to change."""
+
+
 class RunnerDiedError(AgentLightningError, RuntimeError):
     """Runner processes ended in an unexpected way; names worker, exit code and cause."""
 

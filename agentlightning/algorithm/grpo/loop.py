@@ -23,6 +23,7 @@ from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.update import UpdateResult
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -260,14 +261,17 @@ class GRPORun:
             async with self.proxy.weight_change(
                 self.policy.weight_version + 1, drain_timeout=self.settings.step_timeout_seconds
             ):
-                update = await asyncio.to_thread(self._update, step, rows)
+                result = await asyncio.to_thread(self._update, step, rows)
+                update = result.figures
+                for note in result.notes:
+                    self._note(f"step {step}: {note}", logging.WARNING)
                 if not update["steps"]:
                     raise _NothingTaken
         except _NothingTaken:
             pass
         return update
 
-    def _update(self, step: int, rows: StepRows) -> dict[str, float]:
+    def _update(self, step: int, rows: StepRows) -> UpdateResult:
         settings = self.settings
         share = rows.share(settings.aggregation)
         with self.engine.swap(settings.step_timeout_seconds):

@@ -6,10 +6,10 @@ Who generates and who updates take turns: both hold `Policy.lock` while they tou
 from __future__ import annotations
 
 import copy
-import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,14 +17,34 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentlightning.algorithm.grpo.learner.batch import Batch, make_batch
+from agentlightning.algorithm.grpo.learner.batch import Batch
+from agentlightning.algorithm.grpo.learner.forward import score
+from agentlightning.algorithm.grpo.learner.precision import dtype_of
 from agentlightning.algorithm.grpo.learner.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
-from agentlightning.algorithm.grpo.losses.objective import Objective, clipped_objective, is_finite, token_weights
-from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.algorithm.grpo.learner.update import Updater, UpdateResult, UpdateSettings
 from agentlightning.private_files import private_folder
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """All that an update reads and changes: with it, later updates are the same bit for bit.
+
+    Attributes:
+        weights: the learned weights by name, float32: all of them, or those of the adapters.
+        optimizer: `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32.
+        random: the state of the order of mini-batches, JSON data.
+        weight_version: how many updates took a step.
+        max_tokens_per_forward: as set, or lowered after a lack of memory.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    random: object
+    weight_version: int
+    max_tokens_per_forward: int
 
 
 class Policy:
@@ -48,6 +68,9 @@ class Policy:
         lora: Mapping[str, object] | None = None,
         device: str = "cpu",
         seed: int = 0,
+        max_tokens_per_forward: int = 4096,
+        padding_free: bool = True,
+        gradient_checkpointing: bool = False,
     ) -> None:
         """Take the model over.
 
@@ -56,9 +79,14 @@ class Policy:
             betas: of AdamW; the second is below the usual 0.999 because a run may have only some dozen steps.
             lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
             seed: of the adapters' first weights and of the order of the mini-batches.
+            max_tokens_per_forward: how many tokens of rows go through the model at once; a longer row goes alone.
+                Bounds the memory, does not change the result but for the last bits.
+            padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
+            gradient_checkpointing: keep less for the backward pass and compute it anew.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
+            BadRequestError: The model has no layers that can do gradient checkpointing.
         """
         if not tokenizer.chat_template or tokenizer.eos_token_id is None:
             raise ValueError(
@@ -70,19 +98,35 @@ class Policy:
         self.tokenizer = tokenizer
         self.weight_version = 0
         self.lock = threading.RLock()
-        self._random = random.Random(seed)
-        self._learned = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._learned, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+        pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
+        self._updater = Updater(
+            self.model,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            betas=betas,
+            seed=seed,
+            pad_id=end if pad is None else cast("int", pad),
+            max_tokens_per_forward=max_tokens_per_forward,
+            padding_free=padding_free,
+            gradient_checkpointing=gradient_checkpointing,
+        )
 
     @classmethod
-    def load(cls, path: str | Path, *, dtype: torch.dtype = torch.float32, **settings: Any) -> Policy:
-        """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor."""
+    def load(cls, path: str | Path, *, bf16: bool = False, device: str = "cpu", **settings: Any) -> Policy:
+        """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
+
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `precision.py`).
+
+        Raises:
+            BadRequestError: The device has no instructions for bfloat16.
+        """
+        dtype = dtype_of(device, bf16=bf16)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         with no_progress_bar():
             model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
             )
-        return cls(model, tokenizer, **settings)
+        return cls(model, tokenizer, device=device, **settings)
 
     def save(self, path: str | Path) -> None:
         """Write model and tokenizer, so that `AutoModelForCausalLM.from_pretrained(path)` loads the current weights.
@@ -126,61 +170,75 @@ class Policy:
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """Return the natural log-probability of each masked token given all before it, 0 elsewhere: (B, T)."""
-        return self._score(batch, temperature)[0]
+        return score(self.model, batch, temperature, packed=False)[0]
 
     def update(
         self,
         samples: Sequence[Sample],
         advantages: Sequence[float],
         *,
-        num_iterations: int = 1,
-        minibatch_rollouts: int | None = None,
-        rows_per_forward: int = 64,
-        epsilon: float = 0.2,
-        epsilon_high: float | None = 0.28,
-        aggregation: Aggregation = "token",
-        temperature: float = 1.0,
-        max_grad_norm: float = 1.0,
         learning_rate: float | None = None,
-    ) -> dict[str, float]:
-        """Learn from the rows and return figures of the update.
+        **settings: Any,
+    ) -> UpdateResult:
+        """Learn from the rows and return figures of the update, and of each row those that the loss used.
 
         Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
         `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
-        gradient is not finite is left out and counted.
+        gradient is not finite is left out and counted. A step for which the memory does not suffice is begun again from
+        the same weights with fewer rows at once, which the notes of the result say.
+
+        The same rows, in whatever order, on the same state give the same weights, on a CPU bit for bit (see
+        `update.py`).
 
         Args:
             advantages: (B,) one per row: that of its rollout.
-            rows_per_forward: rows that go through the model at once; bounds the memory, does not change the result.
-            temperature: the one at which the rows were sampled.
             learning_rate: from this update on; None keeps the one before.
+            settings: fields of `UpdateSettings`; `temperature` is the one at which the rows were sampled.
 
         Returns:
-            Means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and `grad_norm` (before it
-            is clipped), NaN if every step was skipped; `first_ratio_error`, the greatest distance of a ratio from one
-            before the first step; and the counts `steps`, `skipped_steps`, `rows`, `rollouts`, `tokens`.
+            In `figures` the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
+            `grad_norm` (before it is clipped), NaN if every step was skipped; `first_ratio_error`, the greatest
+            distance of a ratio from one before the first step; and the counts `steps`, `skipped_steps`, `rows`,
+            `rollouts`, `tokens`.
 
         Raises:
             ValueError: A row is malformed (see `make_batch`) or a setting is out of its range.
+            OutOfMemoryError: One row alone is too much for the memory.
         """
-        clip = (epsilon, epsilon if epsilon_high is None else epsilon_high)
-        _check_settings(num_iterations, minibatch_rollouts, rows_per_forward, clip, temperature)
-        batch = make_batch(samples, advantages, pad_id=self._pad_id, device=self.model.device)
-        figures: list[dict[str, float]] = []
-        if learning_rate is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
+        checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
-            for _ in range(num_iterations):
-                for rows in self._minibatches(batch, minibatch_rollouts):
-                    minibatch = batch.rows(rows)
-                    weights = token_weights(minibatch.mask, minibatch.rollouts, aggregation)
-                    figures.append(
-                        self._descend(minibatch, weights, rows_per_forward, clip, temperature, max_grad_norm)
-                    )
-            self.weight_version += any(figure["taken"] for figure in figures)
-        counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
-        return _summary(figures) | counts
+            result = self._updater.update(samples, advantages, checked, learning_rate)
+            self.weight_version += result.figures["steps"] > 0
+        return result
+
+    def state(self) -> PolicyState:
+        """Return what later updates depend on. The tensors are the live ones: hold `lock` until they are written."""
+        updater = self._updater
+        updater.prepare_optimizer()
+        optimizer = {
+            f"{kind}/{name}": value
+            for name, weight in updater.weights.masters.items()
+            for kind, value in updater.optimizer.state[weight].items()
+        }
+        weights = {name: weight.detach() for name, weight in updater.weights.masters.items()}
+        return PolicyState(weights, optimizer, updater.random_state(), self.weight_version, updater.max_tokens)
+
+    def restore(self, state: PolicyState) -> None:
+        """Go on from a state of a policy of the same model and adapters.
+
+        Raises:
+            ValueError: It is that of another model, or of other adapters; nothing is changed.
+        """
+        with self.lock, torch.no_grad():
+            own = self.state()
+            have, given = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            _check_same(have, given)
+            for name, value in have.items():
+                value.copy_(given[name])
+            self._updater.weights.publish()
+            self._updater.set_random_state(state.random)
+            self._updater.max_tokens = state.max_tokens_per_forward
+            self.weight_version = state.weight_version
 
     def _merged(self) -> PreTrainedModel:
         """Return the model, or a copy with the adapters merged in."""
@@ -189,96 +247,16 @@ class Policy:
         adapted: Any = copy.deepcopy(self.model)
         return adapted.merge_and_unload()
 
-    @property
-    def _pad_id(self) -> int:
-        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        return cast("int", pad if pad is not None else end)
 
-    def _score(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and, without gradient, entropies of the masked tokens, 0 elsewhere: (B, T) each."""
-        logits = self.model(input_ids=batch.tokens, attention_mask=batch.attention, use_cache=False).logits  # (B, T, V)
-        wanted = batch.mask[:, 1:]  # (B, T-1): token t is predicted at t-1
-        distribution = (logits[:, :-1][wanted].float() / temperature).log_softmax(dim=-1)  # (N, V), N masked tokens
-        chosen = distribution.gather(1, batch.tokens[:, 1:][wanted][:, None])[:, 0]  # (N,)
-        with torch.no_grad():
-            entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
-        empty = torch.zeros(batch.mask.shape, device=chosen.device)
-        return empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy)
-
-    def _minibatches(self, batch: Batch, rollouts: int | None) -> Iterator[Tensor]:
-        """Yield the row numbers of each mini-batch: all rows of the next `rollouts` rollouts, in random order."""
-        order = list(range(int(batch.rollouts.max()) + 1))
-        self._random.shuffle(order)
-        size = rollouts or len(order)
-        for start in range(0, len(order), size):
-            chosen = torch.tensor(order[start : start + size], device=batch.rollouts.device)
-            yield torch.isin(batch.rollouts, chosen).nonzero()[:, 0]
-
-    def _descend(
-        self,
-        batch: Batch,
-        weights: Tensor,
-        rows_per_forward: int,
-        clip: tuple[float, float],
-        temperature: float,
-        max_grad_norm: float,
-    ) -> dict[str, float]:
-        """Take one optimizer step on the batch, the gradient summed over forwards of `rows_per_forward` rows."""
-        self._optimizer.zero_grad(set_to_none=True)
-        parts: list[tuple[Objective, Tensor]] = []
-        for rows in torch.arange(len(batch.tokens), device=weights.device).split(rows_per_forward):
-            part = batch.rows(rows)
-            part_weights = weights[rows, : part.tokens.shape[1]]
-            logprobs, entropy = self._score(part, temperature)
-            objective = clipped_objective(logprobs, part.logprobs, part.advantages, part_weights, clip)
-            objective.loss.backward()
-            parts.append((objective.detached(), (part_weights * entropy).sum()))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._learned, max_grad_norm)
-        loss = torch.stack([objective.loss for objective, _ in parts]).sum()
-        taken = is_finite(loss, grad_norm)
-        if taken:
-            self._optimizer.step()
-        return {
-            "taken": taken,
-            "loss": float(loss),
-            "clip_fraction": sum(float(objective.clip_fraction) for objective, _ in parts),
-            "approx_kl": sum(float(objective.approx_kl) for objective, _ in parts),
-            "entropy": sum(float(entropy) for _, entropy in parts),
-            "grad_norm": float(grad_norm),
-            "ratio_error": max(float(objective.max_ratio_error) for objective, _ in parts),
-        }
-
-
-def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    taken = [figure for figure in figures if figure["taken"]]
-    names = ("loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
-    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
-    return means | {
-        "first_ratio_error": figures[0]["ratio_error"],
-        "steps": len(taken),
-        "skipped_steps": len(figures) - len(taken),
-    }
-
-
-def _check_settings(
-    num_iterations: int,
-    minibatch_rollouts: int | None,
-    rows_per_forward: int,
-    clip: tuple[float, float],
-    temperature: float,
-) -> None:
-    counts = {
-        "num_iterations": num_iterations,
-        "minibatch_rollouts": minibatch_rollouts,
-        "rows_per_forward": rows_per_forward,
-    }
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    if not (0 < clip[0] < 1 and clip[1] > 0):
-        raise ValueError(f"epsilon must be above 0 and below 1, epsilon_high above 0, not {clip[0]} and {clip[1]}")
-    if temperature <= 0:
-        raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {temperature}")
+def _check_same(have: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    for name in sorted(have.keys() | given.keys()):
+        one, other = have.get(name), given.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (one, other)]
+            raise ValueError(
+                f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here and "
+                f"{shapes[1]} in the state"
+            )
 
 
 def _with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:

@@ -30,12 +30,16 @@ class Objective:
         clip_fraction: weight of the tokens where the clip decides, so that they give no gradient.
         approx_kl: mean of `ratio - 1 - log ratio`, an estimate of KL(sampler || learner) that is never negative.
         max_ratio_error: greatest `|ratio - 1|`; on the first pass it shows how well engine and learner agree.
+        ratio: (B, T) of the learner's probability to the sampler's, 1 where not trained.
+        clipped: (B, T) bool, where the clip decides.
     """
 
     loss: Tensor
     clip_fraction: Tensor
     approx_kl: Tensor
     max_ratio_error: Tensor
+    ratio: Tensor
+    clipped: Tensor
 
     def detached(self) -> Objective:
         """Return the same figures without the graph behind the loss."""
@@ -68,10 +72,11 @@ def clipped_objective(
     clipped_gain = ratio.clamp(1 - low, 1 + high) * advantages[:, None]
     loss = -(weights * torch.minimum(gain, clipped_gain)).sum()
     with torch.no_grad():
-        clip_fraction = (weights * (clipped_gain < gain)).sum()
+        clipped = clipped_gain < gain
+        clip_fraction = (weights * clipped).sum()
         approx_kl = (weights * (ratio - 1 - log_ratio)).sum()
         max_ratio_error = (ratio - 1).abs().max()
-    return Objective(loss, clip_fraction, approx_kl, max_ratio_error)
+    return Objective(loss, clip_fraction, approx_kl, max_ratio_error, ratio.detach(), clipped)
 
 
 def token_weights(mask: Tensor, rollouts: Tensor, aggregation: Aggregation = "token") -> Tensor:

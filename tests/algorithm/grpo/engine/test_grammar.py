@@ -140,7 +140,7 @@ def test_the_recorded_log_probabilities_give_a_first_ratio_of_one(byte_engine: I
         prompt, said = reply["prompt_token_ids"], tokens(reply)
         mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply)
         rows.append(Sample(str(number), "a", prompt + said, mask, known, [], []))
-    figures = policy.update(rows, [1.0, -1.0, 0.5])
+    figures = policy.update(rows, [1.0, -1.0, 0.5]).figures
     assert figures["steps"] == 1
     assert figures["first_ratio_error"] < 1e-4
 

@@ -1,0 +1,311 @@
+"""One update of the weights: passes over the rows, mini-batches, optimizer steps, and what the loss saw of each token.
+
+What an update does is a function of the learned weights, the optimizer's state, the random state and the rows as a
+multiset: rollouts are brought into an order of their own, by content, before anything is drawn or summed. On a CPU,
+with the same number of threads, equal inputs give equal bits, in whatever order the rows come and in whatever process.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentlightning.algorithm.grpo.learner.batch import Batch, make_batch
+from agentlightning.algorithm.grpo.learner.forward import score
+from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
+from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
+from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
+from agentlightning.algorithm.grpo.losses.objective import Objective, clipped_objective, is_finite, token_weights
+from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from agentlightning.adapter.rows.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """What the loss used of one row on the first pass over it: (R,) each, one per trained token in order.
+
+    Attributes:
+        engine_logprobs: float32, natural log-probability when the token was sampled.
+        trainer_logprobs: float32, the learner's own, when the row was first gone over.
+        entropy: float32, nats, of the learner's distribution.
+        ratio: float32, of the learner's probability to the engine's.
+        clipped: bool, where the clip decides, so that the token gives no gradient.
+        weight: float32, share of the token in the loss of its optimizer step.
+        advantage: float32.
+    """
+
+    engine_logprobs: NDArray[np.float32]
+    trainer_logprobs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    ratio: NDArray[np.float32]
+    clipped: NDArray[np.bool_]
+    weight: NDArray[np.float32]
+    advantage: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update did.
+
+    Attributes:
+        figures: see `Policy.update`.
+        rows: (B,) what the loss used of each row, in the order in which they were given.
+        notes: what the user should hear of, such as a lack of memory.
+    """
+
+    figures: dict[str, float]
+    rows: list[RowFigures]
+    notes: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSettings:
+    """How an update goes over its rows; see `GRPOSettings` for what each means."""
+
+    num_iterations: int = 1
+    minibatch_rollouts: int | None = None
+    epsilon: float = 0.2
+    epsilon_high: float | None = 0.28
+    aggregation: Aggregation = "token"
+    temperature: float = 1.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_iterations", "minibatch_rollouts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        low, high = self.clip
+        if not (0 < low < 1 and high > 0):
+            raise ValueError(f"epsilon must be above 0 and below 1, epsilon_high above 0, not {low} and {high}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {self.temperature}")
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """How far the ratio counts below and above one."""
+        return self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+class Updater:
+    """The optimizer of one model and what it needs to take a step. Used by one thread, while nothing is generated."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        seed: int,
+        pad_id: int,
+        max_tokens_per_forward: int,
+        padding_free: bool,
+        gradient_checkpointing: bool,
+    ) -> None:
+        self._model = model
+        self._random = random.Random(seed)
+        self._pad_id = pad_id
+        self.max_tokens = max_tokens_per_forward
+        self._wants_packing, self._packed = padding_free, False
+        self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
+        self.weights = LearnedWeights(model)
+        parameters = list(self.weights.masters.values())
+        # fused: it needs no memory beside its state, so that a step that has begun cannot fail half-way for want of it
+        fused = model.device.type in ("cpu", "cuda")
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused
+        )
+        self._notes: list[str] = []
+        self._looked = False
+
+    def update(
+        self,
+        samples: Sequence[Sample],
+        advantages: Sequence[float],
+        settings: UpdateSettings,
+        learning_rate: float | None = None,
+    ) -> UpdateResult:
+        """Take the optimizer's steps; see `Policy.update`."""
+        self._prepare(learning_rate)
+        order = _order_of_content(samples, advantages)
+        batch = make_batch(
+            [samples[row] for row in order],
+            [advantages[row] for row in order],
+            pad_id=self._pad_id,
+            device=self._model.device,
+        )
+        figures: list[dict[str, float]] = []
+        first_pass: dict[int, RowFigures] = {}
+        for iteration in range(settings.num_iterations):
+            for rows in self._minibatches(batch, settings.minibatch_rollouts):
+                step, seen = self._step(batch.rows(rows), settings)
+                figures.append(step)
+                if iteration == 0:
+                    first_pass |= {order[int(row)]: one for row, one in zip(rows, seen, strict=True)}
+        counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
+        notes, self._notes = self._notes, []
+        return UpdateResult(_summary(figures) | counts, [first_pass[row] for row in range(len(samples))], notes)
+
+    def random_state(self) -> object:
+        """Return the state of the order of mini-batches, as JSON data."""
+        return self._random.getstate()
+
+    def set_random_state(self, state: Any) -> None:
+        """Go on from what `random_state` returned, before or after it was JSON."""
+        version, numbers, gauss = state
+        self._random.setstate((version, tuple(numbers), gauss))
+
+    def prepare_optimizer(self) -> None:
+        """Make the optimizer's state, as its first step would."""
+        for weight in self.weights.masters.values():
+            if not self.optimizer.state[weight]:
+                step = torch.zeros((), dtype=torch.float32, device=weight.device)
+                first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+                self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    def _prepare(self, learning_rate: float | None) -> None:
+        if learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+        self.prepare_optimizer()
+        if self._wants_packing and not self._looked:
+            self._looked = True
+            self._packed = can_pack(self._model)
+            if not self._packed:
+                kind = self._model.config.model_type
+                self._notes.append(f"the attention of {kind} cannot keep packed rows apart: rows are padded instead")
+
+    def _minibatches(self, batch: Batch, rollouts: int | None) -> Iterator[Tensor]:
+        """Yield the row numbers of each mini-batch: all rows of the next `rollouts` rollouts, in random order."""
+        order = list(range(int(batch.rollouts.max()) + 1))
+        self._random.shuffle(order)
+        size = rollouts or len(order)
+        for start in range(0, len(order), size):
+            chosen = torch.tensor(order[start : start + size], device=batch.rollouts.device)
+            yield torch.isin(batch.rollouts, chosen).nonzero()[:, 0]
+
+    def _step(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
+        """Take one optimizer step; for want of memory begin it again, from the same weights, with smaller forwards.
+
+        Raises:
+            OutOfMemoryError: one row is too much.
+        """
+        while True:
+            part: list[Batch] = []
+            try:
+                with self._checkpointing():
+                    return self._descend(batch, settings, part)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                cause = str(error).partition("\n")[0] or type(error).__name__
+            self._shrink(part[-1], cause)  # here the frames of the error are gone, and their tensors with them
+
+    def _shrink(self, failed: Batch, cause: str) -> None:
+        """Let the next attempt of a step take half as many tokens at once as the forward that failed."""
+        self._forget_gradients()
+        rows, tokens = len(failed.tokens), int(failed.attention.sum())
+        gc.collect()
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if rows == 1:
+            raise OutOfMemoryError(
+                f"one row of {tokens} tokens is too much for the memory of {self._model.device} ({cause}); no weight "
+                "was changed. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or shorter rows"
+            )
+        self.max_tokens = tokens // 2
+        self._notes.append(
+            f"out of memory with {rows} rows of {tokens} tokens in one forward ({cause}): the optimizer step was begun "
+            f"again from the same weights, and from here on a forward takes at most {self.max_tokens} tokens; "
+            f"set max_tokens_per_forward={self.max_tokens} to begin with that"
+        )
+
+    def _forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
+
+    def _descend(
+        self, batch: Batch, settings: UpdateSettings, in_hand: list[Batch]
+    ) -> tuple[dict[str, float], list[RowFigures]]:
+        """Take one optimizer step on the batch, the gradient summed over forwards of `max_tokens` tokens."""
+        self._forget_gradients()
+        weights = token_weights(batch.mask, batch.rollouts, settings.aggregation)
+        lengths: list[int] = batch.attention.sum(dim=1).tolist()
+        parts: list[tuple[Objective, Tensor]] = []
+        seen: dict[int, RowFigures] = {}
+        for rows in microbatches(lengths, self.max_tokens, packed=self._packed):
+            part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
+            in_hand.append(part)
+            part_weights = weights[rows, : part.tokens.shape[1]]
+            logprobs, entropy = score(self._model, part, settings.temperature, packed=self._packed)
+            objective = clipped_objective(logprobs, part.logprobs, part.advantages, part_weights, settings.clip)
+            objective.loss.backward()
+            parts.append((objective.detached(), (part_weights * entropy).sum()))
+            seen |= zip(rows, _row_figures(part, logprobs, entropy, objective, part_weights), strict=True)
+        learned = self.weights.masters.values()
+        grad_norm = torch.nn.utils.clip_grad_norm_(learned, settings.max_grad_norm)
+        loss = torch.stack([objective.loss for objective, _ in parts]).sum()
+        taken = is_finite(loss, grad_norm)
+        if taken:
+            self.optimizer.step()
+            self.weights.publish()
+        return {
+            "taken": taken,
+            "loss": float(loss),
+            "clip_fraction": sum(float(objective.clip_fraction) for objective, _ in parts),
+            "approx_kl": sum(float(objective.approx_kl) for objective, _ in parts),
+            "entropy": sum(float(entropy) for _, entropy in parts),
+            "grad_norm": float(grad_norm),
+            "ratio_error": max(float(objective.max_ratio_error) for objective, _ in parts),
+        }, [seen[row] for row in range(len(lengths))]
+
+
+def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) -> list[int]:
+    """Return the row numbers in an order that depends on what the rows hold, and neither on their order nor on ids.
+
+    The rows of a rollout stand together.
+    """
+    keys = [
+        (list(sample.token_ids), list(sample.logprobs), list(sample.mask), advantage)
+        for sample, advantage in zip(samples, advantages, strict=False)  # `make_batch` refuses a wrong number
+    ]
+    rollouts: dict[str, list[int]] = {}
+    for row in sorted(range(len(keys)), key=keys.__getitem__):
+        rollouts.setdefault(samples[row].rollout_id, []).append(row)
+    return [row for rows in sorted(rollouts.values(), key=lambda rows: [keys[row] for row in rows]) for row in rows]
+
+
+def _row_figures(
+    batch: Batch, logprobs: Tensor, entropy: Tensor, objective: Objective, weights: Tensor
+) -> list[RowFigures]:
+    mask = batch.mask
+    advantages = batch.advantages[:, None].expand_as(weights)
+    columns = (batch.logprobs, logprobs.detach(), entropy, objective.ratio, objective.clipped, weights, advantages)
+    ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
+    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
+    return [RowFigures(*row) for row in zip(*split, strict=True)]
+
+
+def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    taken = [figure for figure in figures if figure["taken"]]
+    names = ("loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
+    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    return means | {
+        "first_ratio_error": figures[0]["ratio_error"],
+        "steps": len(taken),
+        "skipped_steps": len(figures) - len(taken),
+    }

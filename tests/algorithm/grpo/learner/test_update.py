@@ -1,0 +1,136 @@
+"""The same rows make the same update, and what it used of each token comes back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.update import UpdateResult
+from tests.algorithm.grpo.learner.rows import make_advantages, make_rows
+
+VOCABULARY = 80
+SETTINGS = {"num_iterations": 2, "minibatch_rollouts": 3, "temperature": 0.8}
+
+
+def digest(policy: Policy) -> str:
+    """A hash of every bit of the weights and of the optimizer's state."""
+    state = policy.state()
+    whole = hashlib.sha256()
+    for name, value in sorted({**state.weights, **state.optimizer}.items()):
+        whole.update(name.encode())
+        whole.update(value.numpy().tobytes())
+    return whole.hexdigest()
+
+
+def learn(policy: Policy, *, seed: int = 0, order: random.Random | None = None) -> UpdateResult:
+    rows, advantages = make_rows(12, VOCABULARY, seed=seed), make_advantages(12)
+    numbers = list(range(12))
+    if order is not None:
+        order.shuffle(numbers)
+    result = policy.update([rows[n] for n in numbers], [advantages[n] for n in numbers], **SETTINGS)
+    rows_by_number = dict(zip(numbers, result.rows, strict=True))
+    return UpdateResult(result.figures, [rows_by_number[n] for n in range(12)], result.notes)
+
+
+def test_the_figures_of_each_token_are_those_of_the_loss(policy: Policy) -> None:
+    rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)
+    logits = {}
+    with torch.no_grad():
+        for number, row in enumerate(rows):  # one row at a time, without padding, packing or a mask
+            logits[number] = policy.model(torch.tensor([row.token_ids])).logits[0, :-1] / 0.8
+    result = policy.update(rows, advantages, temperature=0.8, epsilon=0.2, epsilon_high=0.28)
+    loss = 0.0
+    for number, (row, found) in enumerate(zip(rows, result.rows, strict=True)):
+        trained = [position for position, bit in enumerate(row.mask) if bit]
+        every = logits[number].log_softmax(dim=-1)
+        own = torch.stack([every[position - 1, row.token_ids[position]] for position in trained])
+        entropy = -(every.exp() * every).sum(dim=-1)[[position - 1 for position in trained]]
+        engine = np.float32([row.logprobs[position] for position in trained])
+        assert found.engine_logprobs.tobytes() == engine.tobytes()  # bit for bit
+        assert found.trainer_logprobs == pytest.approx(own.numpy(), abs=1e-5)
+        assert found.entropy == pytest.approx(entropy.numpy(), abs=1e-5)
+        assert found.ratio == pytest.approx(np.exp(found.trainer_logprobs - found.engine_logprobs), rel=1e-5)
+        gains = found.ratio * found.advantage, np.clip(found.ratio, 0.8, 1.28) * found.advantage
+        assert found.clipped.tolist() == (gains[1] < gains[0]).tolist()
+        assert (found.advantage == np.float32(advantages[number])).all()
+        loss -= float((found.weight * np.minimum(*gains)).sum())
+        for array in (found.trainer_logprobs, found.entropy, found.ratio, found.weight, found.advantage):
+            assert array.dtype == np.float32
+    assert any(found.clipped.any() for found in result.rows)
+    assert sum(float(found.weight.sum()) for found in result.rows) == pytest.approx(1.0)
+    assert result.figures["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_order_of_the_rows_and_the_names_of_rollouts_do_not_change_a_bit(model_folder: Path) -> None:
+    found: list[tuple[str, list[bytes]]] = []
+    for order in (None, random.Random(1), random.Random(2)):
+        policy = Policy.load(model_folder, learning_rate=1e-3)
+        result = learn(policy, order=order)
+        found.append((digest(policy), [row.trainer_logprobs.tobytes() for row in result.rows]))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    policy = Policy.load(model_folder, learning_rate=1e-3)
+    assert digest(policy) != found[0][0]
+    learn(policy, seed=1)
+    assert digest(policy) != found[0][0]
+
+
+def test_a_restored_policy_goes_on_with_the_same_bits(model_folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from agentlightning.algorithm.grpo.learner.policy import PolicyState
+
+    straight = Policy.load(model_folder, learning_rate=1e-3, seed=3)
+    learn(straight)
+    state = straight.state()
+    save_file({name: value.clone() for name, value in state.weights.items()}, tmp_path / "weights.safetensors")
+    save_file({name: value.clone() for name, value in state.optimizer.items()}, tmp_path / "optimizer.safetensors")
+    random_state = json.loads(json.dumps(state.random))
+    learn(straight, seed=1)
+    resumed = Policy.load(model_folder, learning_rate=1e-3, seed=99)
+    weights, optimizer = load_file(tmp_path / "weights.safetensors"), load_file(tmp_path / "optimizer.safetensors")
+    resumed.restore(PolicyState(weights, optimizer, random_state, 1, 4096))
+    assert resumed.weight_version == 1
+    learn(resumed, seed=1)
+    assert digest(resumed) == digest(straight)
+
+
+def test_a_state_of_another_model_is_refused_and_changes_nothing(policy: Policy, model_folder: Path) -> None:
+    lora = {"r": 4, "target_modules": ["q_proj"]}
+    before = digest(policy)
+    with pytest.raises(ValueError, match=r"not that of this model.*lora_A"):
+        policy.restore(Policy.load(model_folder, lora=lora).state())
+    assert digest(policy) == before
+
+
+_CHILD = """
+import sys, torch
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from tests.algorithm.grpo.learner.test_update import digest, learn
+policy = Policy.load(sys.argv[1], learning_rate=1e-3)
+learn(policy)
+learn(policy, seed=1)
+print(digest(policy))
+"""
+
+
+@pytest.mark.heavy
+def test_another_process_makes_the_same_bits(model_folder: Path) -> None:
+    def child(hash_seed: str) -> str:
+        command = [sys.executable, "-W", "ignore", "-c", _CHILD, str(model_folder)]
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[4]), "PATH": ""}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    policy = Policy.load(model_folder, learning_rate=1e-3)
+    learn(policy, order=random.Random(5))
+    learn(policy, seed=1, order=random.Random(6))
+    assert {child("1"), child("2")} == {digest(policy)}
