@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, sha256_of
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.policy import Policy, PolicyState
 from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
 
 OPTIMIZER: Final = "optimizer.safetensors"
@@ -50,11 +50,10 @@ def save_policy(policy: Policy, folder: Path) -> None:
     with policy.lock, no_progress_bar():
         policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        saved = policy._optimizer.state_dict()
-        tensors, scalars = _split(saved["state"])
-        save_file(tensors, folder / OPTIMIZER)
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in saved["param_groups"]]
-        states = {"groups": groups, "state": scalars, "python": policy._random.getstate(), "torch": _torch_state()}
+        state = policy.state()
+        tensors = state.optimizer | (state.weights if policy.model.dtype != torch.float32 else {})
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
+        states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
     (folder / _SCALARS).write_text(json.dumps(states))
 
 
@@ -73,19 +72,12 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
         if (found := digest_of(policy)) != digest:
             raise BrokenCheckpointError(f"The weights read from {str(folder)!r} have the digest {found}, not {digest}")
         states = json.loads((folder / _SCALARS).read_bytes())
-        saved = policy._optimizer.state_dict()
-        state: dict[int, dict[str, object]] = {int(key): dict(value) for key, value in states["state"].items()}
-        for name, tensor in load_file(folder / OPTIMIZER).items():
-            index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = tensor
-        saved["state"] = state
-        for group, values in zip(saved["param_groups"], states["groups"], strict=True):
-            group.update(values)
-        policy._optimizer.load_state_dict(saved)
-        version, internal, gauss = states["python"]
-        policy._random.setstate((version, tuple(internal), gauss))
+        tensors = load_file(folder / OPTIMIZER)
+        own = policy.state()
+        optimizer = {name: tensor for name, tensor in tensors.items() if name in own.optimizer}
+        weights = own.weights | {name: tensor for name, tensor in tensors.items() if name not in optimizer}
+        policy.restore(PolicyState(weights, optimizer, states["policy"], weight_version, states["max_tokens"]))
         _restore_torch(states["torch"])
-        policy.weight_version = weight_version
 
 
 def fingerprint_of(model: str | Path) -> str:
@@ -102,18 +94,6 @@ def fingerprint_of(model: str | Path) -> str:
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())
     return digest.hexdigest()
-
-
-def _split(state: Mapping[int, Mapping[str, object]]) -> tuple[dict[str, Tensor], dict[int, dict[str, object]]]:
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[int, dict[str, object]] = {}
-    for index, values in state.items():
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.detach().cpu().contiguous()
-            else:
-                scalars.setdefault(index, {})[key] = value
-    return tensors, scalars
 
 
 def _torch_state() -> dict[str, str]:

@@ -25,7 +25,7 @@ _ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]
 
 
 def learn(policy: Policy) -> dict[str, float]:
-    return policy.update(_ROWS, _ADVANTAGES, epochs=2, minibatch_rollouts=2)
+    return policy.update(_ROWS, _ADVANTAGES, num_iterations=2, minibatch_rollouts=2).figures
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"]}])
