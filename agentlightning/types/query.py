@@ -176,3 +176,8 @@ class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[report
         else:
             tail = f"[{self.items[0]!r}, ...]"
         return f"<PaginatedResult ({self.offset}:{end} of {self.total}) {tail}>"
+
+
+AnyPage = PaginatedResult[Any]
+"""A page of anything. Held here: pydantic forgets a class that it made for a type once nobody has it, and makes it anew
+in 10 ms."""

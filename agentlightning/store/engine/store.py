@@ -76,6 +76,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 from agentlightning.types.core import with_mode_of_config
+from agentlightning.types.query import AnyPage
 from agentlightning.types.resources import stored_forms
 
 if TYPE_CHECKING:
@@ -618,7 +619,7 @@ def _page(items: list[M], sort_by: str | None, sort_order: str, limit: int, offs
 
 
 def _result(items: Sequence[M], limit: int, offset: int, total: int) -> PaginatedResult[M]:
-    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
+    return AnyPage.model_construct(items=items, limit=limit, offset=offset, total=total)
 
 
 def _descending(order: str) -> bool:

@@ -43,6 +43,7 @@ from agentlightning.types import (
     Span,
     Worker,
 )
+from agentlightning.types.query import AnyPage
 from agentlightning.utils.backoff import backoff_delays
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class CompletedStore(StoreWrapper):
         rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
         everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
-        return _with_outcomes(PaginatedResult[Any](items=items, limit=limit, offset=offset, total=total))
+        return _with_outcomes(AnyPage(items=items, limit=limit, offset=offset, total=total))
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
