@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
@@ -52,6 +53,7 @@ class Algorithm:
     _initial_resources: NamedResources | None = None
     _llm_proxy: LLMProxy | None = None
     _rollout_config: RolloutConfig | None = None
+    _run_log: RunLog | None = None
 
     resumable: bool = True
     """True if a run that is started again may be answered with rollouts that it made before: the same requests, in the
@@ -164,6 +166,14 @@ class Algorithm:
         to ask: see `utils.with_timeout`.
         """
         return self._rollout_config
+
+    def set_run_log(self, run_log: RunLog) -> None:
+        """Bind the records of the run."""
+        self._run_log = run_log
+
+    def get_run_log(self) -> RunLog:
+        """Return what the run's records are written with; it keeps nothing where no Trainer runs the algorithm."""
+        return RunLog(None) if self._run_log is None else self._run_log
 
     # --- what the Trainer asks when it is made -----------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ Where a whole first batch has none, and where the tokens drift more than is allo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
@@ -26,6 +26,8 @@ WAYS_OUT: Final = (
     "(agl.CommandAgent), whose environment holds OPENAI_BASE_URL, OPENAI_API_KEY and the like. If the client has a "
     "cache that answers without a call (DSPy has), switch it off"
 )
+_STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
+"""Of `DriftGuard`: what a run that is started again goes on from."""
 
 
 def first_refusal(record: RolloutRecord) -> str:
@@ -51,6 +53,15 @@ class DriftGuard:
     _told_of_refusals: bool = field(default=False, init=False)
     has_looked: bool = field(default=False, init=False)
     """The first rollout with a reward was looked at."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes, as JSON data: the counts, and what was reported already."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier start of the run."""
+        for name in _STATE:
+            setattr(self, name, state[name])
 
     def first_look(self, found: Evidence) -> str | None:
         """Return what to do if this is the first rollout with a reward and no call of it came through the gateway."""

@@ -50,6 +50,10 @@ class StepFigures:
     """Trained calls drawn from another distribution than the model's own, by the setting of the request that did it."""
     drift_rate: float = 0.0
     """Share of the run's turns so far that began a row because of template or tokenizer."""
+    weights: str = ""
+    """Digest of the weights after the step: equal ones, equal weights."""
+    take: str | None = None
+    """Marks a step that was taken anew after the run was started again; None for the first time."""
 
 
 class Progress(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentlightning.algorithm.collect import Evidence
 from agentlightning.algorithm.drift_guard import first_refusal
@@ -18,6 +19,15 @@ class Endings:
         self._counts: Counter[str] = Counter()
         self._scored = 0
         self._first_error: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes, as JSON data."""
+        return {"counts": dict(self._counts), "scored": self._scored, "first_error": self._first_error}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier start of the run."""
+        self._counts = Counter(state["counts"])
+        self._scored, self._first_error = state["scored"], state["first_error"]
 
     def add(self, found: Sequence[Evidence], rows: StepRows) -> None:
         """Take in the rollouts of a step and what was read of them, in the same order."""

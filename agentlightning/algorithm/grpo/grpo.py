@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,20 @@ from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
+from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
+from agentlightning.algorithm.grpo.checkpoint.resume import (
+    CHECKPOINTS,
+    STATE_NAME,
+    Resumption,
+    find_resumption,
+    place_of,
+)
+from agentlightning.algorithm.grpo.checkpoint.weights import model_in, restore_policy
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
+from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
@@ -31,6 +44,7 @@ from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
@@ -49,8 +63,6 @@ class GRPO(Algorithm):
         TypeError: an unknown setting; names the nearest right one.
         BadRequestError: a value out of its range.
     """
-
-    resumable = False  # the weights begin anew, and no rollout of other weights stands for one of these
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         self.settings: GRPOSettings = make_settings(model, settings)
@@ -90,26 +102,49 @@ class GRPO(Algorithm):
         self._check_tasks(tasks, held_out)
         _check_model(self.settings.model)
         adapter = self._triplet_adapter()
-        folder = RunFolder(self.settings.output_dir or new_run_folder())
-        folder.check_unused()
-        folder.write_config(grpo=self.settings.as_json())
+        settings, store, log = self.settings, self.get_store(), self.get_run_log()
+        run_id = log.run_id or getattr(store, "run_id", None) or ""
+        facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out)
+        resume = await find_resumption(store, log, facts, settings.output_dir)
+        folder = RunFolder(resume.folder or settings.output_dir or new_run_folder())
+        if resume.folder is None:
+            folder.check_unused()
+            facts["folder"] = str(folder.path.resolve())
+            write_run_file(folder.path, facts)
+            await log.state(0, facts, STATE_NAME)
+        folder.write_config(grpo=settings.as_json())
         async with AsyncExitStack() as stack:
-            policy = await asyncio.to_thread(self._load_policy)
-            engine = InferenceEngine(policy, max_batch=self.settings.engine_batch, seed=self.settings.seed)
+            stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
+            policy = await asyncio.to_thread(self._load_policy, resume)
+            engine = InferenceEngine(
+                policy,
+                max_batch=settings.engine_batch,
+                seed=settings.seed if settings.deterministic else settings.seed + resume.steps,
+                place_of=_place_in(store) if settings.deterministic else None,
+            )
             engine.start()
             stack.callback(engine.stop)
-            proxy = await self._serve(engine, stack)
+            proxy = await self._serve(engine, stack, policy.weight_version)
             progress = make_progress(self.settings.progress)
             stack.callback(progress.close)
             run = GRPORun(
-                settings=self.settings,
-                store=self.get_store(),
+                settings=settings,
+                store=store,
                 policy=policy,
                 engine=engine,
                 proxy=proxy,
                 adapter=adapter,
                 folder=folder,
                 progress=progress,
+                resume=resume,
+                keeper=CheckpointKeeper(
+                    folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
+                    policy=policy,
+                    log=log,
+                    run_facts=facts,
+                    every=settings.save_steps,
+                    saved=resume.steps,
+                ),
                 tasks=tasks,
                 held_out=held_out,
                 guard=DriftGuard(self.settings.max_drift, _decoder(policy.tokenizer)),
@@ -129,10 +164,10 @@ class GRPO(Algorithm):
                 "pass val_dataset to fit, or leave eval_steps out"
             )
 
-    def _load_policy(self) -> Policy:
-        settings = self.settings
+    def _load_policy(self, resume: Resumption) -> Policy:
+        settings, checkpoint = self.settings, resume.checkpoint
         policy = Policy.load(
-            settings.model,
+            settings.model if checkpoint is None else model_in(checkpoint.path, settings.model),
             learning_rate=settings.learning_rate,
             lora=settings.lora,
             device=settings.device,
@@ -143,9 +178,12 @@ class GRPO(Algorithm):
                 f"max_completion_length={settings.max_completion_length} leaves no room for a prompt: "
                 f"the context of the model is {policy.context_length} tokens"
             )
+        if checkpoint is not None:
+            facts = checkpoint.facts
+            restore_policy(policy, checkpoint.path, weight_version=facts["weight_version"], digest=facts["digest"])
         return policy
 
-    async def _serve(self, engine: InferenceEngine, stack: AsyncExitStack) -> LLMProxy:
+    async def _serve(self, engine: InferenceEngine, stack: AsyncExitStack, version: int) -> LLMProxy:
         """Return a running gateway with the policy among its models; `stack` leaves it as it was found."""
         proxy = self.get_llm_proxy() or LLMProxy(store=self.get_store())
         others = proxy.model_list
@@ -163,7 +201,7 @@ class GRPO(Algorithm):
         if not proxy.is_running():
             await proxy.start()
             stack.push_async_callback(proxy.stop)
-        async with proxy.weight_change(0):  # a gateway that served a run before has that run's version
+        async with proxy.weight_change(version):  # a gateway that served a run before has that run's version
             pass
         return proxy
 
@@ -178,6 +216,16 @@ class GRPO(Algorithm):
                 "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
             )
         return adapter
+
+
+def _place_in(store: LightningStore) -> PlaceOf:
+    """Return what gives the place in the run of a rollout of this store."""
+
+    async def place(rollout_id: str) -> str | None:
+        rollout = await store.get_rollout_by_id(rollout_id)
+        return None if rollout is None else place_of(rollout)
+
+    return place
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:

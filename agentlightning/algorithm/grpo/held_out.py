@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentlightning.algorithm.collect import collect, evidence
@@ -52,12 +52,19 @@ async def evaluate_tasks(
     resources_id: str,
     config: RolloutConfig,
     timeout_seconds: float,
+    place: Mapping[str, object],
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Run the agent on each task once with the given resources and return the rewards."""
+    """Run the agent on each task once with the given resources and return the rewards.
+
+    `place` says where in the run this is: the rollouts have it in their metadata, with the number of their task.
+    """
     began = time.monotonic()
     requests = [
-        EnqueueRolloutRequest(input=task, mode="val", resources_id=resources_id, config=config) for task in tasks
+        EnqueueRolloutRequest(
+            input=task, mode="val", resources_id=resources_id, config=config, metadata={**place, "task": number}
+        )
+        for number, task in enumerate(tasks)
     ]
     rollouts = await collect(store, requests, timeout_seconds=timeout_seconds, on_done=on_done)
     rewards = [(await evidence(store, rollout)).reward for rollout in rollouts]

@@ -16,9 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
+from agentlightning.algorithm.grpo.checkpoint.metrics_file import figures_of, write_lines
+from agentlightning.algorithm.grpo.checkpoint.resume import Resumption, figures_by_step, metadata_of
+from agentlightning.algorithm.grpo.checkpoint.weights import digest_of
 from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
@@ -85,6 +91,8 @@ class GRPORun:
     adapter: TraceToTripletBase
     folder: RunFolder
     progress: Progress
+    resume: Resumption
+    keeper: CheckpointKeeper
     tasks: list[object]
     held_out: list[object]
     guard: DriftGuard = field(default_factory=DriftGuard)
@@ -94,6 +102,11 @@ class GRPORun:
     _told_constrained: bool = False
     _late: LateCalls = field(default_factory=LateCalls)
     _endings: Endings = field(default_factory=Endings)
+    _after: AfterStep | None = None
+    """The last step that is complete."""
+    _repeats: bool = False
+    """The present step was recorded by an earlier start of the run, with the same weights."""
+    _is_cancelled: bool = False
 
     async def train(self) -> GRPOResult:
         """Evaluate, take every step, evaluate, save; what was learned is saved on every way out.
@@ -105,25 +118,86 @@ class GRPORun:
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
         settings = self.settings
-        result = GRPOResult(self.folder.path, 0)
+        result = self._result_so_far()
         resources = await self._publish("train", settings.temperature)
         batches = batch_iter_over_dataset(self.tasks, settings.batch_size, random.Random(settings.seed))
+        for _ in range(self.resume.steps):
+            next(batches)
         try:
-            await self._evaluate(result, greedy=True)
-            for step in range(1, settings.max_steps + 1):
+            await self._evaluate_at_start(result)
+            for step in range(self.resume.steps + 1, settings.max_steps + 1):
                 began = time.monotonic()
                 figures = await self._step(step, next(batches), resources)
                 result.train_seconds += time.monotonic() - began
                 result.steps = self.policy.weight_version
+                self._after = self._stand(figures, result, evaluated=False)
                 try:
+                    self._check_cancelled()
                     await self._evaluate_if_due(figures, result)
+                    self._after = self._stand(figures, result, evaluated=True)
                 finally:
                     self._report(figures, result)
+                await self.keeper.step_done(self._after, self._alarm)
                 self._check_skipped()
         finally:
-            self.policy.save(self.folder.model)
+            try:
+                await self.keeper.end(self._after)
+            finally:
+                self.policy.save(self.folder.model)
         self._endings.require_scored()
         return result
+
+    # --- what goes on from an earlier start --------------------------------------------------------------------------
+
+    def _result_so_far(self) -> GRPOResult:
+        """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
+        result, state = GRPOResult(self.folder.path, self.policy.weight_version), self.resume.state
+        if state:
+            self._skipped, self._told_constrained = state["skipped"], state["told_constrained"]
+            self._endings.restore(state["endings"])
+            self.guard.restore(state["guard"])
+            result.train_seconds = state["train_seconds"]
+            result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
+            result.metrics = [figures_of(line) for line in figures_by_step(self.resume.lines, self.resume.steps)]
+        return result
+
+    def _stand(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> AfterStep:
+        """Return where the run stands after a step."""
+        fixed = {
+            "skipped": self._skipped,
+            "told_constrained": self._told_constrained,
+            "endings": self._endings.state(),
+            "guard": self.guard.state(),
+            "late": self._late.state(),
+            "train_seconds": result.train_seconds,
+            "take": self.resume.take,
+            "evaluated": evaluated,
+            "threads": torch.get_num_threads(),
+        }
+        evaluations = list(result.evaluations)
+
+        def state() -> dict[str, object]:
+            return {**fixed, "evaluations": [dataclasses.asdict(evaluation) for evaluation in evaluations]}
+
+        return AfterStep(figures.step, self.policy.weight_version, figures.weights, state)
+
+    async def _evaluate_at_start(self, result: GRPOResult) -> None:
+        """Measure before the first step, or what an earlier start was kept from measuring after its last one."""
+        if not self.resume.steps:
+            await self._evaluate(result, 0, greedy=True)
+        elif not self.resume.state["evaluated"] and result.metrics:
+            figures = result.metrics[-1]
+            await self._evaluate_if_due(figures, result)
+            self.resume.lines[figures.step] = dataclasses.asdict(figures)
+            write_lines(self.folder.path / "metrics.jsonl", self.resume.lines.values())
+
+    def _check_cancelled(self) -> None:
+        """Raise what was held back while the weights changed."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+    def _alarm(self, text: str) -> None:
+        self._note(text, logging.WARNING)
 
     async def _publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
@@ -135,7 +209,8 @@ class GRPORun:
 
     def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
-        self.folder.append_metrics(dataclasses.asdict(figures))
+        if not self._repeats or figures.step not in self.resume.lines:
+            self.folder.append_metrics(dataclasses.asdict(figures))
         self.progress.step(figures)
         logger.info(step_line(figures))
 
@@ -150,10 +225,14 @@ class GRPORun:
         clock = _Clock(self.engine)
         requests = [
             EnqueueRolloutRequest(
-                input=task, mode="train", resources_id=resources_id, config=self._limits(), metadata={"step": step}
+                input=task,
+                mode="train",
+                resources_id=resources_id,
+                config=self._limits(),
+                metadata=metadata_of(step, number, sample, self.resume.take_of(step)),
             )
-            for task in tasks
-            for _ in range(settings.num_generations)
+            for number, task in enumerate(tasks)
+            for sample in range(settings.num_generations)
         ]
         what = f"step {step}"
         rollouts = await collect(
@@ -167,7 +246,23 @@ class GRPORun:
         ledger = Ledger(step=step)
         rows = await self._rows(rollouts, ledger)
         clock.sampled()
+        learning = asyncio.ensure_future(self._learn_and_account(step, rollouts, rows, ledger, clock))
+        try:
+            return await asyncio.shield(learning)
+        except asyncio.CancelledError:  # an update that has begun is finished and accounted for, then the run ends
+            self._is_cancelled = True
+            return await learning
+
+    async def _learn_and_account(
+        self, step: int, rollouts: Sequence[Rollout], rows: StepRows, ledger: Ledger, clock: _Clock
+    ) -> StepFigures:
+        """Update the weights, close the ledger and return the figures of the step."""
+        settings = self.settings
         update = await self._learn(step, rows, ledger)
+        digest = await asyncio.to_thread(digest_of, self.policy)
+        self._repeats = await self.resume.repeats(step, digest)
+        if not self._repeats:
+            await self._enter_late_calls(ledger, rollouts)
         summary = ledger.close()
         self._note_constrained(step, summary)
         seconds, cpu, tokens = clock.stop()
@@ -188,7 +283,17 @@ class GRPORun:
             rollouts_excluded=rows.excluded_rollouts,
             calls_constrained=summary.constrained,
             drift_rate=self.guard.drift_rate,
+            weights=digest,
+            take=self.resume.take_of(step),
         )
+
+    async def _enter_late_calls(self, ledger: Ledger, rollouts: Sequence[Rollout]) -> None:
+        """Enter the calls that ended after the step of their rollout, and those that earlier starts have left open."""
+        present = {rollout.rollout_id for rollout in rollouts}
+        for calls, reason in await self.resume.unaccounted(self.store, present):
+            ledger.capture(calls)
+            ledger.exclude([call.ref for call in calls], reason)
+        await self._late.enter(self.store, ledger, in_hand=self.proxy.stats()["in_hand"])
 
     def _note_constrained(self, step: int, summary: LedgerSummary) -> None:
         """Say once that calls were constrained, and by what."""
@@ -208,7 +313,6 @@ class GRPORun:
     async def _rows(self, rollouts: Sequence[Rollout], ledger: Ledger) -> StepRows:
         """Read the evidence of every rollout and choose the rows to train on."""
         in_hand = self.proxy.stats()["in_hand"]
-        await self._late.enter(self.store, ledger, in_hand=in_hand)
         found = [await evidence(self.store, rollout, note=True) for rollout in rollouts]
         groups = [number // self.settings.num_generations for number in range(len(rollouts))]
         rows = choose_rows(
@@ -306,7 +410,7 @@ class GRPORun:
         """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
         called when no further call can come in."""
         ledger = Ledger(step=self.settings.max_steps + 1)
-        await self._late.enter(self.store, ledger, in_hand=0)
+        await self._enter_late_calls(ledger, [])
         summary = ledger.close()
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
         if excluded:
@@ -318,22 +422,22 @@ class GRPORun:
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
         every, last = self.settings.eval_steps, figures.step == self.settings.max_steps
         if self.held_out and (last or (every and figures.step % every == 0)):
-            figures.held_out = await self._evaluate(result, greedy=last)
+            figures.held_out = await self._evaluate(result, figures.step, greedy=last)
 
-    async def _evaluate(self, result: GRPOResult, *, greedy: bool) -> float | None:
+    async def _evaluate(self, result: GRPOResult, step: int, *, greedy: bool) -> float | None:
         """Run the held-out tasks at the training temperature and, beside it, greedily; return the former's share of
         solved tasks, None without any task."""
         if not self.held_out:
             return None
-        found = [await self._evaluate_one("sampled", self.settings.temperature)]
+        found = [await self._evaluate_one(step, "sampled", self.settings.temperature)]
         if greedy:
-            found.append(await self._evaluate_one("greedy", 0.0))
+            found.append(await self._evaluate_one(step, "greedy", 0.0))
         result.evaluations.extend(found)
         shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
         self._note(f"held-out after {self.policy.weight_version} updates: {shares}")
         return found[0].accuracy
 
-    async def _evaluate_one(self, sampling: str, temperature: float) -> Evaluation:
+    async def _evaluate_one(self, step: int, sampling: str, temperature: float) -> Evaluation:
         resources_id = await self._publish(sampling, temperature)
         what = f"held-out tasks, {sampling}"
         return await evaluate_tasks(
@@ -344,6 +448,7 @@ class GRPORun:
             resources_id=resources_id,
             config=self._limits(),
             timeout_seconds=self.settings.step_timeout_seconds,
+            place={**metadata_of(step, 0, 0, self.resume.take_of(step)), "sampling": sampling},
             on_done=lambda done: self.progress.rollouts(done, len(self.held_out), what),
         )
 

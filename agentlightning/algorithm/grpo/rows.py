@@ -164,6 +164,10 @@ class LateCalls:
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
 
+    def state(self) -> list[object]:
+        """Return the rollouts that may still come to have calls, with the calls that were counted, as JSON data."""
+        return [[one.rollout.rollout_id, sorted(map(list, one.counted))] for one in self._watched]
+
     def expect(self, found: Sequence[Evidence], *, in_hand: int) -> None:
         """Remember the rollouts of a step that may still come to have calls, and those that the step has counted."""
         self._watched += [

@@ -89,7 +89,14 @@ class GRPOSettings:
     seed: int = 0
     """Of sampling, of the order of tasks and rows, and of the first weights of adapters."""
     output_dir: str | Path | None = None
-    """Where model and metrics go; None makes `runs/<time>`."""
+    """Where model, checkpoints and metrics go; None makes `runs/<time>`."""
+    save_steps: int = 10
+    """Steps between checkpoints, beside the one at the end; 0 writes that one alone. [`trainer.save_freq`]"""
+    save_total_limit: int | None = 2
+    """So many checkpoints are kept, the newest ones; None keeps all. [`trainer.max_actor_ckpt_to_keep`]"""
+    deterministic: bool = False
+    """Whole runs are equal, whatever the number of runners and the timing: a reply depends on the weights, on step,
+    task and sample of its rollout, and on what is asked. Each reply is then decoded alone, which takes longer."""
     step_timeout_seconds: float = 1800.0
     """A rollout that is not at its end by then is late; see `late_rollouts`."""
     late_rollouts: LatePolicy = "drop"
@@ -126,6 +133,11 @@ class GRPOSettings:
         if self.max_drift is not None:
             _check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
         _check_number("eval_steps", self.eval_steps, int, at_least=0)
+        _check_number("save_steps", self.save_steps, int, at_least=0)
+        if self.save_total_limit is not None:
+            _check_number("save_total_limit", self.save_total_limit, int, at_least=1)
+        if not isinstance(self.deterministic, bool):
+            raise BadRequestError(f"deterministic must be True or False; got {self.deterministic!r}")
         _check_number("seed", self.seed, int)
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)

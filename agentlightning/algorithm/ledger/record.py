@@ -68,6 +68,7 @@ ExclusionReason = Literal[
     "equal_rewards",
     "over_length",
     "step_skipped",
+    "step_undone",
 ]
 """Why a model call is not trained: the closed list.
 
@@ -80,7 +81,8 @@ policy, as where a cache of the agent's client answered; no call can have this r
 was; a role in the URL (`LLMProxy.as_resource(role=)`) tells it.
 `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its attempt had not ended
 when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all rewards of its group
-are the same, so there is nothing to learn.
+are the same, so there is nothing to learn. `step_undone`: the run was started again from before its step, and the step
+was taken anew.
 """
 
 TRAINED_OUTCOMES: frozenset[Outcome] = frozenset(("scored", "policy_fault"))

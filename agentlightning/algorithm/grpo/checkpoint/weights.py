@@ -80,6 +80,11 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
         _restore_torch(states["torch"])
 
 
+def model_in(folder: Path, base: str) -> str:
+    """Return where the model of a checkpoint is loaded from: itself, or the one below its adapter."""
+    return base if (folder / ADAPTER).is_file() else str(folder)
+
+
 def fingerprint_of(model: str | Path) -> str:
     """Return the SHA-256 over the names and contents of a model's files: weights, settings, tokenizer, template."""
     folder = Path(model)

@@ -1,0 +1,93 @@
+"""Writes the checkpoints of a run: every so many steps, and at its end whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.weights import save_policy
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.runs.log import RunLog
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AfterStep:
+    """Where a run stands after a step that is complete."""
+
+    step: int
+    weight_version: int
+    digest: str
+    state: Callable[[], dict[str, Any]]
+    """Gives what the loop needs to go on after this step, as JSON data."""
+
+
+@dataclass(kw_only=True)
+class CheckpointKeeper:
+    """Knows which step was saved last. Belongs to the loop; the files are written on a thread."""
+
+    folder: CheckpointFolder
+    policy: Policy
+    log: RunLog
+    run_facts: Mapping[str, Any]
+    """What every checkpoint says of its run."""
+    every: int
+    """Steps between two checkpoints; 0: at the end only."""
+    saved: int = 0
+    """The step of the newest checkpoint."""
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    async def step_done(self, after: AfterStep, alarm: Callable[[str], None]) -> None:
+        """Write a checkpoint if it is due. One that cannot be written is told, and the run goes on."""
+        if not self.every or after.step % self.every:
+            return
+        try:
+            written = await asyncio.to_thread(self._write, after)
+        except OSError as error:
+            last = f"the last good one is of step {self.saved}" if self.saved else "there is none yet"
+            alarm(f"step {after.step}: the checkpoint could not be written to {self.folder.path} ({error}); {last}")
+            return
+        if written is not None:
+            await self.log.checkpoint(after.step, **record_of(written))
+
+    async def end(self, after: AfterStep | None) -> None:
+        """Write the checkpoint of the last step that is complete, if the weights are still those after it.
+
+        Raises:
+            OSError: it cannot be written; the last good one is what it was.
+        """
+        if after is None or after.step <= self.saved:
+            return
+        written = self._write(after)  # not on another thread: whoever ends the run may cancel what waits
+        if written is not None:
+            await self.log.checkpoint(after.step, **record_of(written))
+
+    def _write(self, after: AfterStep) -> Checkpoint | None:
+        with self._writing, self.policy.lock:
+            if after.step <= self.saved:
+                return None
+            if self.policy.weight_version != after.weight_version:
+                logger.warning("step %d is not saved: a later update has begun; step %d is", after.step, self.saved)
+                return None
+            facts = {**self.run_facts, "digest": after.digest, "weight_version": after.weight_version}
+            written = self.folder.write(
+                after.step, lambda folder: save_policy(self.policy, folder), {**facts, "state": after.state()}
+            )
+            self.saved = after.step
+            return written
+
+
+def record_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what the run's record of a checkpoint says."""
+    facts = checkpoint.facts
+    return {
+        "path": str(checkpoint.path.resolve()),
+        "digest": facts["digest"],
+        "weight_version": facts["weight_version"],
+    }
