@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.algorithm.grpo.engine.completion import Completion
+from agentlightning.algorithm.grpo.engine.forward import forward_of
 from agentlightning.algorithm.grpo.engine.grammar import GrammarError
-from agentlightning.algorithm.grpo.engine.kv_cache import RowCache
 from agentlightning.algorithm.grpo.engine.stopping import DecodeText
 
 PREFILL_TOKENS: Final = 16_384  # padded prompt tokens of one forward, a bound on memory
@@ -30,8 +30,8 @@ class Decoder:
         self._model = model
         self._eos_ids = frozenset(eos_ids)
         self._decode = decode or _no_text
-        self._cache = RowCache(model.config)
-        self._running: list[Completion] = []  # row b of the cache belongs to the b-th
+        self._forward = forward_of(model)
+        self._running: list[Completion] = []  # row b of the forward's belongs to the b-th
 
     def __len__(self) -> int:
         """Return how many completions are in flight."""
@@ -49,17 +49,11 @@ class Decoder:
             rows = [numbers.setdefault(id(c.prompt_ids), len(numbers)) for c in chunk]  # (P,) which prompt is whose
             prompts = list({id(c.prompt_ids): c.prompt_ids for c in chunk}.values())  # (R,)
             last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
-            length = int(last.max()) + 1
+            length = max(map(len, prompts))
             tokens = torch.tensor([[*prompt, *([0] * (length - len(prompt)))] for prompt in prompts])
-            kept, place = last.unique(return_inverse=True)  # (U,) whose logits are wanted, (R,) which is whose
-            self._cache.prepare_prompts(len(self._running))
-            output = self._model(
-                input_ids=tokens.to(device), past_key_values=self._cache, use_cache=True, logits_to_keep=kept
-            )
-            logits = output.logits[torch.arange(len(place), device=device), place]  # (R, V)
-            del output  # its logits are many times as large: (R, U, V)
+            logits = self._forward.prompts(tokens.to(device), last, len(self._running))  # (R, V)
             if len(prompts) < len(chunk):
-                self._cache.spread_rows(len(self._running), rows)
+                self._forward.rows.spread_rows(len(self._running), rows)
                 logits = logits[torch.tensor(rows, device=device)]  # (P, V)
             self._running.extend(chunk)
             self._append(chunk, logits)
@@ -72,19 +66,10 @@ class Decoder:
         if not self._running:
             return left
         device = self._model.device
-        tokens = torch.tensor([[c.token_ids[-1]] for c in self._running], device=device)  # (B, 1)
-        lengths = torch.tensor([len(c.prompt_ids) + len(c.token_ids) - 1 for c in self._running], device=device)  # (B,)
-        width = int(lengths.max()) + 1
-        visible = torch.arange(width, device=device) <= lengths[:, None]  # (B, width): itself and all before it
-        self._cache.prepare_tokens(lengths, width)
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=visible[:, None, None, :],
-            position_ids=lengths[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._append(self._running, output.logits[:, -1])
+        tokens = torch.tensor([c.token_ids[-1] for c in self._running], device=device)  # (B,)
+        before = [len(c.prompt_ids) + len(c.token_ids) - 1 for c in self._running]
+        lengths = torch.tensor(before, device=device)  # (B,)
+        self._append(self._running, self._forward.tokens(tokens, lengths, max(before) + 1))
         return left + self._remove_finished()
 
     def clear(self) -> list[Completion]:
@@ -107,7 +92,7 @@ class Decoder:
             if self._running[row] in over:
                 last = self._running.pop()
                 if row < len(self._running):
-                    self._cache.move_row(len(self._running), row)
+                    self._forward.rows.move_row(len(self._running), row)
                     self._running[row] = last
         return finished
 
@@ -131,9 +116,12 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
 
     Shapes: logits: (B, V) float32; the lists have length B.
     """
-    greedy = torch.tensor([c.temperature == 0 for c in completions], device=logits.device)  # (B,)
-    temperature = torch.tensor([c.temperature or 1.0 for c in completions], device=logits.device)  # (B,)
-    logprobs = (logits / temperature[:, None]).log_softmax(dim=-1)  # (B, V)
+    greedy = [c.temperature == 0 for c in completions]
+    temperatures = [c.temperature or 1.0 for c in completions]
+    scaled = logits
+    if any(temperature != 1.0 for temperature in temperatures):
+        scaled = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    logprobs = scaled.log_softmax(dim=-1)  # (B, V)
     for row, completion in enumerate(completions):
         if completion.top_logprobs:
             best = logprobs[row].topk(completion.top_logprobs)
@@ -144,7 +132,7 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
         scores = logits.clone()
         for row in reshaped:
             _reshape(scores[row], completions[row])
-            likely[row] = (scores[row] / temperature[row]).softmax(dim=-1).double()
+            likely[row] = (scores[row] / temperatures[row]).softmax(dim=-1).double()
             if (adjustments := completions[row].adjustments) is not None:
                 adjustments.truncate(likely[row])
     if any(c.top_p < 1 for c in completions):  # 0 for what lies outside the smallest set that reaches top_p
@@ -155,8 +143,9 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
     cumulative = likely.cumsum(dim=-1)
     uniform = torch.tensor([c.next_uniform() for c in completions], dtype=torch.float64, device=logits.device)
     wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token found has a probability above 0
-    drawn = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    tokens = torch.where(greedy, scores.argmax(dim=-1), drawn)  # (B,)
+    tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 

@@ -61,6 +61,60 @@ class RowCache(Cache):
             layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
 
 
+class FlatRows:
+    """The same rows for a forward without modules: all layers in one tensor, a key head of a row as one block.
+
+    Buffer: (2 * layers, rows, key heads, capacity, head width), the keys of a layer before its values.
+    """
+
+    def __init__(self, layers: int, heads: int, width: int) -> None:
+        self._kept = torch.zeros(2 * layers, 0, heads, 0, width)
+        self._flat: Sequence[Tensor] = ()
+        self._places = torch.zeros(0, dtype=torch.int64)
+
+    def write_prompts(self, layer: int, first_row: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's prompts, (R, heads, T, width), from position 0 on to the rows from `first_row` on."""
+        rows, length = first_row + len(keys), keys.shape[2]
+        self._reserve(rows, length)
+        self._kept[2 * layer, first_row:rows, :, :length] = keys
+        self._kept[2 * layer + 1, first_row:rows, :, :length] = values
+
+    def prepare_tokens(self, lengths: Tensor, width: int) -> Sequence[Tensor]:
+        """Let `write_tokens` append to the first B rows; return, for each layer, its keys and its values.
+
+        Shapes: lengths: (B,) tokens that each row already has; each result: (B * heads, width, head width).
+        """
+        rows = len(lengths)
+        self._reserve(rows, width)
+        _, _, heads, capacity, _ = self._kept.shape
+        count = rows * heads
+        self._places = lengths.repeat_interleave(heads) + torch.arange(0, count * capacity, capacity)  # (B * heads,)
+        return self._kept.flatten(1, 2)[:, :count, :width].unbind(0)
+
+    def write_tokens(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Append a token of one layer to each row: (B, heads, width)."""
+        width = keys.shape[-1]
+        self._flat[2 * layer].index_copy_(0, self._places, keys.reshape(-1, width))
+        self._flat[2 * layer + 1].index_copy_(0, self._places, values.reshape(-1, width))
+
+    def spread_rows(self, first_row: int, sources: Sequence[int]) -> None:
+        """As `RowCache.spread_rows`."""
+        self._reserve(first_row + len(sources), 0)
+        self._kept[:, first_row : first_row + len(sources)] = self._kept[:, torch.tensor(sources) + first_row]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        self._kept[:, target] = self._kept[:, source]
+
+    def _reserve(self, rows: int, length: int) -> None:
+        parts, have_rows, heads, have_length, width = self._kept.shape
+        if rows <= have_rows and length <= have_length:
+            return
+        grown = self._kept.new_zeros(parts, _grown(have_rows, rows), heads, _grown(have_length, length), width)
+        grown[:, :have_rows, :, :have_length] = self._kept
+        self._kept, self._flat = grown, grown.flatten(1, 3).unbind(0)
+
+
 class _RowLayer(CacheLayerMixin):
     """One layer: keys and values (rows, heads, capacity, head width)."""
 

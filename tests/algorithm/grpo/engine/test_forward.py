@@ -1,0 +1,79 @@
+"""The direct forward of small Llama models computes what their modules compute, on the weights as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentlightning.algorithm.grpo.engine.forward import Forward, LlamaForward, ModelForward, forward_of
+
+PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [11, 12, 13]]
+
+
+def make_model(**settings: Any) -> LlamaForCausalLM:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = LlamaConfig(**{**sizes, "num_attention_heads": 4, "max_position_embeddings": 64, **settings})
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@torch.inference_mode()
+def logits_of(forward: Forward) -> list[torch.Tensor]:
+    """Return the logits of prompts that join, are shared, are continued and leave."""
+    padded = torch.tensor([[*prompt, *([0] * (5 - len(prompt)))] for prompt in PROMPTS])
+    lengths = [len(prompt) for prompt in PROMPTS]
+    found = [forward.prompts(padded, torch.tensor(lengths) - 1, 0)]
+    found.append(forward.tokens(torch.tensor([1, 2, 3]), torch.tensor(lengths), 6))
+    found.append(forward.prompts(padded[:1], torch.tensor([4]), 3))
+    forward.rows.spread_rows(3, [0, 0])
+    forward.rows.move_row(4, 1)
+    found.append(forward.tokens(torch.tensor([1, 2, 3, 7]), torch.tensor([6, 5, 4, 5]), 7))
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_key_value_heads": 2},
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
+        {"head_dim": 6},
+    ],
+)
+def test_logits_are_those_of_the_modules(settings: dict[str, Any]) -> None:
+    model = make_model(**settings)
+    direct = forward_of(model)
+    assert isinstance(direct, LlamaForward)
+    for own, other in zip(logits_of(ModelForward(model)), logits_of(direct), strict=True):
+        torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-5)
+
+
+def test_changed_weights_are_used_at_once() -> None:
+    model = make_model()
+    direct = forward_of(model)
+    before = logits_of(direct)[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.2)
+    after = logits_of(direct.with_new_rows() if isinstance(direct, LlamaForward) else direct)[0]
+    assert not torch.allclose(before, after, atol=1e-2)
+    torch.testing.assert_close(after, logits_of(ModelForward(model))[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"hidden_act": "gelu"}, {"hidden_size": 1024, "vocab_size": 8000}])
+def test_other_layouts_and_larger_models_keep_their_own_forward(settings: dict[str, Any]) -> None:
+    assert isinstance(forward_of(make_model(**settings)), ModelForward)
+
+
+def test_a_model_that_computes_something_else_keeps_its_own_forward() -> None:
+    model = make_model()
+    model.model.layers[0].register_forward_hook(lambda _module, _given, hidden: hidden * 2)
+    assert isinstance(forward_of(model), ModelForward)
