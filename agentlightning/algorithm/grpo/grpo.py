@@ -172,6 +172,7 @@ class GRPO(Algorithm):
             lora=settings.lora,
             device=settings.device,
             seed=settings.seed,
+            keeps_reference=settings.has_kl_loss,
         )
         if settings.max_completion_length >= policy.context_length:
             raise BadRequestError(

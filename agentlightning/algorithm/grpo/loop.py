@@ -377,16 +377,15 @@ class GRPORun:
 
     def _update(self, step: int, rows: StepRows) -> UpdateResult:
         settings = self.settings
-        share = rows.share(settings.aggregation)
         with self.engine.swap(settings.step_timeout_seconds):
             return self.policy.update(
                 rows.samples,
-                [advantage * share for advantage in rows.advantages],
+                rows.advantages,
+                loss=settings,
+                constant_length=settings.loss_scale_factor or settings.max_completion_length,
+                share=rows.share(settings.aggregates_by),
                 num_iterations=settings.num_iterations,
                 minibatch_rollouts=settings.minibatch_rollouts,
-                epsilon=settings.epsilon,
-                epsilon_high=settings.epsilon_high,
-                aggregation=settings.aggregation,
                 temperature=settings.temperature,
                 max_grad_norm=settings.max_grad_norm,
                 learning_rate=settings.learning_rate_at(step),

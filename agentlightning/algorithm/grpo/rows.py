@@ -21,7 +21,7 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
 from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards, group_advantages
-from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.algorithm.grpo.losses.loss_settings import Aggregation
 from agentlightning.algorithm.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
@@ -39,6 +39,7 @@ class StepRows:
     seams: dict[str, int] = field(default_factory=dict[str, int])
     idle_tokens: int = 0
     """Trainable tokens of the rows that were left out because their group teaches nothing."""
+    idle_rows: int = 0
     idle_rollouts: int = 0
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """Every rollout as it was read, in their order."""
@@ -47,6 +48,8 @@ class StepRows:
         """Return the weight that the rows have in the step's mean, between 0 and 1."""
         if aggregation == "token":
             count, idle = sum(sum(sample.mask) for sample in self.samples), self.idle_tokens
+        elif aggregation == "sequence":
+            count, idle = len(self.samples), self.idle_rows
         else:
             count, idle = len({sample.rollout_id for sample in self.samples}), self.idle_rollouts
         return count / (count + idle) if count else 0.0
@@ -104,6 +107,7 @@ def choose_rows(
             if group in reasons:
                 ledger.exclude(sample, reasons[group])
                 rows.idle_tokens += sum(sample.mask)
+                rows.idle_rows += 1
             else:
                 rows.samples.append(sample)
                 rows.advantages.append(advantage)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards
+from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
+from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 
 LRSchedulerType = Literal["constant", "linear"]
-Aggregation = Literal["token", "rollout"]
 RefusedCalls = Literal["exclude", "train"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "lr_scheduler_type": get_args(LRSchedulerType),
     "scale_rewards": get_args(ScaleRewards),
-    "aggregation": get_args(Aggregation),
     "progress": get_args(Style),
     "late_rollouts": get_args(LatePolicy),
     "refused_calls": get_args(RefusedCalls),
@@ -40,7 +39,7 @@ _OLD_NAMES = {
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings:
+class GRPOSettings(LossSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
@@ -65,10 +64,6 @@ class GRPOSettings:
     minibatch_rollouts: int | None = None
     """Rollouts per optimizer step; None takes the rows of the whole step at once. [`actor.ppo_mini_batch_size` times
     `rollout.n`]"""
-    epsilon: float = 0.2
-    """How far below one the ratio of new to old probability counts. [`actor.clip_ratio_low`]"""
-    epsilon_high: float | None = 0.28
-    """How far above one it counts; None is `epsilon`. [`actor.clip_ratio_high`]"""
     temperature: float = 1.0
     """Of sampling, in training and in the evaluation that is reported first. [`rollout.temperature`]"""
     max_completion_length: int = 512
@@ -76,8 +71,6 @@ class GRPOSettings:
     scale_rewards: ScaleRewards = "group"
     """`group` divides advantages by the group's standard deviation (GRPO), `none` does not (Dr. GRPO).
     [`algorithm.norm_adv_by_std_in_grpo`]"""
-    aggregation: Aggregation = "token"
-    """Whether each token or each rollout of a step has the same weight in the loss. [`actor.loss_agg_mode`]"""
     max_grad_norm: float = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
@@ -119,36 +112,33 @@ class GRPOSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "num_iterations", "max_completion_length", "engine_batch"):
-            _check_number(name, getattr(self, name), int, at_least=1)
-        _check_number(
+            check_number(name, getattr(self, name), int, at_least=1)
+        check_number(
             "num_generations", self.num_generations, int, at_least=2
         )  # one rollout has nothing to be compared with
         for name in ("learning_rate", "step_timeout_seconds", "max_grad_norm"):
-            _check_number(name, getattr(self, name), float, above=0)
+            check_number(name, getattr(self, name), float, above=0)
         if self.minibatch_rollouts is not None:
-            _check_number("minibatch_rollouts", self.minibatch_rollouts, int, at_least=1)
+            check_number("minibatch_rollouts", self.minibatch_rollouts, int, at_least=1)
         if self.rollout_timeout_seconds is not None:
-            _check_number("rollout_timeout_seconds", self.rollout_timeout_seconds, float, above=0)
-        _check_number("temperature", self.temperature, float, at_least=0.01, at_most=2)
+            check_number("rollout_timeout_seconds", self.rollout_timeout_seconds, float, above=0)
+        check_number("temperature", self.temperature, float, at_least=0.01, at_most=2)
         if self.max_drift is not None:
-            _check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
-        _check_number("eval_steps", self.eval_steps, int, at_least=0)
-        _check_number("save_steps", self.save_steps, int, at_least=0)
+            check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
+        check_number("eval_steps", self.eval_steps, int, at_least=0)
+        check_number("save_steps", self.save_steps, int, at_least=0)
         if self.save_total_limit is not None:
-            _check_number("save_total_limit", self.save_total_limit, int, at_least=1)
-        if not isinstance(self.deterministic, bool):
-            raise BadRequestError(f"deterministic must be True or False; got {self.deterministic!r}")
-        _check_number("seed", self.seed, int)
+            check_number("save_total_limit", self.save_total_limit, int, at_least=1)
+        check_flag("deterministic", self.deterministic)
+        check_number("seed", self.seed, int)
         for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+            check_choice(name, getattr(self, name), choices)
         for name in ("model", "device", "resource_name"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise BadRequestError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
-        _check_number("epsilon", self.epsilon, float, above=0, below=1)
-        if self.epsilon_high is not None:
-            _check_number("epsilon_high", self.epsilon_high, float, above=0)
+        self.check_loss()
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, 1 being the first."""
@@ -176,30 +166,3 @@ def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
             hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
             raise TypeError(f"GRPO has no setting {name!r}. {hint}")
     return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **given)
-
-
-def _check_number(
-    name: str,
-    value: Any,
-    kind: type[int] | type[float],
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> None:
-    numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    low = (at_least is not None and numeric and value < at_least) or (above is not None and numeric and value <= above)
-    high = (at_most is not None and numeric and value > at_most) or (below is not None and numeric and value >= below)
-    if not numeric or not math.isfinite(value) or low or high:
-        bounds = {"of at least": at_least, "above": above, "and at most": at_most, "and below": below}
-        wanted = " ".join(f"{text} {bound}" for text, bound in bounds.items() if bound is not None)
-        article = "a whole number" if kind is int else "a number"
-        raise BadRequestError(f"{name} must be {article} {wanted}".rstrip() + f"; got {value!r}")
-
-
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        near = closest_name(value, choices) if isinstance(value, str) else None
-        hint = f". Did you mean {near!r}?" if near else ""
-        raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")

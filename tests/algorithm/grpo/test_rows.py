@@ -9,7 +9,9 @@ import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.losses.objective import clipped_objective, token_weights
+from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
+from agentlightning.algorithm.grpo.losses.objective import LossInputs, policy_loss
+from agentlightning.algorithm.grpo.losses.weights import token_weights
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.ledger.ledger import Ledger
 
@@ -34,20 +36,29 @@ def test_no_rows_have_no_weight() -> None:
     assert StepRows(idle_tokens=4, idle_rollouts=1).share("token") == 0.0
 
 
-@pytest.mark.parametrize("aggregation", ["token", "rollout"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout", "constant"])
 def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_same_loss(
     aggregation: Aggregation,
 ) -> None:
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]])  # (3, 4)
-    logprobs, old = torch.full((3, 4), -1.1), torch.full((3, 4), -1.0)
-    advantages, rollouts = torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0, 1, 2])
-    clip = (0.2, 0.28)
-    whole = clipped_objective(logprobs, old, advantages, token_weights(mask, rollouts, aggregation), clip)
+    share = StepRows(
+        [_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle_tokens=1, idle_rows=1, idle_rollouts=1
+    ).share(aggregation)
+    whole, part = (_loss(mask[:rows], aggregation, share) for rows, share in ((3, 1.0), (2, share)))
+    assert part == pytest.approx(whole)
 
-    share = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle_tokens=1, idle_rollouts=1).share(aggregation)
-    weights = token_weights(mask[:2], rollouts[:2], aggregation)
-    part = clipped_objective(logprobs[:2], old[:2], advantages[:2] * share, weights, clip)
-    assert float(part.loss) == pytest.approx(float(whole.loss))
+
+def _loss(mask: torch.Tensor, aggregation: Aggregation, share: float) -> float:
+    """Return the loss of the first rows of three rollouts, the last of which has no advantage."""
+    rows = len(mask)
+    inputs = LossInputs(
+        mask=mask > 0,
+        advantages=torch.tensor([1.0, -2.0, 0.0])[:rows],
+        weights=token_weights(mask, torch.arange(rows), aggregation, constant_length=4, share=share),
+        tokens=6,
+        sampler_logprobs=torch.full((rows, 4), -1.0),
+    )
+    return float(policy_loss(LossSettings(), inputs, torch.full((rows, 4), -1.1), torch.zeros(rows, 4)).loss)
 
 
 @pytest.mark.parametrize(("trained", "counts"), [(True, (2, {})), (False, (0, {"step_skipped": 2}))])

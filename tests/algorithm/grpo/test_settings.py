@@ -45,7 +45,7 @@ def test_an_old_name_is_refused_with_the_one_that_took_its_place(old: str, name:
 
 
 def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() -> None:
-    with pytest.raises(TypeError, match=r"GRPO has no setting 'zzz'. The settings are: model, max_steps, batch_size"):
+    with pytest.raises(TypeError, match=r"GRPO has no setting 'zzz'. The settings are: .*model, max_steps, batch_size"):
         agl.GRPO(model="m", zzz=1)
 
 
@@ -79,7 +79,7 @@ def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() ->
         ("epsilon_high", 0, "epsilon_high must be a number above 0; got 0"),
         ("epsilon_high", "a", "epsilon_high must be"),
         ("scale_rewards", "grop", "scale_rewards must be one of 'group', 'none'; got 'grop'. Did you mean 'group'"),
-        ("aggregation", "tokens", "aggregation must be one of 'token', 'rollout'; got 'tokens'. Did you mean 'token'"),
+        ("aggregation", "tokens", "aggregation must be one of 'token', .*; got 'tokens'. Did you mean 'token'"),
         (
             "lr_scheduler_type",
             "linaer",

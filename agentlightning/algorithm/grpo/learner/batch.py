@@ -25,6 +25,8 @@ class Batch:
         logprobs: (B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0.
         advantages: (B,) float32, that of the row's rollout.
         rollouts: (B,) int64, equal for the rows of one rollout.
+        old_logprobs: (B, T) of the learner before its first optimizer step, where the loss needs them.
+        reference_logprobs: (B, T) of the reference, where the loss needs them.
     """
 
     tokens: Tensor
@@ -33,6 +35,8 @@ class Batch:
     logprobs: Tensor
     advantages: Tensor
     rollouts: Tensor
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
 
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""
@@ -44,6 +48,8 @@ class Batch:
             self.logprobs[index, :longest],
             self.advantages[index],
             self.rollouts[index],
+            None if self.old_logprobs is None else self.old_logprobs[index, :longest],
+            None if self.reference_logprobs is None else self.reference_logprobs[index, :longest],
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -14,8 +14,10 @@ from agentlightning.algorithm.grpo.learner.batch import Batch
 from agentlightning.algorithm.grpo.learner.packing import packed_inputs
 
 
-def score(model: PreTrainedModel, batch: Batch, temperature: float, *, packed: bool) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and, without gradient, entropies of the masked tokens, 0 elsewhere.
+def score(
+    model: PreTrainedModel, batch: Batch, temperature: float, *, packed: bool, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies of the masked tokens, 0 elsewhere.
 
     Shapes: (B, T) each, float32. Logits are made for the masked tokens alone, and their softmax is taken in float32,
     whatever the weights are in.
@@ -30,7 +32,7 @@ def score(model: PreTrainedModel, batch: Batch, temperature: float, *, packed: b
     distribution = (logits if temperature == 1.0 else logits / temperature).log_softmax(dim=-1)  # (N, V)
     del logits
     chosen = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
-    with torch.no_grad():
+    with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
     empty = torch.zeros(batch.mask.shape, device=chosen.device)
     return empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy)

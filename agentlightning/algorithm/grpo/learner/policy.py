@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentlightning.algorithm.grpo.learner.batch import Batch
 from agentlightning.algorithm.grpo.learner.forward import score
 from agentlightning.algorithm.grpo.learner.precision import dtype_of
+from agentlightning.algorithm.grpo.learner.reference import Reference
 from agentlightning.algorithm.grpo.learner.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
 from agentlightning.algorithm.grpo.learner.update import Updater, UpdateResult, UpdateSettings
 from agentlightning.private_files import private_folder
@@ -71,6 +72,7 @@ class Policy:
         max_tokens_per_forward: int = 4096,
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
+        keeps_reference: bool = False,
     ) -> None:
         """Take the model over.
 
@@ -83,6 +85,7 @@ class Policy:
                 Bounds the memory, does not change the result but for the last bits.
             padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
             gradient_checkpointing: keep less for the backward pass and compute it anew.
+            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference.py`.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
@@ -109,6 +112,7 @@ class Policy:
             max_tokens_per_forward=max_tokens_per_forward,
             padding_free=padding_free,
             gradient_checkpointing=gradient_checkpointing,
+            reference=Reference(self.model) if keeps_reference else None,
         )
 
     @classmethod

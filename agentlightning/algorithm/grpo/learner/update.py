@@ -8,10 +8,11 @@ with the same number of threads, equal inputs give equal bits, in whatever order
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from agentlightning.algorithm.grpo.learner.forward import score
 from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
 from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
-from agentlightning.algorithm.grpo.losses.objective import Objective, clipped_objective, is_finite, token_weights
-from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.algorithm.grpo.learner.reference import Reference
+from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
+from agentlightning.algorithm.grpo.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
+from agentlightning.algorithm.grpo.losses.weights import token_weights
 from agentlightning.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -41,9 +44,12 @@ class RowFigures:
         engine_logprobs: float32, natural log-probability when the token was sampled.
         trainer_logprobs: float32, the learner's own, when the row was first gone over.
         entropy: float32, nats, of the learner's distribution.
-        ratio: float32, of the learner's probability to the engine's.
-        clipped: bool, where the clip decides, so that the token gives no gradient.
+        ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
+            step; see `TokenFigures` for this and the next four.
+        clipped: uint8, which bound of the ratio counts; 0 for none.
         weight: float32, share of the token in the loss of its optimizer step.
+        correction: float32, for what engine and learner differ in.
+        kl: float32, divergence from the reference.
         advantage: float32.
     """
 
@@ -51,8 +57,10 @@ class RowFigures:
     trainer_logprobs: NDArray[np.float32]
     entropy: NDArray[np.float32]
     ratio: NDArray[np.float32]
-    clipped: NDArray[np.bool_]
+    clipped: NDArray[np.uint8]
     weight: NDArray[np.float32]
+    correction: NDArray[np.float32]
+    kl: NDArray[np.float32]
     advantage: NDArray[np.float32]
 
 
@@ -77,9 +85,9 @@ class UpdateSettings:
 
     num_iterations: int = 1
     minibatch_rollouts: int | None = None
-    epsilon: float = 0.2
-    epsilon_high: float | None = 0.28
-    aggregation: Aggregation = "token"
+    loss: LossSettings = field(default_factory=LossSettings)
+    constant_length: int | None = None
+    share: float = 1.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
 
@@ -88,16 +96,14 @@ class UpdateSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        low, high = self.clip
-        if not (0 < low < 1 and high > 0):
-            raise ValueError(f"epsilon must be above 0 and below 1, epsilon_high above 0, not {low} and {high}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {self.temperature}")
 
     @property
-    def clip(self) -> tuple[float, float]:
-        """How far the ratio counts below and above one."""
-        return self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
+    def needs_old_logprobs(self) -> bool:
+        """Whether the loss compares with the learner before its first optimizer step, and there is more than one."""
+        several = self.num_iterations > 1 or self.minibatch_rollouts is not None
+        return self.loss.importance_sampling_correction and several
 
 
 class Updater:
@@ -115,8 +121,10 @@ class Updater:
         max_tokens_per_forward: int,
         padding_free: bool,
         gradient_checkpointing: bool,
+        reference: Reference | None = None,
     ) -> None:
         self._model = model
+        self._reference = reference
         self._random = random.Random(seed)
         self._pad_id = pad_id
         self.max_tokens = max_tokens_per_forward
@@ -148,6 +156,7 @@ class Updater:
             pad_id=self._pad_id,
             device=self._model.device,
         )
+        batch = self._with_what_the_loss_compares_with(batch, settings)
         figures: list[dict[str, float]] = []
         first_pass: dict[int, RowFigures] = {}
         for iteration in range(settings.num_iterations):
@@ -159,6 +168,28 @@ class Updater:
         counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
         notes, self._notes = self._notes, []
         return UpdateResult(_summary(figures) | counts, [first_pass[row] for row in range(len(samples))], notes)
+
+    def _with_what_the_loss_compares_with(self, batch: Batch, settings: UpdateSettings) -> Batch:
+        """Return the batch with the log-probabilities that the loss needs beside the engine's."""
+        if settings.needs_old_logprobs:
+            batch = replace(batch, old_logprobs=self._logprobs(self._model, batch, settings.temperature))
+        if settings.loss.has_kl_loss:
+            if self._reference is None:
+                raise ValueError("a loss with a penalty towards a reference needs Policy(..., keeps_reference=True)")
+            with self._reference.switched_on() as model:
+                batch = replace(batch, reference_logprobs=self._logprobs(model, batch, settings.temperature))
+        return batch
+
+    def _logprobs(self, model: PreTrainedModel, batch: Batch, temperature: float) -> Tensor:
+        """Return the log-probabilities of all rows, without gradient: (B, T)."""
+        found = torch.zeros_like(batch.logprobs)
+        lengths: list[int] = batch.attention.sum(dim=1).tolist()
+        packed = self._packed and can_pack(model)  # a copy has an attention of its own
+        with torch.no_grad():
+            for rows in microbatches(lengths, self.max_tokens, packed=packed):
+                part = batch.rows(torch.tensor(rows, device=found.device))
+                found[rows, : part.tokens.shape[1]] = score(model, part, temperature, packed=packed)[0]
+        return found
 
     def random_state(self) -> object:
         """Return the state of the order of mini-batches, as JSON data."""
@@ -243,35 +274,46 @@ class Updater:
     ) -> tuple[dict[str, float], list[RowFigures]]:
         """Take one optimizer step on the batch, the gradient summed over forwards of `max_tokens` tokens."""
         self._forget_gradients()
-        weights = token_weights(batch.mask, batch.rollouts, settings.aggregation)
+        weights = token_weights(
+            batch.mask,
+            batch.rollouts,
+            settings.loss.aggregates_by,
+            constant_length=settings.constant_length,
+            share=settings.share,
+        )
+        tokens = int(batch.mask.sum())
         lengths: list[int] = batch.attention.sum(dim=1).tolist()
-        parts: list[tuple[Objective, Tensor]] = []
+        parts: list[dict[str, float]] = []
         seen: dict[int, RowFigures] = {}
         for rows in microbatches(lengths, self.max_tokens, packed=self._packed):
             part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
             in_hand.append(part)
-            part_weights = weights[rows, : part.tokens.shape[1]]
-            logprobs, entropy = score(self._model, part, settings.temperature, packed=self._packed)
-            objective = clipped_objective(logprobs, part.logprobs, part.advantages, part_weights, settings.clip)
-            objective.loss.backward()
-            parts.append((objective.detached(), (part_weights * entropy).sum()))
-            seen |= zip(rows, _row_figures(part, logprobs, entropy, objective, part_weights), strict=True)
+            inputs = LossInputs(
+                mask=part.mask,
+                advantages=part.advantages,
+                weights=weights[rows, : part.tokens.shape[1]],
+                tokens=tokens,
+                sampler_logprobs=part.logprobs,
+                old_logprobs=part.old_logprobs,
+                reference_logprobs=part.reference_logprobs,
+            )
+            rewarded = settings.loss.entropy_coef > 0
+            logprobs, entropy = score(
+                self._model, part, settings.temperature, packed=self._packed, entropy_gradient=rewarded
+            )
+            found = policy_loss(settings.loss, inputs, logprobs, entropy)
+            found.loss.backward()
+            parts.append(found.figures())
+            seen |= zip(rows, _row_figures(part, logprobs, entropy, found), strict=True)
         learned = self.weights.masters.values()
         grad_norm = torch.nn.utils.clip_grad_norm_(learned, settings.max_grad_norm)
-        loss = torch.stack([objective.loss for objective, _ in parts]).sum()
-        taken = is_finite(loss, grad_norm)
+        figures = {name: sum(part[name] for part in parts) for name in parts[0]}
+        figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
+        taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if taken:
             self.optimizer.step()
             self.weights.publish()
-        return {
-            "taken": taken,
-            "loss": float(loss),
-            "clip_fraction": sum(float(objective.clip_fraction) for objective, _ in parts),
-            "approx_kl": sum(float(objective.approx_kl) for objective, _ in parts),
-            "entropy": sum(float(entropy) for _, entropy in parts),
-            "grad_norm": float(grad_norm),
-            "ratio_error": max(float(objective.max_ratio_error) for objective, _ in parts),
-        }, [seen[row] for row in range(len(lengths))]
+        return {**figures, "taken": taken, "grad_norm": float(grad_norm)}, [seen[row] for row in range(len(lengths))]
 
 
 def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) -> list[int]:
@@ -289,12 +331,11 @@ def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) ->
     return [row for rows in sorted(rollouts.values(), key=lambda rows: [keys[row] for row in rows]) for row in rows]
 
 
-def _row_figures(
-    batch: Batch, logprobs: Tensor, entropy: Tensor, objective: Objective, weights: Tensor
-) -> list[RowFigures]:
-    mask = batch.mask
-    advantages = batch.advantages[:, None].expand_as(weights)
-    columns = (batch.logprobs, logprobs.detach(), entropy, objective.ratio, objective.clipped, weights, advantages)
+def _row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyLoss) -> list[RowFigures]:
+    mask, seen = batch.mask, found.tokens
+    advantages = batch.advantages[:, None].expand_as(mask)
+    of_loss = (seen.ratio, seen.clipped, seen.weight, seen.correction, seen.kl)
+    columns = (batch.logprobs, logprobs.detach(), entropy.detach(), *of_loss, advantages)
     ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
     split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
     return [RowFigures(*row) for row in zip(*split, strict=True)]
@@ -302,10 +343,10 @@ def _row_figures(
 
 def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     taken = [figure for figure in figures if figure["taken"]]
-    names = ("loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
+    names = ("loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm")
     means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
     return means | {
-        "first_ratio_error": figures[0]["ratio_error"],
+        "first_ratio_error": figures[0]["max_ratio_error"],
         "steps": len(taken),
         "skipped_steps": len(figures) - len(taken),
     }

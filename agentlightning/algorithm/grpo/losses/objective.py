@@ -1,111 +1,189 @@
-"""The clipped policy-gradient loss over masked tokens, as pure functions on tensors.
+"""The loss of an optimizer step, as a pure function on tensors: `policy_loss`, called once per micro-batch.
 
-`loss = - sum_t w_t * min(ratio_t * A, clip(ratio_t, 1 - low, 1 + high) * A)` (PPO, arXiv:1707.06347, equation 7, with
-the asymmetric clip of DAPO, arXiv:2503.14476, equation 10). There is one A per rollout and no penalty towards a
-reference model. The ratio of a token is between the weights that learn and those that sampled it, whose
-log-probabilities are the engine's own record.
+    weights = token_weights(mask, rollouts, settings.aggregates_by, ...)       # once per mini-batch, (B, T)
+    found = policy_loss(settings, LossInputs(...), logprobs, entropy)          # per micro-batch
+    found.loss.backward()                                                      # losses and gradients add up exactly
 
-The weights w sum to one over what is in the batch, so the scale of a step depends neither on the number of rows nor on
-how rollouts were cut into rows. Log-probabilities are natural logarithms throughout.
-"""
+Every log-probability is a natural logarithm at the temperature of sampling. With `r` the ratio of a token, `A` the
+advantage of its rollout, `w` its weight and `c` its correction (1 without), the loss is the sum over the tokens of
+
+    w * (c * policy + beta * kl) - entropy_coef * entropy / tokens
+
+| loss_type | policy | source |
+| --- | --- | --- |
+| grpo, dapo, dr_grpo | `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)` | PPO, arXiv:1707.06347, equation 7; the two bounds, DAPO, arXiv:2503.14476, equation 10 |
+| the same with delta | `-min(min(r, delta) A, clip(r) A)` | dual clip, arXiv:1912.09729, equation 5 |
+| cispo | `-stop(min(r, epsilon_high)) A log p` | MiniMax-M1, arXiv:2506.13585, equation 4; ScaleRL, arXiv:2510.13786 |
+| gspo | as grpo, with `r` that of the row: the geometric mean of its tokens' | GSPO, arXiv:2507.18071, equations 5 and 14 |
+
+The ratio is between the weights that learn and those that sampled, whose log-probabilities are the engine's own record;
+with `importance_sampling_correction` it is to the learner's own before the first optimizer step, and `c` carries what
+engine and learner differ in (`correction.py`).
+"""  # noqa: E501 -- a row of a table is one line
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from agentlightning.algorithm.grpo.settings import Aggregation
+from agentlightning.algorithm.grpo.losses.correction import correction_weights
+from agentlightning.algorithm.grpo.losses.kl import MAX_LOG_RATIO, kl_divergence
+from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 
-MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip and far from overflow
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What the loss needs of B rows of at most T tokens, beside what the learner computes anew.
+
+    Attributes:
+        mask: (B, T) bool, true exactly on the tokens to train.
+        advantages: (B,) that of the rollout of each row.
+        weights: (B, T) the rows' part of `token_weights` of the mini-batch.
+        tokens: how many tokens of the whole mini-batch are trained.
+        sampler_logprobs: (B, T) as the engine recorded them.
+        old_logprobs: (B, T) of the learner before the first optimizer step; None if that is the step at hand.
+        reference_logprobs: (B, T) of the reference; needed with `settings.has_kl_loss`.
+    """
+
+    mask: Tensor
+    advantages: Tensor
+    weights: Tensor
+    tokens: int
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """What one batch gives: the loss to descend and figures to watch, all of them scalars over the masked tokens.
+class TokenFigures:
+    """What the loss used of each token, without gradient: (B, T) each, 0 where the mask is (the ratio is 1 there).
+
+    Attributes:
+        ratio: of the learner to what it is compared with, before it is bounded.
+        clipped: uint8; 0: the ratio counts as it is, 1: the lower bound counts, 2: the upper one, 3: `delta`.
+        weight: share of the token in the loss of its optimizer step.
+        correction: how engine and learner differ, bounded; 1 without `importance_sampling_correction`.
+        kl: what the penalty took, before `beta`; 0 without.
+    """
+
+    ratio: Tensor
+    clipped: Tensor
+    weight: Tensor
+    correction: Tensor
+    kl: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """What one micro-batch gives: the loss to descend, the figures of each token, and figures to watch.
 
     Attributes:
         loss: scalar with gradient.
-        clip_fraction: weight of the tokens where the clip decides, so that they give no gradient.
-        approx_kl: mean of `ratio - 1 - log ratio`, an estimate of KL(sampler || learner) that is never negative.
-        max_ratio_error: greatest `|ratio - 1|`; on the first pass it shows how well engine and learner agree.
-        ratio: (B, T) of the learner's probability to the sampler's, 1 where not trained.
-        clipped: (B, T) bool, where the clip decides.
+        tokens: as the loss used them.
+        clip_fraction: share of the mini-batch's tokens whose ratio was bounded; adds up over micro-batches, as do the
+            next three.
+        approx_kl: mean of `q - 1 - log q` over the tokens, q being the probability of the learner over that of the
+            engine: an estimate of KL(engine || learner) that is never negative.
+        kl: mean divergence from the reference.
+        entropy: mean, in nats.
+        max_ratio_error: greatest `|q - 1|`; on the first pass it shows how well engine and learner agree.
     """
 
     loss: Tensor
+    tokens: TokenFigures
     clip_fraction: Tensor
     approx_kl: Tensor
+    kl: Tensor
+    entropy: Tensor
     max_ratio_error: Tensor
-    ratio: Tensor
-    clipped: Tensor
 
-    def detached(self) -> Objective:
-        """Return the same figures without the graph behind the loss."""
-        return replace(self, loss=self.loss.detach())
+    def figures(self) -> dict[str, float]:
+        """Return loss and figures as numbers."""
+        return {f.name: float(getattr(self, f.name).detach()) for f in fields(self) if f.name != "tokens"}
 
 
-def clipped_objective(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    clip: tuple[float, float] = (0.2, 0.28),
-) -> Objective:
-    """Return the loss and its figures.
+def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, entropy: Tensor) -> PolicyLoss:
+    """Return the loss of a micro-batch and its figures.
 
     Shapes:
-        logprobs: (B, T) of the weights that learn, with gradient.
-        old_logprobs: (B, T) as the engine recorded them when it sampled.
-        advantages: (B,) that of the rollout of each row.
-        weights: (B, T) from `token_weights`; 0 leaves a token out.
-
-    Args:
-        clip: (low, high): the ratio is held within [1 - low, 1 + high].
-    """
-    low, high = clip
-    trained = weights > 0  # (B, T)
-    log_ratio = torch.where(trained, logprobs - old_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()  # (B, T), 1 where not trained
-    gain = ratio * advantages[:, None]
-    clipped_gain = ratio.clamp(1 - low, 1 + high) * advantages[:, None]
-    loss = -(weights * torch.minimum(gain, clipped_gain)).sum()
-    with torch.no_grad():
-        clipped = clipped_gain < gain
-        clip_fraction = (weights * clipped).sum()
-        approx_kl = (weights * (ratio - 1 - log_ratio)).sum()
-        max_ratio_error = (ratio - 1).abs().max()
-    return Objective(loss, clip_fraction, approx_kl, max_ratio_error, ratio.detach(), clipped)
-
-
-def token_weights(mask: Tensor, rollouts: Tensor, aggregation: Aggregation = "token") -> Tensor:
-    """Return the weight of each token in the loss; the weights sum to one.
-
-    `"tokens"`: every trained token counts the same (DAPO, equation 12). `"rollouts"`: every rollout counts the same and
-    shares its weight among its own tokens (GRPO, DeepSeekMath equation 3, with the rollout in the place of the output).
-    Neither changes when a rollout is split into more rows.
-
-    Shapes: mask: (B, T) 1 on the tokens to train, rollouts: (B,) integer, equal for the rows of one rollout;
-        result: (B, T) float32.
+        logprobs: (B, T) of the weights that learn, with gradient; read where the mask is true.
+        entropy: (B, T) of their distribution, in nats; with gradient if `settings.entropy_coef` is not 0.
 
     Raises:
-        ValueError: No token is masked in, or `aggregation` is unknown.
+        ValueError: The loss has a penalty and there are no `reference_logprobs`.
     """
-    trained = mask.float()  # (B, T)
-    total = trained.sum()
-    if total == 0:
-        raise ValueError("the mask is 0 everywhere: there is no token to train on")
-    if aggregation == "token":
-        return trained / total
-    if aggregation != "rollout":
-        raise ValueError(f"aggregation must be 'token' or 'rollout', not {aggregation!r}")
-    _, members = rollouts.unique(return_inverse=True)  # (B,) 0 .. R-1
-    tokens_per_row = trained.sum(dim=1)  # (B,)
-    tokens_per_rollout = tokens_per_row.new_zeros(int(members.max()) + 1).index_add_(0, members, tokens_per_row)  # (R,)
-    trained_rollouts = (tokens_per_rollout > 0).sum()
-    share = 1 / (tokens_per_rollout.clamp(min=1) * trained_rollouts)  # (R,)
-    return trained * share[members][:, None]
+    mask, advantages = inputs.mask, inputs.advantages[:, None]  # (B, T), (B, 1)
+    old = inputs.sampler_logprobs
+    correction = mask.float()
+    if settings.importance_sampling_correction:
+        old = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        correction = correction_weights(
+            old,
+            inputs.sampler_logprobs,
+            mask,
+            settings.importance_sampling_mode,
+            settings.importance_sampling_clip_max,
+            settings.importance_sampling_clip_min,
+        )
+    ratio = _ratio(logprobs, old, mask, of_rows=settings.loss_type == "gspo")  # (B, T)
+    policy, clipped = _policy(settings, ratio, advantages, logprobs)
+    per_token = policy * correction
+    kl = torch.zeros_like(correction)
+    if settings.has_kl_loss:
+        if inputs.reference_logprobs is None:
+            raise ValueError(f"beta={settings.beta} needs the reference's log-probabilities")
+        kl = torch.where(mask, kl_divergence(logprobs, inputs.reference_logprobs, settings.kl_estimator), 0.0)
+        if settings.use_bias_correction_kl:
+            kl = kl * ratio
+        per_token = per_token + settings.beta * kl
+    loss = (inputs.weights * torch.where(mask, per_token, 0.0)).sum()
+    mean_entropy = torch.where(mask, entropy, 0.0).sum() / inputs.tokens
+    if settings.entropy_coef:
+        loss = loss - settings.entropy_coef * mean_entropy
+    with torch.no_grad():
+        off = _log_ratio(logprobs, inputs.sampler_logprobs, mask)
+        clipped = clipped * mask
+        figures = TokenFigures(ratio.detach(), clipped, inputs.weights, correction, kl.detach())
+        return PolicyLoss(
+            loss,
+            figures,
+            clip_fraction=(clipped > 0).sum() / inputs.tokens,
+            approx_kl=(off.exp() - 1 - off).sum() / inputs.tokens,
+            kl=figures.kl.sum() / inputs.tokens,
+            entropy=mean_entropy.detach(),
+            max_ratio_error=(off.exp() - 1).abs().max(),
+        )
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, logprobs - old_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, of_rows: bool) -> Tensor:
+    """Return the ratio of each token, 1 outside the mask; `of_rows` gives each token the value of its row's ratio and a
+    gradient of its own (GSPO-token, which is GSPO where a row has one advantage): (B, T)."""
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    if of_rows:
+        mean = log_ratio.detach().sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
+        log_ratio = torch.where(mask, logprobs - logprobs.detach() + mean[:, None], 0.0)
+    return log_ratio.exp()
+
+
+def _policy(settings: LossSettings, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the policy's part of the loss per token and which bound counted: (B, T) each."""
+    low, high = settings.ratio_bounds
+    bounded = ratio.clamp(low, high)
+    above = (ratio > high) & (advantages > 0)
+    if settings.loss_type == "cispo":
+        return -bounded.detach() * advantages * logprobs, (ratio > high).to(torch.uint8) * 2
+    below = (ratio < low) & (advantages < 0)
+    clipped = below.to(torch.uint8) + above.to(torch.uint8) * 2
+    if settings.delta is not None:
+        clipped = clipped + ((ratio > settings.delta) & (advantages < 0)).to(torch.uint8) * 3
+        ratio = ratio.clamp(max=settings.delta)
+    return -torch.minimum(ratio * advantages, bounded * advantages), clipped
 
 
 def is_finite(*values: Tensor) -> bool:

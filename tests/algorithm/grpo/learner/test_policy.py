@@ -85,9 +85,7 @@ def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, 
     assert probability(merged, sample) == pytest.approx(probability(policy, sample), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"num_iterations": 0}, {"epsilon": 0.0}, {"temperature": 0.0}, {"minibatch_rollouts": 0}]
-)
+@pytest.mark.parametrize("setting", [{"num_iterations": 0}, {"temperature": 0.0}, {"minibatch_rollouts": 0}])
 def test_a_setting_out_of_its_range_is_named(policy: Policy, setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         policy.update([row(policy, "r", [20])], [1.0], **setting)  # type: ignore[arg-type]
