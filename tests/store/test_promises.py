@@ -302,7 +302,7 @@ def test_a_client_lets_go_of_the_connections_of_loops_that_are_gone() -> None:
         client = LightningStoreClient(server.endpoint, deadline=5.0)
         for number in range(4):
             assert asyncio.run(client.enqueue_rollout(number)).input == number
-        assert len(client._sessions) == 1
+        assert len(client._connections) == 1
         asyncio.run(client.close())
         gc.collect()
 

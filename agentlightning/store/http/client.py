@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import logging
@@ -19,8 +18,6 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
 
-import aiohttp
-import yarl
 from pydantic_core import PydanticSerializationError
 from typing_extensions import override
 
@@ -35,6 +32,7 @@ from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, Rollout, Span
 from agentlightning.utils.backoff import backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
+from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.version import VERSION, same_major
 
@@ -118,7 +116,7 @@ class LightningStoreClient(LightningStore):
         self._request_timeout = request_timeout
         self._connection_timeout = connection_timeout
         self._token = token or server_token()
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
         self._claims = OpenClaims()
@@ -135,16 +133,13 @@ class LightningStoreClient(LightningStore):
     @override
     async def close(self) -> None:
         """Close the connections of every loop, those of other loops on their own loop."""
-        sessions = dict(self._sessions)
-        self._sessions.clear()
         here = asyncio.get_running_loop()
-        for loop, session in sessions.items():
-            if loop is here:
-                await session.close()
-            elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(session.close(), loop)
+        while self._connections:
+            loop, connections = self._connections.popitem()
+            if loop is not here and loop.is_running():
+                loop.call_soon_threadsafe(connections.close)
             else:
-                _let_go(session)
+                connections.close()
 
     # --- operations that take another form on the wire -------------------------------------------------------------
 
@@ -284,7 +279,7 @@ class LightningStoreClient(LightningStore):
         return min(self._request_timeout, growing + len(body or b"") / _SLOWEST_UPLOAD)
 
     def _encode(self, row: Operation, arguments: Arguments) -> tuple[str, bytes | None]:
-        url = self.server_address + row.path_of(arguments)
+        url = PREFIX + row.path_of(arguments)
         body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
         if row.row.method == "POST" and row.row.body is None:
             return url, _to_json_bytes(arguments)
@@ -293,43 +288,40 @@ class LightningStoreClient(LightningStore):
         return url, body
 
     async def _try(
-        self, method: str, url: str, body: bytes | None, headers: dict[str, str], timeout: float, *, fresh: bool
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float, *, fresh: bool
     ) -> bytes:
         try:
-            limits = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connection_timeout)
-            # a large body is read in parts, so that sending it does not hold up the loop
-            payload = io.BytesIO(body) if body is not None and len(body) > 1 << 20 else body
-            where = yarl.URL(url, encoded=True)  # else an id of dots would be taken for a way through folders
-            # a try that follows a silent one has a connection of its own
-            own = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) if fresh else None
-            async with (
-                own or contextlib.nullcontext(self._session()) as session,
-                session.request(method, where, data=payload, headers=headers, timeout=limits) as answer,
-            ):
-                content = await answer.read()
-                version = answer.headers.get("x-agl-version")
-                if version is not None and not self._met:  # compared once, at the first answer that carries one
-                    if not same_major(VERSION, version):
-                        raise ConflictError(
-                            f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is "
-                            f"{version}; install the same version on both sides"
-                        )
-                    self._met = True
+            answer = await self._here().request(method, path, headers, body, timeout, fresh=fresh)
         except TimeoutError as error:
             raise _Retry(f"no answer within {timeout:.0f} s", hung=True) from error
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+        except OSError as error:
             raise _Retry(f"{type(error).__name__}: {error}") from error
+        content, version = answer.content, answer.header("x-agl-version")
+        if version is not None and not self._met:  # compared once, at the first answer that carries one
+            if not same_major(VERSION, version):
+                raise ConflictError(
+                    f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is "
+                    f"{version}; install the same version on both sides"
+                )
+            self._met = True
         if answer.status < 300:
             return content
+        if answer.status < 400:
+            raise BadRequestError(
+                f"The server at {self.server_address_root} answers {answer.status} and sends to "
+                f"{answer.header('location')!r}; give the address of the store itself"
+            )
         if answer.status in _RETRIED_STATUS:
-            raise _Retry(f"HTTP {answer.status}", retry_after_seconds(answer.headers.get("retry-after")))
+            raise _Retry(
+                f"HTTP {answer.status}", retry_after_seconds(answer.headers.get(b"retry-after", b"").decode("latin-1"))
+            )
         try:
             told: Any = json.loads(content)
             detail, name = told["detail"], told.get("error_type", "")
         except (ValueError, KeyError, TypeError, AttributeError):
             detail, name = content[:500].decode("utf-8", "replace"), ""
         if version is not None and version != VERSION and name in ("NotFound", "MethodNotAllowed"):
-            raise _NoSuchPath(f"{method} {where.path}: HTTP {answer.status}", version)
+            raise _NoSuchPath(f"{method} {path.partition('?')[0]}: HTTP {answer.status}", version)
         text = detail if isinstance(detail, str) else json.dumps(detail)
         if name in _ERRORS:
             raise _ERRORS[name](text)
@@ -337,35 +329,29 @@ class LightningStoreClient(LightningStore):
             raise BadRequestError(text)
         raise RuntimeError(f"The store failed ({answer.status} {name}): {text}")
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _here(self) -> HttpConnections:
+        """Return the connections of the running loop."""
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            for other in [other for other in self._sessions if other.is_closed()]:
-                if (dead := self._sessions.pop(other, None)) is not None:
-                    _let_go(dead)
+        connections = self._connections.get(loop)
+        if connections is None:
+            for other in [other for other in self._connections if other.is_closed()]:
+                if (dead := self._connections.pop(other, None)) is not None:
+                    dead.close()
                 self._guards.pop(other, None)
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=20.0)
-            session = aiohttp.ClientSession(connector=connector)
-            self._sessions[loop] = session
-            self._guards[loop] = guard = _closed_with_its_loop(session)
+            connections = HttpConnections(self.server_address_root, connect_seconds=self._connection_timeout)
+            self._connections[loop] = connections
+            self._guards[loop] = guard = _closed_with_its_loop(connections)
             with contextlib.suppress(StopIteration):  # run it to its yield, at which the loop knows of it
                 guard.__anext__().send(None)
-        return session
+        return connections
 
 
-async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
-    """Close a session where its loop ends: `asyncio.run` and ours then end every generator that was begun."""
+async def _closed_with_its_loop(connections: HttpConnections) -> AsyncGenerator[None]:
+    """Close connections where their loop ends: `asyncio.run` and ours then end every generator that was begun."""
     try:
         yield
     finally:
-        await session.close()
-
-
-def _let_go(session: aiohttp.ClientSession) -> None:
-    """Release the sockets of a session whose loop is gone."""
-    if session.connector is not None:
-        session.connector._close()
+        connections.close()
 
 
 def _to_json_bytes(value: object) -> bytes:

@@ -27,6 +27,7 @@ from agentlightning.utils.http.byte_budget import (
 from agentlightning.utils.http.errors import WrongShapeError, describe_error, refusal
 from agentlightning.utils.http.path_table import PathTable
 from agentlightning.utils.http.uvicorn_server import STOPPING, StopSignal
+from agentlightning.utils.http.whole_answer import send_whole
 
 _MAX_QUERY_FIELDS = 2000
 
@@ -140,9 +141,7 @@ class JsonDispatch:
         except Exception as error:  # the boundary: every failure becomes an answer
             await describe_error(error, _title(scope)).send(send)
             return
-        form = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": endpoint.status, "headers": form})
-        await send({"type": "http.response.body", "body": body})
+        await send_whole(send, endpoint.status, b"application/json", body)
 
 
 def _title(scope: Scope) -> str:

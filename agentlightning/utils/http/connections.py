@@ -1,0 +1,252 @@
+"""Kept connections to one HTTP server: a small request and its answer in a quarter of the time that a general client
+takes. What it is for is a server of ours (or a proxy in front of one) at a fixed address: no redirects, no cookies, no
+compression, no proxies of the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import quote, unquote, urlsplit
+
+import httptools
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.terminal import cut
+
+_IDLE_SECONDS = 20.0
+"""A connection that lay idle for longer is not used again; servers of ours close them after 30."""
+_PIECE_BYTES = 1 << 20
+"""A larger body is written in pieces, so that sending it does not hold up the loop."""
+_HEAD_BYTES = 64 * 1024
+"""Status line and headers of an answer."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    """By name, in lower case; of equal ones the last."""
+    content: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header, whose name is given in lower case; None if it is not there."""
+        value = self.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+
+class HttpConnections:
+    """The connections of one event loop to the server at `address`, each with one request at a time.
+
+    There is no bound on their number: the callers are the bound. Owned by the loop that first uses it.
+    """
+
+    def __init__(self, address: str, *, connect_seconds: float) -> None:
+        url = urlsplit(address)
+        try:
+            self._host, port = (url.hostname or "").encode("idna").decode(), url.port
+        except ValueError as error:
+            raise BadRequestError(f"{address!r} is no address of a server: {error}") from error
+        self._port = port or (443 if url.scheme == "https" else 80)
+        self._connect_seconds = connect_seconds
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._prefix = quote(url.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._head = f"host: {host if port is None else f'{host}:{port}'}\r\naccept-encoding: identity\r\n"
+        if url.username is not None:
+            login = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            self._head += f"authorization: Basic {base64.b64encode(login.encode()).decode()}\r\n"
+        self._idle: deque[_Connection] = deque()
+        self._all: set[_Connection] = set()
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        timeout: float,
+        *,
+        fresh: bool = False,
+    ) -> Answer:
+        """Send a request and return its answer. `path` is escaped already; `fresh` asks for a connection of its own.
+
+        Raises:
+            TimeoutError: there was no connection within `connect_seconds`, or no answer within `timeout` seconds.
+            OSError: the connection failed, or what came over it is no HTTP.
+        """
+        named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        length = "" if body is None else f"content-length: {len(body)}\r\n"
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{named}{length}\r\n".encode("latin-1")
+        if named.count("\n") != len(headers) or "\n" in path:
+            raise BadRequestError("A header of the request has a line break in it")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        connection = None if fresh else self._kept(loop.time())
+        if connection is None:
+            async with asyncio.timeout(min(timeout, self._connect_seconds)):
+                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+            connection.owner = self._all
+            self._all.add(connection)
+        timer = loop.call_at(until, connection.expire)
+        try:
+            answer = await connection.ask(loop, head, body or b"")
+        except BaseException:  # a cancelled caller, too: what comes is the answer to nobody
+            connection.drop()
+            raise
+        finally:
+            timer.cancel()
+        if connection.is_kept and not fresh and not self._closed:
+            connection.idle_since = loop.time()
+            self._idle.append(connection)
+        else:
+            connection.drop()
+        return answer
+
+    def _kept(self, now: float) -> _Connection | None:
+        while self._idle and now - self._idle[0].idle_since > _IDLE_SECONDS:
+            self._idle.popleft().drop()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_kept:
+                return connection
+        return None
+
+    def close(self) -> None:
+        """Close all connections; requests under way fail. May be called twice, and after the loop has ended."""
+        self._closed = True
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.drop()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, as the parser of its answers calls it."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._waiting: asyncio.Future[Answer] | None = None
+        self._room: asyncio.Future[None] | None = None
+        """Set while the transport takes no more."""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._in_body = False
+        self.is_kept = True
+        """Another request may be sent when this one is answered."""
+        self.idle_since = 0.0
+        self.owner: set[_Connection] = set()
+
+    async def ask(self, loop: asyncio.AbstractEventLoop, head: bytes, body: bytes) -> Answer:
+        """Send a request and return its answer."""
+        waiting = self._waiting = loop.create_future()
+        if len(body) <= _PIECE_BYTES:
+            self._transport.write(head + body)
+            return await waiting
+        self._transport.write(head)
+        for start in range(0, len(body), _PIECE_BYTES):
+            self._transport.write(body[start : start + _PIECE_BYTES])
+            if self._room is not None:
+                await asyncio.wait((self._room, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():  # answered, refused perhaps, before all of it was sent
+                self.is_kept = False
+                break
+            await asyncio.sleep(0)
+        return await waiting
+
+    def expire(self) -> None:
+        """The time for the answer is over."""
+        self._fail(TimeoutError("no answer came in time"))
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        self.is_kept = False
+        self.owner.discard(self)
+        try:
+            self._transport.abort()
+        except RuntimeError:  # its loop has ended, and calls nothing any more
+            end: Any = getattr(self._transport, "_call_connection_lost", None)
+            if end is not None:
+                end(None)
+
+    def _fail(self, error: Exception) -> None:
+        self.is_kept = False
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+    # --- the transport ---------------------------------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None or self._waiting.done():  # nobody asked: a server says why it closes
+            self.drop()
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ConnectionError(f"what came is no HTTP answer: {error}: {cut(repr(data[:60]), 80)}"))
+        except httptools.HttpParserUpgrade:
+            self._fail(ConnectionError("the server wants to speak another protocol"))
+        if self._head_bytes > _HEAD_BYTES and not self._in_body and not self._waiting.done():
+            self._fail(ConnectionError(f"the head of the answer has more than {_HEAD_BYTES} bytes"))
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_kept = False
+        self.owner.discard(self)
+        self.resume_writing()
+        if exc is None and self._in_body and not {b"content-length", b"transfer-encoding"} & self._headers.keys():
+            self.on_message_complete()  # an answer that ends with its connection
+        self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the server closed the connection"))
+
+    @override
+    def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+
+    @override
+    def resume_writing(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    # --- the parser ------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A new answer begins."""
+        self._headers, self._body = {}, []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The body follows."""
+        self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole; one that only says that another will follow (1xx) is none."""
+        self._in_body = False
+        self._head_bytes = 0
+        status: int = self._parser.get_status_code()
+        if status >= 200 and self._waiting is not None and not self._waiting.done():
+            self.is_kept = self.is_kept and self._parser.should_keep_alive()
+            self._waiting.set_result(Answer(status, self._headers, b"".join(self._body)))

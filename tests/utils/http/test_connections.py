@@ -1,0 +1,223 @@
+"""Kept connections to one server: what is sent, what is read, and what becomes of what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import ssl
+import subprocess
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agentlightning.errors import BadRequestError
+from agentlightning.utils.http.connections import HttpConnections
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def serving(serve: Serve, tls: ssl.SSLContext | None = None, path: str = "") -> AsyncIterator[HttpConnections]:
+    """A server that speaks as `serve` does, and connections to it."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+    scheme, name = ("https", "localhost") if tls else ("http", "127.0.0.1")
+    connections = HttpConnections(f"{scheme}://{name}:{server.sockets[0].getsockname()[1]}{path}", connect_seconds=5.0)
+    try:
+        yield connections
+    finally:
+        connections.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
+    return head, await reader.readexactly(int(length.split(b":")[1]))
+
+
+def answering(*answers: bytes) -> Serve:
+    """Give these answers, one after the other, on each connection, and then close it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await read_request(reader)
+            writer.write(answer)
+
+    return serve
+
+
+async def test_requests_one_after_the_other_share_a_connection_and_those_at_one_time_do_not() -> None:
+    opened, seen = 0, list[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while True:
+            head, body = await read_request(reader)
+            seen.append(head)
+            writer.write(b"HTTP/1.1 201 Made\r\nX-Name: v\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    async with serving(serve, path="/pre fix") as connections:
+        for body in (b"one", b"", b"x" * 5_000_000):
+            answer = await connections.request("POST", "/a%2Fb", {"x-one": "1"}, body, 10.0)
+            assert (answer.status, answer.content, answer.header("x-name")) == (201, body, "v")
+        assert opened == 1
+        assert seen[0].startswith(b"POST /pre%20fix/a%2Fb HTTP/1.1\r\nhost: 127.0.0.1:")
+        assert b"\r\nx-one: 1\r\n" in seen[0]
+        bodies = [b"%d" % number for number in range(5)]
+        answers = await asyncio.gather(*(connections.request("POST", "/", {}, body, 10.0) for body in bodies))
+        assert [answer.content for answer in answers] == bodies
+        assert opened == 5
+        await connections.request("GET", "/", {}, None, 10.0, fresh=True)
+        assert opened == 6
+
+
+async def test_an_answer_is_read_in_every_form_that_http_has() -> None:
+    forms = [
+        OK,
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\n\r\nok",
+    ]
+    for form in forms:
+        async with serving(answering(form)) as connections:
+            assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok", form
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"220 smtp.example ESMTP\r\n", "no HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-many: 1\r\n" * 20_000 + b"\r\n", "head of the answer"),
+        (b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", "another protocol|closed"),
+        (b"", "closed the connection"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error_of_the_connection(answer: bytes, text: str) -> None:
+    async with serving(answering(answer)) as connections:
+        with pytest.raises(ConnectionError, match=text):
+            await connections.request("GET", "/", {}, None, 10.0)
+
+
+async def test_a_refusal_that_comes_before_the_whole_body_was_sent_is_read() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        while await reader.read(1 << 20):
+            pass
+
+    async with serving(serve) as connections:
+        answer = await connections.request("POST", "/", {}, bytes(64 << 20), 10.0)
+        assert (answer.status, answer.content) == (413, b"no")
+
+
+async def test_a_caller_that_gives_up_leaves_no_answer_for_the_next_one() -> None:
+    asked = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, body = await read_request(reader)
+            if body == b"slow":
+                asked.set()
+                await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    async with serving(serve) as connections:
+        with pytest.raises(TimeoutError):
+            await connections.request("POST", "/", {}, b"slow", 0.01)
+        asked.clear()
+        cancelled = asyncio.create_task(connections.request("POST", "/", {}, b"slow", 10.0))
+        await asked.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await asyncio.sleep(0.1)
+        assert (await connections.request("POST", "/", {}, b"next", 10.0)).content == b"next"
+
+
+async def test_a_connection_that_the_server_closed_or_spoke_on_is_not_used_again() -> None:
+    async with serving(answering(OK)) as connections:
+        for _ in range(3):
+            assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+            await asyncio.sleep(0.05)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK)
+        await asyncio.sleep(0.02)
+        writer.write(b"HTTP/1.1 408 Late\r\ncontent-length: 0\r\n\r\n")
+        await reader.read()
+
+    async with serving(serve) as connections:
+        for _ in range(2):
+            assert (await connections.request("GET", "/", {}, None, 10.0)).status == 200
+            await asyncio.sleep(0.06)
+
+
+async def test_a_line_break_in_a_header_is_refused() -> None:
+    async with serving(answering(OK)) as connections:
+        with pytest.raises(BadRequestError, match="line break"):
+            await connections.request("GET", "/", {"authorization": "Bearer a\r\nx-evil: 1"}, None, 10.0)
+
+
+def test_connections_of_a_loop_that_ended_without_a_word_are_closed() -> None:
+    async def one() -> HttpConnections:
+        server = await asyncio.start_server(answering(OK, OK), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connections = HttpConnections(f"http://127.0.0.1:{port}", connect_seconds=5.0)
+        assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+        server.close()
+        return connections
+
+    loop = asyncio.new_event_loop()
+    connections = loop.run_until_complete(one())
+    loop.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the server, which nobody closed
+        kept = list(connections._all)
+        connections.close()
+        assert [getattr(each._transport, "_sock", None) for each in kept] == [None]
+        gc.collect()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A key and a certificate for `localhost`, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    file, names = tmp_path / "both.pem", "subjectAltName=DNS:localhost"
+    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(file)]
+    made = subprocess.run([*asked, "-subj", "/CN=localhost", "-addext", names], check=True, capture_output=True)
+    file.write_bytes(file.read_bytes() + made.stdout)
+    return file
+
+
+async def test_https_is_spoken_and_the_certificate_is_checked(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with serving(answering(OK), tls) as connections:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await connections.request("GET", "/", {}, None, 10.0)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with serving(answering(OK), tls) as connections:
+        assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
