@@ -85,7 +85,7 @@ class HttpConnections:
         """
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = "" if body is None else f"content-length: {len(body)}\r\n"
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{named}{length}\r\n".encode("latin-1")
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{named}{length}\r\n".encode()
         if named.count("\n") != len(headers) or "\n" in path:
             raise BadRequestError("A header of the request has a line break in it")
         loop = asyncio.get_running_loop()
