@@ -29,6 +29,8 @@ COMMANDS: dict[str, Command] = {
     "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, in about two minutes.", _TRY),
     "doctor": Command("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
+    "export": Command("export:export", "Write a trained model merged, as an adapter, or as GGUF.", _RUN),
+    "serve": Command("serve:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
     "runner": Command("runner:runner", "Join a run: run its rollouts on this machine.", _RUN),
     "store": Command("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
     "gateway": Command("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),

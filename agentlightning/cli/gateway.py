@@ -64,8 +64,8 @@ def gateway(
         raise ValueError(
             f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
         )
-    options["journal"] = journal or _journal(store, port)
-    asyncio.run(_serve(store, {"host": host, "port": port or None, **options}))
+    options["journal"] = journal or journal_beside(store, port)
+    asyncio.run(serve_gateway(store, {"host": host, "port": port or None, **options}, "agl gateway"))
     return 0
 
 
@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
     return options
 
 
-def _journal(spec: str, port: int) -> str | None:
+def journal_beside(spec: str, port: int) -> str | None:
     """Return a file beside the store's, the same at the next start on this port; None if the store is no file."""
     from agentlightning.store.spec import spec_of
 
@@ -98,18 +98,19 @@ def _journal(spec: str, port: int) -> str | None:
     return None if path == store else f"{path}.{port}.calls" if port else f"{path}.calls"
 
 
-async def _serve(spec: str, options: dict[str, Any]) -> None:
+async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> None:
+    """Serve until a signal ends it; what comes in is recorded for one attempt, which tells the `program`."""
     from agentlightning.cli.support.serving import end_of_process
     from agentlightning.llm_proxy import LLMProxy
-    from agentlightning.store.spec import is_store_spec, store_from_spec
+    from agentlightning.store.spec import spec_of, store_from_spec
 
     proxy = LLMProxy(**options)
-    store = store_from_spec(spec if is_store_spec(spec) else f"sqlite:///{spec}")
+    store = store_from_spec(spec_of(spec))
     try:
         proxy.set_store(store)
         end = end_of_process()
         await proxy.start()
-        attempt = await store.start_rollout(input={"program": "agl gateway"}, metadata={"models": _names(proxy)})
+        attempt = await store.start_rollout(input={"program": program}, metadata={"models": _names(proxy)})
         ids = attempt.rollout_id, attempt.attempt.attempt_id
         try:
             llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])

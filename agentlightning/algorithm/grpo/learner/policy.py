@@ -139,7 +139,7 @@ class Policy:
         """
         private_folder(path)
         with self.lock, no_progress_bar():
-            self._merged().save_pretrained(path)
+            self.merged().save_pretrained(path)
         self.tokenizer.save_pretrained(path)
 
     @property
@@ -244,7 +244,7 @@ class Policy:
             self._updater.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
 
-    def _merged(self) -> PreTrainedModel:
+    def merged(self) -> PreTrainedModel:
         """Return the model, or a copy with the adapters merged in."""
         if not hasattr(self.model, "merge_and_unload"):
             return self.model
