@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.algorithm.runs.log import Answer, RunLog
 from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
@@ -25,6 +25,10 @@ _BY_METHOD = {
     "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
 """Attributes that programs look for on an algorithm, and what to use instead."""
+
+
+_MOST_ITEMS = 100
+"""Of a list among the settings of an algorithm, to be recorded."""
 
 
 class AlgorithmTrainer(AgentTrainer, Protocol):
@@ -175,11 +179,23 @@ class Algorithm:
         """Return what the run's records are written with; it keeps nothing where no Trainer runs the algorithm."""
         return RunLog(None) if self._run_log is None else self._run_log
 
+    def log_metrics(self, step: int, **figures: object) -> Answer[int]:
+        """Record the figures of a training step, such as `log_metrics(1, mean_reward=0.5)`.
+
+        They are in the store: `agl runs show` and the dashboard draw them. May be awaited, see `RunLog`. Figures of a
+        step that is recorded already stay as they are.
+        """
+        return self.get_run_log().step(step, figures)
+
     # --- what the Trainer asks when it is made -----------------------------------------------------------------------
 
     def unused_parts(self) -> frozenset[str]:
         """Return which of the Trainer's `adapter` and `initial_resources` this algorithm makes no use of."""
         return frozenset()
+
+    def recorded_settings(self) -> dict[str, object]:
+        """Return the settings that are recorded with a run: the public attributes that are short JSON values."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_") and _is_setting(value)}
 
     def check_rollout_config(self, config: RolloutConfig) -> None:
         """Check that the Trainer's limits do not contradict settings of this algorithm.
@@ -198,3 +214,11 @@ class Algorithm:
     def get_client(self) -> object:
         """Deprecated: belongs to the v0.1 protocol."""
         raise NotImplementedError(f"{type(self).__name__} has no v0.1 client; use get_store()")
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _MOST_ITEMS and all(map(_is_setting, value))  # pyright: ignore[reportUnknownArgumentType] -- of the user's
+    if isinstance(value, dict):
+        return _is_setting(list(value)) and _is_setting(list(value.values()))  # pyright: ignore[reportUnknownArgumentType] -- of the user's
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 1000)

@@ -17,7 +17,7 @@ from agentlightning.types import Dataset
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
-INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer")
+INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer", "run")
 """Names that a function may ask for."""
 
 
@@ -62,6 +62,10 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
         return inspect.iscoroutinefunction(self._function)
 
     @override
+    def recorded_settings(self) -> dict[str, object]:
+        return {}
+
+    @override
     def unused_parts(self) -> frozenset[str]:
         if "trainer" in self._parameters:  # through which it reaches everything
             return frozenset()
@@ -93,6 +97,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
             "llm_proxy": self.get_llm_proxy,
             "initial_resources": self.get_initial_resources,
             "trainer": self.get_trainer,
+            "run": self.get_run_log,
             **{name: functools.partial(datasets.get, name) for name in datasets},
         }
         return {name: source() for name, source in sources.items() if name in self._parameters}
@@ -107,9 +112,9 @@ def algo(
 def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:
     """Make an algorithm out of a function, sync or async.
 
-    Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`
-    and `trainer`; each is given by name. `@algo(auto_start_proxy=True)` starts the Trainer's gateway before a coroutine
-    function and stops it after, whatever happens.
+    Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`,
+    `trainer` and `run` (the run's records, a `RunLog`); each is given by name. `@algo(auto_start_proxy=True)` starts
+    the Trainer's gateway before a coroutine function and stops it after, whatever happens.
     """
     if function is None:
         return functools.partial(algo, auto_start_proxy=auto_start_proxy)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
+from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
@@ -150,6 +151,9 @@ class Baseline(FastAlgorithm):
                 for rollout in rollouts[: len(requests)]:
                     self._sum_up(await evidence(store, rollout, note=True), result, outcomes)
         result.outcomes = dict(outcomes)
+        data = {"rewards": result.rewards, "outcomes": result.outcomes, "seconds": result.seconds}
+        names = tasks_of([task for _ in range(self.n_epochs) for task, _ in tasks])
+        await self.get_run_log().evaluation(0, "baseline", {**data, "tasks": names}, value=result.mean_reward)
         logger.info("%s", result)
         if result.mean_reward is None:  # said and not raised: a smoke test is there to show it
             logger.warning("no rollout has a reward: %s; the first error: %s", result, result.first_error or "none")

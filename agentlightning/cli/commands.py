@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "prometheus": Command("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
     "agentops": Command("agentops:agentops", "Take in what the AgentOps SDK sends, and keep it in a store.", _SERVE),
     "vllm": Command("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
+    "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
     "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
     "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
     "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),

@@ -26,13 +26,9 @@ from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.processes.dead_workers import end_attempts
 from agentlightning.execution.processes.team import SETTLE_STOPPED_SECONDS
 from agentlightning.execution.run.roles import (
-    HASTY_TELL_SECONDS,
-    TELL_SECONDS,
-    OpenedRun,
     algorithm_watchers,
-    run_ends,
-    run_of,
 )
+from agentlightning.execution.run.run_end import OpenedRun, run_of
 from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.run.supervisor import Patience, Supervision, TaskTeam
 from agentlightning.runner.base import worker_label
@@ -157,15 +153,15 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             count_open_work=open_work_counter(algorithm, store),
             watchers=algorithm_watchers(opened_run, store, event, stall, aside.stack if aside else None),
         )
-        try:
-            return await supervision.conduct(algorithm_work)
-        finally:
-            self.interrupted = supervision.interrupted
-            # End what the runners still hold: a claim that one of them did not wait for.
-            host, pid = socket.gethostname(), os.getpid()
-            workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
-            message = "its runner ended with its run, with this attempt in hand"
-            with contextlib.suppress(Exception):  # the store is away: then the lease runs out
-                ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
-                await within(SETTLE_STOPPED_SECONDS, ending)
-            await run_ends(algorithm, store, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
+        async with opened_run.ending(store, lambda: supervision.interrupted):
+            try:
+                return await supervision.conduct(algorithm_work)
+            finally:
+                self.interrupted = supervision.interrupted
+                # End what the runners still hold: a claim that one of them did not wait for.
+                host, pid = socket.gethostname(), os.getpid()
+                workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
+                message = "its runner ended with its run, with this attempt in hand"
+                with contextlib.suppress(Exception):  # the store is away: then the lease runs out
+                    ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
+                    await within(SETTLE_STOPPED_SECONDS, ending)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
 from agentlightning.algorithm.progress import Style
+from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.algorithm.runs.run_folder import versions
+from agentlightning.errors import NotFoundError
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
+from agentlightning.execution.run.run_end import end_run
 from agentlightning.execution.run.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
+from agentlightning.store.rules.values import to_json
 from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
 from agentlightning.trainer.follow import followed
+from agentlightning.trainer.recorded import name_of
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
+from agentlightning.utils.masking import masked
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
@@ -52,10 +61,14 @@ class AlgorithmSide:
     progress: Style = "none"
     seen: set[str] | None = None
     """For a run with a name, which may have been there before: ids that this program has enqueued itself."""
+    config: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Settings of the Trainer, recorded with the run."""
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
     interrupted: bool = field(default=False, init=False)
     """Set by the strategy that Ctrl+C ended, also where another one delegated to it."""
+    _opened: bool = field(default=False, init=False)
+    """True once a strategy has opened the run, which then writes down its end too."""
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the trainer behind: it belongs to the process that called `fit`."""
@@ -65,8 +78,41 @@ class AlgorithmSide:
         """Return the view of the store that holds only this run."""
         return scoped(store, self.run_id)
 
-    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
+    async def open_run(self, store: LightningStore) -> None:
+        """Begin the run in the store, or go on with it.
+
+        Raises:
+            NotImplementedError: the store keeps no runs.
+        """
+        self._opened = True
+        sections: dict[str, object] = {"trainer": dict(self.config)}
+        name = None
+        if self.algorithm is not None:
+            name = name_of(self.algorithm)
+            sections["algorithm"] = self.algorithm.recorded_settings()
+        config = masked(to_json(sections, "config"))
+        await complete(store).start_run(self.run_id or "", algorithm=name, config=config, versions=versions())
+
+    def __call__(self, store: LightningStore, event: ExecutionEvent) -> Coroutine[Any, Any, Any]:
         """Run the algorithm; without one, wait for the event. A synchronous one runs on a thread of its own."""
+        return self._run(store, event) if self._opened else self._run_alone(store, event)
+
+    async def _run_alone(self, store: LightningStore, event: ExecutionEvent) -> Any:
+        """Open the run, run the algorithm and write down how it ended, for a strategy that knows nothing of runs."""
+        with contextlib.suppress(NotImplementedError):
+            await self.open_run(store)
+        try:
+            result = await self._run(store, event)
+        except BaseException as error:
+            was_cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+            with contextlib.suppress(Exception):  # what ended the run is what counts
+                await end_run(store, self.run_id, "interrupted" if was_cancelled else None, error)
+            raise
+        with contextlib.suppress(NotImplementedError, NotFoundError):
+            await end_run(store, self.run_id, "succeeded")
+        return result
+
+    async def _run(self, store: LightningStore, event: ExecutionEvent) -> Any:
         if self.algorithm is None:
             await until_set(event, EVENT_POLL_SECONDS)
             return None
@@ -81,6 +127,8 @@ class AlgorithmSide:
         algorithm.set_store(view)
         algorithm.set_adapter(self.adapter)
         algorithm.set_rollout_config(self.rollout_config)
+        run_log = RunLog(complete(store), self.run_id)
+        algorithm.set_run_log(run_log)
         if self.initial_resources is not None:
             algorithm.set_initial_resources(self.initial_resources)
         if self.llm_proxy is not None:
@@ -90,7 +138,7 @@ class AlgorithmSide:
         if self.report is not None:
             following = followed(self.report, view, self.progress, live=not algorithm.shows_progress)
         datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        async with following:
+        async with following, run_log.kept_alive():
             if algorithm.is_async():
                 result = algorithm.run(**datasets)
             else:

@@ -40,6 +40,7 @@ from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
 from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
 from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
+from agentlightning.trainer.recorded import settings_of
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
@@ -311,6 +312,7 @@ class Trainer(TrainerLegacy):
             report=RunReport(f"run {run_id}" if run_id else "the run", place_of(self.store)),
             progress=self.progress,
             seen=self._seen if run_id == self._name() and not isinstance(algorithm, Evaluator) else None,
+            config=settings_of(self, agent, train, val),
         )
         runner_side = RunnerSide(agent, runners, self.hooks, run_id)
         check_children_can_import(getattr(self.strategy, "start_method", None), runner_side, algorithm)

@@ -33,9 +33,9 @@ _MODEL_TOKEN = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IN_QUERY = frozenset(("key", "sig", "signature", "x-amz-signature", "x-goog-signature"))
 _PASSWORD_IN_URL = re.compile(r"(://[^\s/@:?#\"'<>]{0,256}:)[^\s/@\"'<>]{1,256}(?=@)")
-_NAMED = re.compile(
-    r"""(?P<head>(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})["']?\s{0,3}[=:](?!//)\s{0,3})"""
-    r"""(?P<value>"[^"]{1,4096}"|'[^']{1,4096}'|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,4096}|[^\s,;&"'{\[]{1,4096})"""
+_NAME = re.compile(r"""(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})["']?\s{0,3}[=:](?!//)\s{0,3}""")
+_VALUE = re.compile(
+    r"""(?:"[^"]{1,4096}"|'[^']{1,4096}'|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,4096}|[^\s,;&"'{\[]{1,4096})"""
 )
 _TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
 """Attributes that hold what agent and model said, which is trained: names within these texts are left alone."""
@@ -130,14 +130,21 @@ def _hide_in_text(text: str) -> str:
             pass
         else:
             return text if within is read else json.dumps(within, ensure_ascii=False)
-    hidden = _NAMED.sub(_hide_named, _PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, text))
+    hidden = _hide_named(_PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, text))
     return text if hidden == text else hidden
 
 
-def _hide_named(found: re.Match[str]) -> str:
-    name, value = found["name"], found["value"]
-    in_query = found["mark"] is not None and name.lower() in _IN_QUERY
-    if value.startswith(HIDDEN) or not (in_query or looks_secret(name)):
-        return found[0]
-    quote = value[0] if value[0] in "\"'" else ""
-    return f"{found['head']}{quote}{HIDDEN}{quote}"
+def _hide_named(text: str) -> str:
+    """Hide the values of secret names; what follows any other name may hold names itself, as `failed: api_key=...`."""
+    parts: list[str] = []
+    done = at = 0
+    while (found := _NAME.search(text, at)) is not None:
+        name, at = found["name"], found.end()
+        if not (looks_secret(name) or (found["mark"] is not None and name.lower() in _IN_QUERY)):
+            continue
+        value = _VALUE.match(text, at)
+        if value is not None and not value[0].startswith(HIDDEN):
+            quote = value[0][0] if value[0][0] in "\"'" else ""
+            parts += (text[done:at], f"{quote}{HIDDEN}{quote}")
+            done = at = value.end()
+    return "".join((*parts, text[done:]))

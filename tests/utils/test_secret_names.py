@@ -78,6 +78,24 @@ def test_secrets_are_hidden_in_lists_pairs_addresses_and_short_texts(value: obje
     assert found == (None if shown is None else {"kept": shown})
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("login failed: api_key=abcdefgh", "login failed: api_key=[hidden]"),
+        ("a: b: password: c", "a: b: password: [hidden]"),
+        ("cause='bad token=abc'", "cause='bad token=[hidden]'"),
+        ("x=y=z", "x=y=z"),
+    ],
+)
+def test_a_name_within_what_another_name_stands_for_counts_too(text: str, shown: str) -> None:
+    assert (without_secrets({"m": text}) or {"m": text})["m"] == shown
+
+
+def test_a_text_of_many_names_is_read_once() -> None:
+    text = "a=" * 8000
+    assert without_secrets({"m": text}) is None
+
+
 def test_flattened_headers_are_hidden_by_their_neighbour() -> None:
     flat = {"h.0.0": "Authorization", "h.0.1": "Bearer P", "h.1.0": "accept", "h.1.1": "x"}
     assert without_secrets(flat) == {**flat, "h.0.1": "[hidden]"}

@@ -12,6 +12,7 @@ from typing_extensions import override
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.algorithm.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult
 from agentlightning.algorithm.fast import FastAlgorithm
+from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
@@ -59,7 +60,11 @@ class Evaluator(FastAlgorithm):
         groups = [tuple(samples[start : start + self.n_samples]) for start in range(0, len(samples), self.n_samples)]
         inputs = [rollout.input for rollout in rollouts[:: self.n_samples]]
         evaluated = tuple(EvaluatedTask(task, group) for task, group in zip(inputs, groups, strict=True))
-        return EvaluationResult(evaluated, time.monotonic() - began, rollouts[0].run_id)
+        result = EvaluationResult(evaluated, time.monotonic() - began, rollouts[0].run_id)
+        data = {"rewards": result.rewards, "outcomes": result.outcomes, "failures": result.failures}
+        data |= {"tasks": tasks_of(inputs), "n_samples": self.n_samples, "seconds": result.seconds}
+        await self.get_run_log().evaluation(0, "evaluation", data, value=result.mean_reward)
+        return result
 
     async def _read(self, rollouts: Sequence[Rollout]) -> list[EvaluatedRollout]:
         store, read = self.get_store(), list[EvaluatedRollout]()

@@ -127,6 +127,10 @@ class Ledger:
         for ref in calls.call_refs() if isinstance(calls, Sample) else calls:
             self._enter(ref, Excluded(reason))
 
+    def calls(self) -> list[ModelCall]:
+        """Return every call that was captured, in the order in which they were."""
+        return list(self._calls.values())
+
     def endings(self) -> dict[CallRef, Ending]:
         """Return how each call ended, for those that ended in one way."""
         return {ref: endings[0] for ref, endings in self._endings.items() if len(endings) == 1}

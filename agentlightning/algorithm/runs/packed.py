@@ -27,13 +27,14 @@ class Packed(TypedDict):
     """The numbers one after another, little-endian, in base64."""
 
 
-def pack(values: Sequence[float] | Sequence[int] | Sequence[bool] | array[Any], dtype: Dtype) -> Packed:
-    """Return the values in their packed form. Those of `f32` are rounded to it; NaN and infinity stay.
+def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
+    """Return the values, a list or a numpy array, in their packed form. `f32` rounds to it; NaN and infinity stay.
 
     Raises:
         OverflowError: a whole number does not fit the type.
     """
-    numbers = array(_CODES[dtype], values)
+    listed: list[float] = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue] -- of numpy
+    numbers = array(_CODES[dtype], listed)
     if sys.byteorder == "big":
         numbers.byteswap()
     return {"dtype": dtype, "data": base64.b64encode(numbers.tobytes()).decode()}

@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -96,6 +97,11 @@ class RunFolder:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
+    return dict(_versions())
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "platform": sys.platform}
     for package in _PACKAGES:
         try:

@@ -27,15 +27,12 @@ from agentlightning.execution.processes.team import ProcessTeam
 from agentlightning.execution.ray.cluster import Cluster, check_installed, joined, sent
 from agentlightning.execution.ray.team import AskingEvent, RayActors
 from agentlightning.execution.run.roles import (
-    HASTY_TELL_SECONDS,
-    TELL_SECONDS,
-    OpenedRun,
     RunnerTask,
     algorithm_watchers,
     own_connection,
-    run_ends,
     served,
 )
+from agentlightning.execution.run.run_end import OpenedRun
 from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.run.supervisor import Patience, Supervision
 from agentlightning.store.base import LightningStore
@@ -183,11 +180,11 @@ class RayExecutionStrategy(ExecutionStrategy):
             team.settle = EndAttempts(connection)
             async with served(server):
                 team.start()
-                try:
-                    return await supervision.conduct(opened_run(connection, team.event))
-                finally:
-                    self.interrupted = supervision.interrupted
-                    await run_ends(algorithm, connection, HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS)
+                async with opened_run.ending(connection, lambda: supervision.interrupted):
+                    try:
+                        return await supervision.conduct(opened_run(connection, team.event))
+                    finally:
+                        self.interrupted = supervision.interrupted
 
     def _address(self, cluster: Cluster) -> Address:
         port = DEFAULT_PORT if self.server_port is None else self.server_port

@@ -19,18 +19,14 @@ from agentlightning.execution.processes.dead_workers import EndAttempts
 from agentlightning.execution.processes.team import ProcessTeam, StartMethod, make_starter, obstacle_to_children
 from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS, RunWatch
 from agentlightning.execution.run.roles import (
-    HASTY_TELL_SECONDS,
-    TELL_SECONDS,
     AlgorithmTask,
-    OpenedRun,
     RunnerTask,
     algorithm_watchers,
     connected,
     own_connection,
-    run_ends,
-    run_of,
     served,
 )
+from agentlightning.execution.run.run_end import OpenedRun, run_of
 from agentlightning.execution.run.stall import StallPolicy
 from agentlightning.execution.run.stop_note import RemoteRunners
 from agentlightning.execution.run.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, Team
@@ -160,13 +156,10 @@ class Layout:
             watchers = algorithm_watchers(opened_run, store, event, self.stall)
             if isinstance(team, ProcessTeam):
                 team.settle, team.settle_stopped = EndAttempts(store), EndAttempts(store, stopped=True)
-            async with served(server):
-                try:
-                    work = opened_run(store, event)
-                    return await self._conduct(work, team, event, interrupts, INTERRUPTED, count, watchers)
-                finally:
-                    seconds = HASTY_TELL_SECONDS if self.interrupted else TELL_SECONDS
-                    await run_ends(self.algorithm, store, seconds, all_are_away=not runners_here)
+            ending = opened_run.ending(store, lambda: self.interrupted, all_are_away=not runners_here)
+            async with served(server), ending:
+                work = opened_run(store, event)
+                return await self._conduct(work, team, event, interrupts, INTERRUPTED, count, watchers)
 
     async def _main_runners(
         self,

@@ -7,29 +7,25 @@ import contextlib
 import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, RunnerBundle
-from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
+from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.remote import heed, term_left_to_parent, until_known
+from agentlightning.execution.run.run_end import OpenedRun, run_of
 from agentlightning.execution.run.stall import StallDetector, StallPolicy
-from agentlightning.execution.run.stop_note import RemoteRunners, remote_runners, reopen_run, tell_remote_runners
+from agentlightning.execution.run.stop_note import RemoteRunners
 from agentlightning.execution.run.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, until_set
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
-from agentlightning.utils.concurrency.loops import within
 
 logger = logging.getLogger(__name__)
 
 RELEASE_POLL_SECONDS = 0.02
 STOP_SECONDS = 3.0
 """How long a store server may take to stop; then it is left to the end of the process."""
-TELL_SECONDS = 5.0
-"""How long the end of a run waits for remote runners to take note of it."""
-HASTY_TELL_SECONDS = 0.5
-"""The same after Ctrl+C."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,9 @@ class AlgorithmTask:
             )
             async with served(server):
                 try:
-                    return await supervision.conduct(opened_run(store, event))
+                    async with opened_run.ending(store, lambda: supervision.interrupted):
+                        return await supervision.conduct(opened_run(store, event))
                 finally:
-                    await run_ends(self.algorithm, store, TELL_SECONDS)
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(until_set(self.released, RELEASE_POLL_SECONDS), self.patience.ask)
 
@@ -103,48 +99,6 @@ def algorithm_watchers(
     """Return what runs beside an algorithm: the look for a note that ends the run, and the stall detector."""
     detector = StallDetector(stall, opened_run.algorithm, store, position)
     return [lambda: heed(store, run_of(opened_run.algorithm), event, opened_run.done), detector.watch]
-
-
-def run_of(bundle: AlgorithmBundle | RunnerBundle) -> str | None:
-    """Return the run of a bundle, if it has one."""
-    return getattr(bundle, "run_id", None)
-
-
-@dataclass
-class OpenedRun:
-    """An algorithm that opens its run first: it takes back the note that ended the run before."""
-
-    algorithm: AlgorithmBundle
-    done: ThreadingEvent = field(default_factory=ThreadingEvent)
-    """Set once the run is open; a note counts from then on."""
-
-    async def open(self, store: LightningStore) -> None:
-        """Open the run. Again is harmless. Before runners can see the store, where it is served from here."""
-        if not self.done.is_set():
-            with contextlib.suppress(NotImplementedError):  # a store of the user's that keeps no notes
-                await reopen_run(store, run_of(self.algorithm))
-            self.done.set()
-
-    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
-        """Open the run and run the algorithm."""
-        await self.open(store)
-        return await self.algorithm(store, event)
-
-
-async def run_ends(
-    algorithm: AlgorithmBundle, store: LightningStore, seconds: float, *, all_are_away: bool = False
-) -> None:
-    """Tell remote runners, if there are or may be any, that the run has ended. Never raises: the run is over."""
-    run_id = run_of(algorithm)
-    try:
-        if all_are_away or await within(seconds, remote_runners(store, run_id)):
-            reason = "its algorithm has ended"
-            telling = tell_remote_runners(store, run_id, reason=reason, seconds=seconds, all_are_away=all_are_away)
-            await within(seconds + 1.0, telling)
-    except NotImplementedError:  # as above
-        return
-    except Exception as error:  # the run is over, whether they know or not
-        logger.warning("Remote runners could not be told that the run has ended: %r", error)
 
 
 @contextlib.asynccontextmanager

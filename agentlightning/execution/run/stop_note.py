@@ -1,9 +1,8 @@
-"""Whether a run is to end, as a note in its store: what `agl run stop` writes, and every process of the run reads.
+"""Whether a run is to end, as its store tells it: what `agl run stop` writes, and every process of the run reads.
 
-The note is a row among the store's workers, with an id that begins with `CONTROL_PREFIX`: any text may be kept there,
-it is as durable as the store, and every backend and the HTTP client know it. A process that serves runners away from
-the algorithm has such a row too, so that the end of a run can wait until all of them were told. Lists of
-workers leave these rows out.
+A run is to end when somebody has told it to, and when its algorithm has ended. A process that serves runners away from
+the algorithm has a row among the store's workers, with an id that begins with `CONTROL_PREFIX`, so that the end of a
+run can wait until all of them were told. Lists of workers leave these rows out.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ from dataclasses import dataclass
 
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import LightningStore
+from agentlightning.store.wrappers.compat import complete
 from agentlightning.types import Worker
 
 LOOK_SECONDS = 1.0
 """How often a process of a run looks whether the run is to end."""
 SILENT_SECONDS = 15.0
 """A process with remote runners that has not looked for this long is taken for gone."""
+HAS_ENDED = "its algorithm has ended"
 _TELL_POLL_SECONDS = 0.1
 
 
@@ -29,29 +30,29 @@ class StopNote:
 
     reason: str
     stamp: float
-    """When it was written, by the clock of the store; no two notes of a run have the same."""
+    """Since when, by the clock of the store; no two notes of a run have the same."""
 
 
 async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "it was told to stop") -> StopNote:
     """Tell every process of a run to end: its algorithm, and runners wherever they are. Again is harmless.
 
     They look about once a second. A run is begun anew by starting its algorithm.
+
+    Raises:
+        NotImplementedError: the store keeps no runs.
     """
-    row = await store.update_worker(_note_id(run_id), {"stop": reason})
-    return StopNote(reason, row.last_heartbeat_time or 0.0)
+    run = await complete(store).update_run(run_id or "", stop_reason=reason)
+    return StopNote(reason, run.stop_time or 0.0)
 
 
 async def stop_note(store: LightningStore, run_id: str | None) -> StopNote | None:
-    """Return the note that ends the run; None while it may go on."""
-    row = await store.get_worker_by_id(_note_id(run_id))
-    reason = (row.heartbeat_stats or {}).get("stop") if row is not None else None
-    return None if row is None or reason is None else StopNote(str(reason), row.last_heartbeat_time or 0.0)
-
-
-async def reopen_run(store: LightningStore, run_id: str | None) -> None:
-    """Take the note back: the algorithm of the run starts (again)."""
-    if await stop_note(store, run_id) is not None:
-        await store.update_worker(_note_id(run_id), {})
+    """Return what ends the run; None while it may go on, and before it is known."""
+    run = await complete(store).get_run_by_id(run_id or "")
+    if run is None:
+        return None
+    if run.stop_reason is not None:
+        return StopNote(run.stop_reason, run.stop_time or 0.0)
+    return None if run.state == "running" else StopNote(HAS_ENDED, run.end_time or 0.0)
 
 
 def name_of_run(run_id: str | None) -> str:
@@ -91,15 +92,14 @@ async def remote_runners(store: LightningStore, run_id: str | None) -> list[Work
     return [row for row in rows if row.heartbeat_stats is not None and row.heartbeat_stats.get("run") == run_id]
 
 
-async def tell_remote_runners(
-    store: LightningStore, run_id: str | None, *, reason: str, seconds: float, all_are_away: bool
+async def until_told(
+    store: LightningStore, run_id: str | None, note: StopNote, *, seconds: float, all_are_away: bool
 ) -> None:
-    """Tell the remote runners of a run that it ends, and wait up to `seconds` until each that is alive has taken note.
+    """Wait up to `seconds` until each process with remote runners of a run that is alive has taken note of its end.
 
     `all_are_away` says that no runner lives beside the algorithm: then every worker is remote, and a process
     that has just come is waited for.
     """
-    note = await stop_run(store, run_id, reason=reason)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         rows = [row for row in await remote_runners(store, run_id) if _lives(row, note)]
@@ -116,7 +116,3 @@ async def tell_remote_runners(
 
 def _lives(row: Worker, note: StopNote) -> bool:
     return note.stamp - max(row.last_heartbeat_time or 0.0, row.last_dequeue_time or 0.0) < SILENT_SECONDS
-
-
-def _note_id(run_id: str | None) -> str:
-    return f"{CONTROL_PREFIX}run:{run_id or ''}"

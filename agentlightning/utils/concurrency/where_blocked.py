@@ -19,6 +19,7 @@ _MACHINERY = (
     "concurrency/loop_thread.py",
     "concurrency/loops.py",
     "run/roles.py",
+    "run/run_end.py",
 )
 """Files, as they are shown, that say nothing of what is waited for."""
 

@@ -16,11 +16,12 @@ from agentlightning.execution import (
 )
 from agentlightning.execution.run.stop_note import (
     CONTROL_PREFIX,
+    HAS_ENDED,
     RemoteRunners,
+    StopNote,
     remote_runners,
-    reopen_run,
     stop_note,
-    tell_remote_runners,
+    until_told,
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from tests.execution.bundles import patient_algorithm
@@ -56,17 +57,28 @@ def test_a_note_from_before_does_not_end_the_next_run() -> None:
     assert SharedMemoryExecutionStrategy().execute(algorithm, runner, store) == "ran"
 
 
-async def test_notes_of_runs_are_kept_apart_and_are_no_workers() -> None:
+async def test_notes_of_runs_are_kept_apart_and_are_taken_back_by_a_start() -> None:
     store = InMemoryLightningStore()
-    await stop_run(store, "a", reason="over")
-    note = await stop_note(store, "a")
-    assert note is not None
-    assert note.reason == "over"
+    first = await stop_run(store, "a", reason="over")
+    assert await stop_note(store, "a") == first == StopNote("over", first.stamp)
     assert await stop_note(store, None) is None
-    await reopen_run(store, "a")
+    assert (await stop_run(store, "a", reason="over")).stamp > first.stamp
+    await store.start_run("a")
     assert await stop_note(store, "a") is None
-    assert (await store.query_workers()).total == (await store.statistics()).get("total_workers") == 0
-    assert (await store.query_workers(worker_id_contains=CONTROL_PREFIX)).total == 1
+    assert (await store.query_workers(worker_id_contains=CONTROL_PREFIX)).total == 0
+
+
+async def test_the_end_of_a_run_is_a_note_too() -> None:
+    store = InMemoryLightningStore()
+    await store.start_run("a")
+    ended = await store.update_run("a", state="succeeded")
+    assert await stop_note(store, "a") == StopNote(HAS_ENDED, ended.end_time or 0.0)
+
+
+async def test_a_note_that_an_older_release_left_among_the_workers_says_nothing() -> None:
+    store = InMemoryLightningStore()
+    await store.update_worker(f"{CONTROL_PREFIX}run:a", {"stop": "long ago"})
+    assert await stop_note(store, "a") is None
 
 
 async def test_the_end_of_a_run_waits_until_every_remote_process_was_told() -> None:
@@ -75,9 +87,9 @@ async def test_the_end_of_a_run_waits_until_every_remote_process_was_told() -> N
     await remote.report(store)
     await other.report(store)
     assert len(await remote_runners(store, "a")) == 1
-    telling = asyncio.create_task(tell_remote_runners(store, "a", reason="over", seconds=30, all_are_away=True))
-    while await stop_note(store, "a") is None:  # noqa: ASYNC110 -- only the store knows
-        await asyncio.sleep(0)
+    note = await stop_run(store, "a", reason="over")
+    telling = asyncio.create_task(until_told(store, "a", note, seconds=30, all_are_away=True))
+    await asyncio.sleep(0.3)
     assert not telling.done()
     await remote.report(store, told=True)
     await asyncio.wait_for(telling, 10)
@@ -86,7 +98,8 @@ async def test_the_end_of_a_run_waits_until_every_remote_process_was_told() -> N
 async def test_the_end_of_a_run_waits_for_workers_of_a_remote_process_that_has_not_come_yet_but_not_for_ever() -> None:
     store = InMemoryLightningStore()
     await store.update_worker("worker-of-nobody", run_id="a")
+    note = await stop_run(store, "a", reason="over")
     began = time.monotonic()
-    await tell_remote_runners(store, "a", reason="over", seconds=0.3, all_are_away=True)
+    await until_told(store, "a", note, seconds=0.3, all_are_away=True)
     assert time.monotonic() - began >= 0.3
-    await asyncio.wait_for(tell_remote_runners(store, "a", reason="over", seconds=30, all_are_away=False), 10)
+    await asyncio.wait_for(until_told(store, "a", note, seconds=30, all_are_away=False), 10)

@@ -1,0 +1,111 @@
+"""What a GRPO run writes down in its store: each step, the ledger of its calls, evaluations, alarms."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentlightning.algorithm.grpo.held_out import Evaluation
+from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.grpo.settings import RecordTokens
+from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.algorithm.progress import StepFigures
+from agentlightning.algorithm.runs.compare import tasks_of
+from agentlightning.algorithm.runs.ledger_record import LedgerRow, entries_of, row_of
+from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.algorithm.runs.vocabulary import vocabulary_id, vocabulary_of
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.learner.policy import Policy
+    from agentlightning.algorithm.grpo.learner.update import RowFigures
+
+logger = logging.getLogger(__name__)
+
+SAMPLED_TOKENS = 65_536
+"""Tokens of a step whose figures are recorded where not all of them are: whole rollouts, spread over the step."""
+ROW_TOKENS = 200_000
+"""Tokens of a rollout whose figures fit into one record."""
+
+
+class RunRecorder:
+    """Writes the records of one run. Belongs to the loop."""
+
+    def __init__(self, log: RunLog, policy: Policy, record_tokens: RecordTokens = "auto") -> None:
+        self._log = log
+        self._policy = policy
+        self._tokens = record_tokens if record_tokens != "auto" else "all" if policy.is_small else "sample"
+        self._vocabulary: str | None = None
+        self._has_held_out = False
+
+    async def step(self, figures: StepFigures) -> None:
+        """Record the figures of a step; the mean reward is the best figure of a run without held-out tasks."""
+        await self._log.step(figures.step, dataclasses.asdict(figures))
+        if figures.mean_reward is not None and not self._has_held_out:
+            await self._log.best("mean_reward", figures.mean_reward, figures.step)
+
+    async def ledger(self, ledger: Ledger, rows: StepRows | None = None, seen: Sequence[RowFigures] = ()) -> None:
+        """Record what became of the calls of a step that has closed; `seen`: (B,) what the loss used of each row."""
+        if not self._log.keeps_records:
+            return
+        kept = {} if rows is None or not seen else await self._rows(rows, seen)
+        records = [] if rows is None else rows.records
+        groups = None if rows is None else rows.groups
+        entries = entries_of(ledger, records, groups, kept)
+        if entries:
+            await self._log.ledger(ledger.step, entries)
+
+    async def evaluation(self, step: int, found: Evaluation, tasks: Sequence[object]) -> None:
+        """Record an evaluation after a step, task by task; tasks as digests, so that runs can be compared in pairs."""
+        self._has_held_out = True
+        data = {
+            "sampling": found.sampling,
+            "weight_version": found.step,
+            "solved": sum(found.solved),
+            "failed": found.failed,
+            "rewards": found.rewards,
+            "rollout_ids": found.rollout_ids,
+            "tasks": tasks_of(tasks),
+            "seconds": found.seconds,
+        }
+        await self._log.evaluation(step, f"held_out_{found.sampling}", data, value=found.accuracy)
+
+    def alarm(self, step: int, name: str, text: str) -> None:
+        """Record something that somebody should look at; stored before the run ends."""
+        self._log.alarm(step, name, text)
+
+    async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
+        """Return the rows whose tokens are recorded, by rollout."""
+        chosen = self._chosen(rows)
+        if not chosen:
+            return {}
+        if self._vocabulary is None:
+            tokens = vocabulary_of(self._policy.tokenizer)
+            self._vocabulary = vocabulary_id(tokens)
+            await self._log.vocabulary(self._vocabulary, tokens)
+        kept: dict[str, list[LedgerRow]] = {}
+        for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
+            if sample.rollout_id in chosen:
+                figures = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+                row = row_of(sample, row=number, vocabulary=self._vocabulary, **figures)
+                kept.setdefault(sample.rollout_id, []).append(row)
+        return kept
+
+    def _chosen(self, rows: StepRows) -> frozenset[str]:
+        """Return the rollouts whose tokens are recorded."""
+        lengths: dict[str, int] = {}
+        for sample in rows.samples:
+            lengths[sample.rollout_id] = lengths.get(sample.rollout_id, 0) + len(sample.token_ids)
+        fitting = [rollout_id for rollout_id, length in lengths.items() if length <= ROW_TOKENS]
+        if len(fitting) < len(lengths) and self._tokens == "all":
+            logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
+        if self._tokens != "sample":
+            return frozenset(fitting if self._tokens == "all" else ())
+        left, chosen = SAMPLED_TOKENS, set[str]()
+        stride = max(1, sum(lengths.values()) // SAMPLED_TOKENS)
+        for rollout_id in fitting[::stride]:
+            if lengths[rollout_id] <= left:
+                chosen.add(rollout_id)
+                left -= lengths[rollout_id]
+        return frozenset(chosen)

@@ -1,0 +1,71 @@
+"""A run as a folder of files: its settings, and its records as JSON Lines, a file for each kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from agentlightning.algorithm.runs.run_folder import check_writable
+from agentlightning.errors import BadRequestError
+from agentlightning.private_files import open_private
+from agentlightning.store.base import LightningStore
+from agentlightning.terminal import json_text
+from agentlightning.types.runs import Run, RunRecord
+from agentlightning.utils.masking import masked
+
+PAGE = 100
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str, int]:
+    """Write a run into a folder that is empty or new, and return how many lines each file has.
+
+    `run.json` holds the run with its settings and versions, `<kind>.jsonl` its records in the order of their steps, and
+    `vocabulary-<id>.json` the text of each token id. Secrets are hidden once more.
+
+    Raises:
+        BadRequestError: the folder cannot be written, or has something in it.
+    """
+    if os.listdir(check_writable(folder)):
+        raise BadRequestError(f"The folder {str(folder)!r} is not empty; choose another one")
+    _write(folder / "run.json", masked(run.model_dump(mode="json")))
+    lines: dict[str, int] = {}
+    vocabularies: set[str] = set()
+    with ExitStack() as stack:
+        files: dict[str, IO[str]] = {}
+        offset = 0
+        while True:
+            page = await store.query_run_records(run.run_id, limit=PAGE, offset=offset)
+            for record in page:
+                if record.kind not in files:
+                    files[record.kind] = stack.enter_context(open_private(folder / f"{record.kind}.jsonl", "w"))
+                files[record.kind].write(json_text(json.dumps(hidden(record), ensure_ascii=False)) + "\n")
+                lines[record.kind] = lines.get(record.kind, 0) + 1
+                vocabularies |= {row["vocabulary"] for row in record.data.get("rows", ()) if row.get("vocabulary")}
+            offset += len(page)
+            if not page or offset >= page.total:
+                break
+    for name in sorted(vocabularies):
+        tokens = await store.get_vocabulary(name) if _FILE_NAME.fullmatch(name) else None
+        if tokens is not None:
+            _write(folder / f"vocabulary-{name}.json", tokens)
+    return lines
+
+
+def hidden(record: RunRecord) -> dict[str, Any]:
+    """Return a record as JSON data without secrets; token rows are numbers and stay exactly as they are."""
+    data = record.model_dump(mode="json")
+    rows = data["data"].pop("rows", None) if record.kind == "ledger" else None
+    data = masked(data)
+    if rows is not None:
+        data["data"]["rows"] = rows
+    return data
+
+
+def _write(path: Path, data: object) -> None:
+    with open_private(path, "w") as file:
+        file.write(json_text(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")

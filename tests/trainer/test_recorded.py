@@ -1,0 +1,265 @@
+"""Every fit leaves a run in its store, which says how it ended, whichever algorithm and strategy ran it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.execution import ExecutionStrategy
+from agentlightning.execution.events import ThreadingEvent
+from agentlightning.store import InMemoryLightningStore, LightningStore, SQLiteLightningStore
+from agentlightning.types.runs import Run, RunRecord
+from tests.trainer.parts import tenth
+
+SECRET = "correct-horse-battery"
+
+
+@agl.algo
+async def logs(*, run: RunLog, store: LightningStore) -> str:
+    """An asynchronous function that records two steps."""
+    await run.step(1, {"loss": 2.0})
+    run.step(2, {"loss": 1.0})
+    return "done"
+
+
+@agl.algo
+def logs_in_turn(*, run: RunLog) -> str:
+    """The same as a plain function."""
+    run.step(1, {"loss": 2.0})
+    run.step(2, {"loss": 1.0})
+    return "done"
+
+
+class Logs(agl.Algorithm):
+    """A class with settings, one of which is secret."""
+
+    def __init__(self) -> None:
+        self.rate, self.api_key, self.model = 0.5, SECRET, object()
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> str:
+        """Record two steps."""
+        await self.log_metrics(1, loss=2.0)
+        self.log_metrics(2, loss=1.0)
+        return "done"
+
+
+class Fails(agl.Algorithm):
+    """An algorithm that fails."""
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Fail with a text that holds a secret."""
+        raise RuntimeError(f"no login: password={SECRET}")
+
+
+def recorded(store: LightningStore) -> tuple[Run, list[RunRecord]]:
+    """The only run of a store with its records."""
+
+    async def read() -> tuple[Run, list[RunRecord]]:
+        [run] = await store.query_runs()
+        return run, list(await store.query_run_records(run.run_id))
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("strategy", ["shm", "cs"])
+@pytest.mark.parametrize("algorithm", [logs, logs_in_turn, Logs()], ids=["async function", "function", "class"])
+def test_what_an_algorithm_logs_is_in_the_store(algorithm: Any, strategy: str) -> None:
+    store = InMemoryLightningStore()
+    spec = {"type": strategy, **({"server_port": 0} if strategy == "cs" else {})}
+    trainer = agl.Trainer(algorithm=algorithm, strategy=spec, store=store)
+    trainer.fit(tenth)
+    run, records = recorded(store)
+    assert trainer.result == "done"
+    assert [(record.kind, record.step, record.data) for record in records] == [
+        ("step", 1, {"loss": 2.0}), ("step", 2, {"loss": 1.0}),
+    ]  # fmt: skip
+    assert (run.state, run.last_step, run.starts) == ("succeeded", 2, 1)
+    assert run.algorithm == getattr(algorithm, "__name__", "Logs")
+    assert "python" in (run.versions or {})
+
+
+def test_settings_are_recorded_without_secrets_and_without_what_is_no_setting() -> None:
+    store = InMemoryLightningStore()
+    agl.Trainer(algorithm=Logs(), strategy="shm", store=store, rollout_config={"timeout_seconds": 9}).fit(tenth)
+    run, _ = recorded(store)
+    assert run.config is not None
+    assert run.config["algorithm"] == {"rate": 0.5, "api_key": "[hidden]"}
+    assert run.config["trainer"]["rollout_config"]["timeout_seconds"] == 9
+    assert run.config["trainer"]["agent"] == "tenth"
+    assert SECRET not in run.model_dump_json()
+
+
+def test_a_baseline_leaves_a_run_with_its_results() -> None:
+    store = InMemoryLightningStore()
+    trainer = agl.Trainer(algorithm=agl.Baseline(), strategy="shm", store=store)
+    trainer.fit(tenth, train_dataset=[1, 2, 3])
+    run, records = recorded(store)
+    assert (run.algorithm, run.state) == ("Baseline", "succeeded")
+    [evaluation] = records
+    assert (evaluation.kind, evaluation.data["rewards"]) == ("evaluation", [0.1, 0.2, 0.3])
+    assert run.best is not None
+    assert run.best.value == pytest.approx(0.2)
+
+
+def test_an_evaluation_is_a_run_of_its_own_with_its_rewards() -> None:
+    store = InMemoryLightningStore()
+    trainer = agl.Trainer(strategy="shm", store=store)
+    result = trainer.evaluate(tenth, [1, 2], n_samples=2)
+    run, [record] = recorded(store)
+    assert (run.run_id, run.algorithm, run.state) == (result.run_id, "Evaluator", "succeeded")
+    assert (record.kind, record.step, record.data["rewards"]) == ("evaluation", 0, [0.1, 0.2])
+
+
+@pytest.mark.parametrize("strategy", ["shm", "cs"])
+def test_a_failure_is_recorded_without_its_secrets(strategy: str) -> None:
+    store = InMemoryLightningStore()
+    spec = {"type": strategy, **({"server_port": 0} if strategy == "cs" else {})}
+    with pytest.raises(RuntimeError, match="no login"):
+        agl.Trainer(algorithm=Fails(), strategy=spec, store=store).fit(tenth)
+    run, _ = recorded(store)
+    assert run.error is not None
+    assert (run.state, run.error.type, run.error.message) == ("failed", "RuntimeError", "no login: password=[hidden]")
+    assert SECRET not in run.model_dump_json()
+
+
+def test_a_second_start_goes_on_with_the_same_run() -> None:
+    store = InMemoryLightningStore()
+    for _ in range(2):
+        agl.Trainer(algorithm=logs, strategy="shm", store=store, run_id="mine").fit(tenth)
+    run, records = recorded(store)
+    assert (run.run_id, run.starts, len(records)) == ("mine", 2, 2)
+
+
+class Bare(ExecutionStrategy):
+    """A strategy of a user's own that knows nothing of runs."""
+
+    n_runners = 1
+
+    def execute(self, algorithm: Any, runner: Any, store: LightningStore) -> Any:
+        """Run the algorithm alone."""
+        return asyncio.run(algorithm(store, ThreadingEvent()))
+
+
+def test_a_strategy_of_a_users_own_leaves_a_run_too() -> None:
+    store = InMemoryLightningStore()
+    agl.Trainer(algorithm=logs, strategy=Bare(), store=store).fit(tenth)
+    run, records = recorded(store)
+    assert (run.state, len(records)) == ("succeeded", 2)
+    other = InMemoryLightningStore()
+    with pytest.raises(RuntimeError, match="no login"):
+        agl.Trainer(algorithm=Fails(), strategy=Bare(), store=other).fit(tenth)
+    assert recorded(other)[0].state == "failed"
+
+
+PROGRAM = """
+import asyncio, os, sys
+import agentlightning as agl
+
+@agl.rollout
+def agent(task: int) -> float:
+    return 1.0
+
+@agl.algo
+async def forever(*, run, store):
+    await run.step(1, {"loss": 1.0})
+    print("begun", flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    import agentlightning.algorithm.runs.log as log
+    log.HEARTBEAT_SECONDS = 0.2
+    strategy = {"type": sys.argv[2], **({"server_port": 0} if sys.argv[2] == "cs" else {})}
+    if len(sys.argv) > 3:
+        strategy["main_process"] = "runner"
+    agl.Trainer(algorithm=forever, strategy=strategy, store=f"sqlite:///{sys.argv[1]}", run_id="r").fit(agent)
+"""
+
+ENDS: dict[str, Any] = {
+    "Ctrl+C": (signal.SIGINT, "interrupted"),
+    "SIGTERM": (signal.SIGTERM, "interrupted"),
+    "agl run stop": (None, "stopped"),
+    "kill -9": (signal.SIGKILL, "running"),
+}
+LAYOUTS = {"shm": ["shm"], "cs": ["cs"], "cs, algorithm in a child": ["cs", "child"]}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_end_of_a_process_is_told_by_its_run(tmp_path: Path, end: Any, layout: list[str]) -> None:
+    signal_number, state = end
+    program, place = tmp_path / "program.py", tmp_path / "run.db"
+    program.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(place), *layout],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert "begun" in process.stdout.readline(), process.communicate(timeout=30)[1]
+        if signal_number is None:
+            command = [sys.executable, "-m", "agentlightning.cli", "run", "stop", "r", "--store", str(place)]
+            subprocess.run([*command, "--reason", "enough"], check=True, timeout=60)
+        elif signal_number == signal.SIGINT:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal_number)
+        process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    time.sleep(1.5 if state == "running" else 0)  # a child whose parent was killed ends
+    run, records = recorded(SQLiteLightningStore(place))
+    assert (run.state, len(records)) == (state, 1)
+    assert run.last_heartbeat_time is not None
+    if state == "running":
+        assert run.end_time is None
+    else:
+        assert run.end_time is not None
+    assert run.stop_reason == ("enough" if state == "stopped" else None)
+    assert run.error is None
+
+
+def test_a_heartbeat_tells_that_an_idle_run_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.algorithm.runs.log.HEARTBEAT_SECONDS", 0.01)
+
+    @agl.algo
+    async def idle(*, store: LightningStore) -> list[float]:
+        seen: list[float] = []
+        while len(set(seen)) < 3:
+            [run] = await store.query_runs()
+            seen.append(run.last_heartbeat_time or 0.0)
+            await asyncio.sleep(0.01)
+        return seen
+
+    trainer = agl.Trainer(algorithm=idle, strategy="shm", store=InMemoryLightningStore())
+    trainer.fit(tenth)
+    assert len(set(trainer.result)) == 3
+
+
+class NoRuns(InMemoryLightningStore):
+    """A store of a user's own that keeps no runs."""
+
+    start_run = LightningStore.start_run
+    update_run = LightningStore.update_run
+    get_run_by_id = LightningStore.get_run_by_id
+    add_run_records = LightningStore.add_run_records
+
+
+def test_a_store_that_keeps_no_runs_trains_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    trainer = agl.Trainer(algorithm=logs, strategy="shm", store=NoRuns(), run_id="r")
+    trainer.fit(tenth)
+    assert trainer.result == "done"
+    assert len([record for record in caplog.records if "keeps no runs" in record.message]) == 1
