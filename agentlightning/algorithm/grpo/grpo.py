@@ -39,6 +39,7 @@ from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
+from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
@@ -75,6 +76,10 @@ class GRPO(Algorithm):
     @override
     def unused_parts(self) -> frozenset[str]:
         return frozenset(("initial_resources",))
+
+    @override
+    def recorded_settings(self) -> dict[str, object]:
+        return self.settings.as_json()
 
     @override
     def check_rollout_config(self, config: RolloutConfig) -> None:
@@ -148,6 +153,7 @@ class GRPO(Algorithm):
                 tasks=tasks,
                 held_out=held_out,
                 guard=DriftGuard(self.settings.max_drift, _decoder(policy.tokenizer)),
+                recorder=RunRecorder(log, policy, settings.record_tokens),
                 rollout_config=self.get_rollout_config(),
             )
             result = await run.train()

@@ -29,7 +29,8 @@ from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.update import UpdateResult
+from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
+from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -93,6 +94,7 @@ class GRPORun:
     progress: Progress
     resume: Resumption
     keeper: CheckpointKeeper
+    recorder: RunRecorder
     tasks: list[object]
     held_out: list[object]
     guard: DriftGuard = field(default_factory=DriftGuard)
@@ -107,6 +109,8 @@ class GRPORun:
     _repeats: bool = False
     """The present step was recorded by an earlier start of the run, with the same weights."""
     _is_cancelled: bool = False
+    _present: int = 0
+    """The step that is being taken."""
 
     async def train(self) -> GRPOResult:
         """Evaluate, take every step, evaluate, save; what was learned is saved on every way out.
@@ -136,7 +140,7 @@ class GRPORun:
                     await self._evaluate_if_due(figures, result)
                     self._after = self._stand(figures, result, evaluated=True)
                 finally:
-                    self._report(figures, result)
+                    await self._report(figures, result)
                 await self.keeper.step_done(self._after, self._alarm)
                 self._check_skipped()
         finally:
@@ -196,8 +200,9 @@ class GRPORun:
         if self._is_cancelled:
             raise asyncio.CancelledError
 
-    def _alarm(self, text: str) -> None:
+    def _alarm(self, text: str, name: str = "checkpoint") -> None:
         self._note(text, logging.WARNING)
+        self.recorder.alarm(self._present, name, text)
 
     async def _publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
@@ -207,12 +212,14 @@ class GRPORun:
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
         return update.resources_id
 
-    def _report(self, figures: StepFigures, result: GRPOResult) -> None:
+    async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
         if not self._repeats or figures.step not in self.resume.lines:
             self.folder.append_metrics(dataclasses.asdict(figures))
         self.progress.step(figures)
         logger.info(step_line(figures))
+        if not self._repeats:
+            await self.recorder.step(figures)
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         logger.log(level, text)
@@ -221,7 +228,7 @@ class GRPORun:
     # --- one step --------------------------------------------------------------------------------------------------
 
     async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
-        settings = self.settings
+        settings, self._present = self.settings, step
         clock = _Clock(self.engine)
         requests = [
             EnqueueRolloutRequest(
@@ -258,12 +265,14 @@ class GRPORun:
     ) -> StepFigures:
         """Update the weights, close the ledger and return the figures of the step."""
         settings = self.settings
-        update = await self._learn(step, rows, ledger)
+        update, seen = await self._learn(step, rows, ledger)
         digest = await asyncio.to_thread(digest_of, self.policy)
         self._repeats = await self.resume.repeats(step, digest)
         if not self._repeats:
             await self._enter_late_calls(ledger, rollouts)
         summary = ledger.close()
+        if not self._repeats:
+            await self.recorder.ledger(ledger, rows, seen)
         self._note_constrained(step, summary)
         seconds, cpu, tokens = clock.stop()
         return StepFigures(
@@ -328,9 +337,9 @@ class GRPORun:
         self._late.expect(found, in_hand=in_hand)
         self.guard.count_drift(rows.records)
         if (report := self.guard.untrainable(rows.records)) is not None:
-            self._note(f"step {ledger.step}: {report}", logging.WARNING)
+            self._alarm(f"step {ledger.step}: {report}", "untrainable")
         if (report := self.guard.refusals(rows.records)) is not None:
-            self._note(f"step {ledger.step}: {report}", logging.WARNING)
+            self._alarm(f"step {ledger.step}: {report}", "refused_calls")
         if rows.mean_reward is None:
             self._report_failure(ledger.step, found)
         return rows
@@ -341,39 +350,43 @@ class GRPORun:
             if self.guard.has_looked:
                 return
             if (report := self.guard.first_look(await evidence(self.store, rollout))) is not None:
-                self._note(report, logging.WARNING)
+                self._alarm(report, "first_rollout")
 
     def _report_failure(self, step: int, found: Sequence[Evidence]) -> None:
         text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"
-        self._note(text, logging.WARNING)
+        self._alarm(text, "no_reward")
 
-    async def _learn(self, step: int, rows: StepRows, ledger: Ledger) -> dict[str, float]:
-        """Take the optimizer's steps while no call is served, and enter into the ledger what became of the rows."""
+    async def _learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
+        """Take the optimizer's steps while no call is served, and enter into the ledger what became of the rows.
+
+        Returns figures of the update, and what the loss used of each row.
+        """
+        seen: Sequence[RowFigures] = ()
         if not rows.samples:
             broken = rows.mean_reward is None and not await asyncio.to_thread(self.policy.gives_probabilities)
             update: dict[str, float] = {"steps": 0, "skipped_steps": int(broken)}
         else:
-            update = await self._change_weights(step, rows)
+            update, seen = await self._change_weights(step, rows)
         rows.enter(ledger, trained=update["steps"] > 0)
         self._count_skipped(update)
-        return update
+        return update, seen
 
-    async def _change_weights(self, step: int, rows: StepRows) -> dict[str, float]:
+    async def _change_weights(self, step: int, rows: StepRows) -> tuple[dict[str, float], Sequence[RowFigures]]:
         """Update while the gateway holds calls back; they are stamped with a new version only if there is one."""
-        update: dict[str, float] = {}
+        update, seen = dict[str, float](), list[RowFigures]()
         try:
             async with self.proxy.weight_change(
                 self.policy.weight_version + 1, drain_timeout=self.settings.step_timeout_seconds
             ):
                 result = await asyncio.to_thread(self._update, step, rows)
-                update = result.figures
+                update, seen = result.figures, result.rows
                 for note in result.notes:
-                    self._note(f"step {step}: {note}", logging.WARNING)
+                    self._alarm(f"step {step}: {note}", "update")
                 if not update["steps"]:
                     raise _NothingTaken
         except _NothingTaken:
             pass
-        return update
+        return update, seen
 
     def _update(self, step: int, rows: StepRows) -> UpdateResult:
         settings = self.settings
@@ -395,7 +408,7 @@ class GRPORun:
         self._skipped = self._skipped + 1 if update["steps"] == 0 and update["skipped_steps"] > 0 else 0
         if update["skipped_steps"]:
             text = f"{update['skipped_steps']:.0f} optimizer steps skipped: loss or probabilities are not finite"
-            self._note(text, logging.WARNING)
+            self._alarm(text, "skipped_steps")
 
     def _check_skipped(self) -> None:
         if self._skipped >= MAX_SKIPPED:
@@ -411,6 +424,7 @@ class GRPORun:
         ledger = Ledger(step=self.settings.max_steps + 1)
         await self._enter_late_calls(ledger, [])
         summary = ledger.close()
+        await self.recorder.ledger(ledger)
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
         if excluded:
             logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
@@ -432,6 +446,8 @@ class GRPORun:
         if greedy:
             found.append(await self._evaluate_one(step, "greedy", 0.0))
         result.evaluations.extend(found)
+        for evaluation in found:
+            await self.recorder.evaluation(step, evaluation, self.held_out)
         shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
         self._note(f"held-out after {self.policy.weight_version} updates: {shares}")
         return found[0].accuracy

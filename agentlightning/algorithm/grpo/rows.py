@@ -43,6 +43,8 @@ class StepRows:
     idle_rollouts: int = 0
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """Every rollout as it was read, in their order."""
+    groups: list[int] = field(default_factory=list[int])
+    """The group of each of them."""
 
     def share(self, aggregation: Aggregation) -> float:
         """Return the weight that the rows have in the step's mean, between 0 and 1."""
@@ -100,7 +102,7 @@ def choose_rows(
     advantages = group_advantages(rewards, [group for _, group in usable], scale_rewards=scale_rewards)
     reasons = _teaches_nothing(rewards, [group for _, group in usable])
     earned = [record.reward for record, _ in scored if record.reward is not None]
-    rows = StepRows(rewards=earned, seams=_seams(records), records=records)
+    rows = StepRows(rewards=earned, seams=_seams(records), records=records, groups=list(groups))
     for (record, group), advantage in zip(usable, advantages, strict=True):
         rows.idle_rollouts += group in reasons and bool(record.samples)
         for sample in record.samples:

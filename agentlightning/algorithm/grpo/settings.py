@@ -18,12 +18,14 @@ from agentlightning.field_help import explain_fields
 
 LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
+RecordTokens = Literal["auto", "all", "sample", "none"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "lr_scheduler_type": get_args(LRSchedulerType),
     "scale_rewards": get_args(ScaleRewards),
     "progress": get_args(Style),
     "late_rollouts": get_args(LatePolicy),
     "refused_calls": get_args(RefusedCalls),
+    "record_tokens": get_args(RecordTokens),
 }
 _OLD_NAMES = {
     "steps": "max_steps",
@@ -105,6 +107,9 @@ class GRPOSettings(LossSettings):
     max_drift: float | None = None
     """Largest share of turns that template or tokenizer may bring back in other tokens; beyond it the run ends. None is
     no limit."""
+    record_tokens: RecordTokens = "auto"
+    """Of which trained tokens the store keeps the figures that the loss used: `all`, a `sample` of whole rollouts with
+    about 65,000 tokens per step, or `none`. `auto` is `all` for a model below 10 million parameters, else `sample`."""
     resource_name: str = "main_llm"
     """Name under which the agent gets the policy."""
     progress: Style = "auto"
