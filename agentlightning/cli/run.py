@@ -88,7 +88,7 @@ def stop(
     from agentlightning.execution.run.stop_note import name_of_run, stop_run
 
     if (run_id is None) != unnamed:
-        raise BadRequestError("Say which run: its RUN_ID (agl rollouts list shows them), or --unnamed; not both")
+        raise BadRequestError("Say which run: its RUN_ID (agl runs list shows them), or --unnamed; not both")
     with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
     say(f"told {name_of_run(run_id)} to stop")
     return 0

@@ -58,10 +58,12 @@ def list_runs(
 
     Example: agl runs list --store run.db --state failed
     """
+    from agentlightning.algorithm.runs.clean import clean_run
+
     filters: dict[str, Any] = {"state_in": state or None, "run_id_contains": contains}
     page = with_store(store, lambda opened: opened.query_runs(**filters, sort_order="desc", limit=limit, offset=offset))
     if as_json:
-        show_json(list(page))
+        show_json([clean_run(run) for run in page])
         return 0
     table = [
         (_name(run), run.algorithm or "-", _standing(run), number(run.last_step), _best(run), moment(run.start_time))
@@ -85,6 +87,7 @@ def show(
 
     Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
     """
+    from agentlightning.algorithm.runs.clean import clean_record
     from agentlightning.algorithm.runs.compare import flat
 
     async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord]]:
@@ -94,11 +97,11 @@ def show(
         others = await opened.query_run_records(
             run.run_id, kind_in=["evaluation", "alarm", "checkpoint"], sort_order="desc", limit=_PAGE
         )
-        return run, steps, list(others)
+        return run, steps, [clean_record(record) for record in others]
 
     run, steps, others = with_store(store, ask)
     if as_json:
-        show_json({"run": run, "steps": list(steps), "others": others})
+        show_json({"run": run, "steps": [clean_record(record) for record in steps], "others": others})
         return 0
     for line in _story(run):
         say(line)
@@ -217,6 +220,7 @@ async def _existing(store: LightningStore, run_id: str, place: str) -> Run:
     Raises:
         NotFoundError: there is none of that id; names the nearest one.
     """
+    from agentlightning.algorithm.runs.clean import clean_run
     from agentlightning.errors import NotFoundError, closest_name
     from agentlightning.store.spec import public_form
 
@@ -228,7 +232,7 @@ async def _existing(store: LightningStore, run_id: str, place: str) -> Run:
             f"did you mean {near!r}?" if near else f"agl runs list --store {public_form(place)} shows those there are"
         )
         raise NotFoundError(f"There is no run {run_id!r} in {public_form(place)}; {hint}")
-    return run
+    return clean_run(run)
 
 
 def _name(run: Run) -> str:

@@ -7,15 +7,15 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from agentlightning.algorithm.runs.clean import clean_record, clean_run
 from agentlightning.algorithm.runs.run_folder import check_writable
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.terminal import json_text
-from agentlightning.types.runs import Run, RunRecord
-from agentlightning.utils.masking import masked
+from agentlightning.types.runs import Run
 
 PAGE = 100
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -32,7 +32,7 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
     """
     if os.listdir(check_writable(folder)):
         raise BadRequestError(f"The folder {str(folder)!r} is not empty; choose another one")
-    _write(folder / "run.json", masked(run.model_dump(mode="json")))
+    _write(folder / "run.json", clean_run(run).model_dump(mode="json"))
     lines: dict[str, int] = {}
     vocabularies: set[str] = set()
     with ExitStack() as stack:
@@ -43,7 +43,8 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
             for record in page:
                 if record.kind not in files:
                     files[record.kind] = stack.enter_context(open_private(folder / f"{record.kind}.jsonl", "w"))
-                files[record.kind].write(json_text(json.dumps(hidden(record), ensure_ascii=False)) + "\n")
+                line = json.dumps(clean_record(record).model_dump(mode="json"), ensure_ascii=False)
+                files[record.kind].write(json_text(line) + "\n")
                 lines[record.kind] = lines.get(record.kind, 0) + 1
                 vocabularies |= {row["vocabulary"] for row in record.data.get("rows", ()) if row.get("vocabulary")}
             offset += len(page)
@@ -54,16 +55,6 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
         if tokens is not None:
             _write(folder / f"vocabulary-{name}.json", tokens)
     return lines
-
-
-def hidden(record: RunRecord) -> dict[str, Any]:
-    """Return a record as JSON data without secrets; token rows are numbers and stay exactly as they are."""
-    data = record.model_dump(mode="json")
-    rows = data["data"].pop("rows", None) if record.kind == "ledger" else None
-    data = masked(data)
-    if rows is not None:
-        data["data"]["rows"] = rows
-    return data
 
 
 def _write(path: Path, data: object) -> None:

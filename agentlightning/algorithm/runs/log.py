@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from agentlightning.algorithm.runs.clean import clean_record
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import cut
 from agentlightning.types.runs import BestFigure, RecordKind, Run, RunRecord
-from agentlightning.utils.masking import masked
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -267,12 +267,7 @@ class RunLog:
 
 def _clean(record: RunRecord) -> RunRecord:
     """Return a record as it may leave: JSON, without secrets. Token rows are numbers and stay as they are."""
-    data = cast("dict[str, Any]", to_json(record.data, "data"))
-    rows = data.pop("rows", None) if record.kind == "ledger" else None
-    data = masked(data)
-    if rows is not None:
-        data["rows"] = rows
-    return record.model_copy(update={"data": data})
+    return clean_record(record.model_copy(update={"data": to_json(record.data, "data")}))
 
 
 def _batches(records: Sequence[RunRecord]) -> Generator[list[RunRecord]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from agentlightning.algorithm.runs.check import check_ledger
+from agentlightning.algorithm.runs.clean import clean_record
 from agentlightning.algorithm.runs.ledger_record import LedgerEntry, numbers_of
 from agentlightning.cli.support.output import number, say, show_json, show_table
 from agentlightning.errors import NotFoundError
@@ -43,7 +44,7 @@ async def show_calls(
         run_id, kind_in=["ledger"], step_from=step, step_to=step, name=rollout, limit=limit, offset=offset
     )
     if as_json:
-        show_json([{"step": record.step, **record.data} for record in page])
+        show_json([{"step": record.step, **clean_record(record).data} for record in page])
         return len(page), page.total
     lines: list[tuple[str, ...]] = []
     for record in page:
