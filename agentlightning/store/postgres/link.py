@@ -6,6 +6,7 @@ Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 from __future__ import annotations
 
 import contextlib
+import selectors
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -164,7 +165,18 @@ class Link:
 
     def sync(self) -> None:
         """Wait until everything that was sent is done; raise what it has met."""
+        self._flush()
         self._pipeline.sync()
+
+    def _flush(self) -> None:
+        """Hand everything to the system: the driver would wait for the answer to a large value of which it has sent the
+        first part only."""
+        connection = self._db.pgconn
+        while connection.flush():
+            with selectors.DefaultSelector() as selector:
+                selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                if any(events & selectors.EVENT_READ for _, events in selector.select()):
+                    connection.consume_input()  # or neither side would go on reading
 
     def roll_back(self) -> bool:
         """Leave the transaction under way, after an error or without one; False if the connection is of no more use."""

@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.postgres.link import Columns
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan
 
@@ -40,6 +41,13 @@ CHANGES = (
     " ORDER BY change, number LIMIT %s"
 )
 """The first column says whether every transaction that began earlier has ended."""
+RUN_NUMBER = 10**17
+"""Stands for the number of a run's row in cursors: within a transaction the runs come last, all together."""
+RUN_CHANGES = (
+    f"SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, {RUN_NUMBER}::bigint, body, key"
+    " FROM agl_rows WHERE partition = %s AND change >= %s::xid8 AND (change > %s::xid8 OR %s)"
+    " ORDER BY change FETCH FIRST %s ROWS WITH TIES"
+)
 SET_ASIDE = (
     f"UPDATE agl_rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
     " WHERE partition = %s AND rollout_id = %s"
@@ -98,6 +106,19 @@ def order(plan: Plan) -> str | None:
     direction = "DESC" if plan.descending else "ASC"
     run = "" if plan.run_id is None else f"run_id {direction}, "  # the same for all; the index begins with it
     return f" ORDER BY {run}{plan.sort_by} {direction}, number"
+
+
+def first_of(rows: list[Columns], limit: int) -> list[Columns]:
+    """Return the first of changed rollouts and runs, and what has the place of the last one."""
+    rows.sort(key=_place)
+    end = limit
+    while limit < len(rows) and end < len(rows) and _place(rows[end]) == _place(rows[end - 1]):
+        end += 1
+    return rows[:end]
+
+
+def _place(row: Columns) -> tuple[int, int]:
+    return int(row[1]), row[2]
 
 
 def read_cursor(text: str) -> tuple[str, int]:

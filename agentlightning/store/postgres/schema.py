@@ -127,11 +127,12 @@ def prepare(db: Database, place: str, partition: str) -> None:
             db.execute("DELETE FROM agl_schema")
             db.execute("INSERT INTO agl_schema VALUES (%s)", (SCHEMA_VERSION,))
     # A dump that was loaded into another server brings transaction numbers that are still to come there.
-    db.execute(
-        "UPDATE agl_rollouts SET change = pg_current_xact_id()"
-        " WHERE partition = %s AND change >= pg_snapshot_xmax(pg_current_snapshot())",
-        (partition,),
-    )
+    for table in ("agl_rollouts", "agl_rows"):
+        db.execute(
+            f"UPDATE {table} SET change = pg_current_xact_id()"
+            " WHERE partition = %s AND change >= pg_snapshot_xmax(pg_current_snapshot())".encode(),
+            (partition,),
+        )
 
 
 def check_version(db: Database, place: str) -> int:

@@ -1,16 +1,18 @@
 """The primitives of a script over one PostgreSQL connection, inside a transaction that the caller opened.
 
-A writing script locks what it loads and claims; of the rows it reads it locks the workers', and writes the others only
-if their version is the one it read. Its writes are sent together when it has succeeded, so that a script that raises
-has nothing to undo. Only one that asks for a list after it has written has its writes sent early, behind a savepoint.
+A writing script locks what it loads and claims; of the rows it reads it locks those of workers and runs, and writes
+the others only if their version is the one it read. Its writes are sent together when it has succeeded, so that a
+script that raises has nothing to undo. Only one that asks for a list after it has written has its writes sent early,
+behind a savepoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.postgres import queries
+from agentlightning.store.postgres import queries, run_records
 from agentlightning.store.postgres.link import Columns, Link
 from agentlightning.store.postgres.writes import Seen, SpanKey, Writes
 from agentlightning.store.rules.durable import (
@@ -21,7 +23,7 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row
+from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
 from agentlightning.types import RecordKind, Span
 
 _encode = Span.__pydantic_serializer__.to_json
@@ -170,9 +172,12 @@ class PostgresTx:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
+    def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         change, number = queries.read_cursor(after)
-        rows = self._link.fetch(queries.CHANGES, (self._partition, change, number, limit))
+        found = self._link.fetch(queries.CHANGES, (self._partition, change, number, limit))
+        told = number >= queries.RUN_NUMBER
+        found += self._link.fetch(queries.RUN_CHANGES, (self._partition, change, change, not told, limit))
+        rows = queries.first_of(found, limit)
         settled = [row for row in rows if row[0]]
         self.held_back = len(settled) < len(rows)
         if settled:
@@ -181,7 +186,13 @@ class PostgresTx:
             query = "SELECT %s::xid8 > pg_snapshot_xmax(pg_current_snapshot())"
             if self._link.fetch(query, (change,))[0][0]:
                 raise queries.no_cursor(after)
-        return self._readable([row[3:] for row in settled]), f"{change}.{number}"
+        changed: list[Record | RunRow] = []
+        for _, _, place, body, key in settled:
+            if place == queries.RUN_NUMBER:
+                changed += [cast("RunRow", row) for _, row in readable_rows("run", [(key, body)])]
+            else:
+                changed += self._readable([(body, key)])
+        return changed, f"{change}.{number}"
 
     def last_change(self) -> str:
         return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"
@@ -224,22 +235,24 @@ class PostgresTx:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        raise NotImplementedError
+        self._mark()
+        return run_records.add(self._link, self._partition, run_id, records)
 
     def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-        raise NotImplementedError
+        return run_records.find(self._link, self._partition, plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
-        raise NotImplementedError
+        self._mark()
+        return run_records.drop(self._link, self._partition, run_id, after_step)
 
     def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        raise NotImplementedError
+        return run_records.counts(self._link, self._partition, run_id)
 
     def get(self, kind: Kind, key: str) -> Row | None:
         if (kind, key) in self._writes.rows:
             return self._writes.rows[kind, key]
         if (kind, key) not in self._seen.rows:
-            rows = self._fetch_one(queries.GET, (self._partition, kind, key), lock=kind == "worker")
+            rows = self._fetch_one(queries.GET, (self._partition, kind, key), lock=kind in ("worker", "run"))
             row = read_row_or_none(kind, key, rows[0][1]) if rows else None
             if rows and row is None:
                 return None  # and written whatever its version
@@ -308,7 +321,11 @@ class PostgresTx:
     def _send_early(self) -> None:
         """Send the writes so far, so that the next statement sees them; they can be undone."""
         if self._writes:
-            if not self._savepoint:
-                self._link.send("SAVEPOINT script")
-                self._savepoint = True
+            self._mark()
             self._writes.send()
+
+    def _mark(self) -> None:
+        """Set the point to which the script can be undone."""
+        if not self._savepoint:
+            self._link.send("SAVEPOINT script")
+            self._savepoint = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from agentlightning.store.postgres.link import Cursor, Link
 from agentlightning.store.rules.durable import INDEXED, RECORD, indexed
@@ -31,13 +32,31 @@ _INSERT_NEW = f"{_INSERT} NOTHING"
 _REPLACE = f"{_INSERT} UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in (*_COLUMNS, 'change'))}"
 
 _ROW_AT = "partition = %s AND kind = %s AND key = %s"
-_PUT = (
-    "INSERT INTO agl_rows (partition, kind, key, version, body) VALUES (%s, %s, %s, 1, %s)"
-    " ON CONFLICT (partition, kind, key) DO "
-)
-_PUT_NEW = f"{_PUT} NOTHING"
-_PUT_ANY = f"{_PUT} UPDATE SET version = agl_rows.version + 1, body = excluded.body"
-_PUT_VERSION = f"UPDATE agl_rows SET version = version + 1, body = %s WHERE {_ROW_AT} AND version = %s"
+
+
+class _Put(NamedTuple):
+    """The statements that write one row; of those of a run the change is noted, too."""
+
+    new: str
+    any: str
+    version: str
+
+    @classmethod
+    def with_change(cls, change: str) -> Self:
+        also = ", change" if change else ""
+        put = (
+            f"INSERT INTO agl_rows (partition, kind, key, version, body{also}) VALUES (%s, %s, %s, 1, %s"
+            f"{change and f', {change}'}) ON CONFLICT (partition, kind, key) DO "
+        )
+        changed = change and f", change = {change}"
+        return cls(
+            f"{put} NOTHING",
+            f"{put} UPDATE SET version = agl_rows.version + 1, body = excluded.body{changed}",
+            f"UPDATE agl_rows SET version = version + 1, body = %s{changed} WHERE {_ROW_AT} AND version = %s",
+        )
+
+
+_PUT_ROW, _PUT_RUN = _Put.with_change(""), _Put.with_change("pg_current_xact_id()")
 _DROP = f"DELETE FROM agl_rows WHERE {_ROW_AT}"
 _DROP_VERSION = f"{_DROP} AND version = %s"
 
@@ -122,7 +141,7 @@ class Writes:
         at = (self._partition, kind, key)
         known = (kind, key) in self._seen.rows
         seen = self._seen.rows.get((kind, key))
-        version = 0
+        version, put = 0, _PUT_RUN if kind == "run" else _PUT_ROW
         if row is None:
             if seen is not None:
                 self._send(_DROP_VERSION, (*at, seen[0]))
@@ -130,12 +149,12 @@ class Writes:
                 self._link.send(_DROP, at)
         elif seen is not None:
             version = seen[0] + 1
-            self._send(_PUT_VERSION, (ROW_TYPES[kind].dump_json(row), *at, seen[0]))
+            self._send(put.version, (ROW_TYPES[kind].dump_json(row), *at, seen[0]))
         elif known:
             version = 1
-            self._send(_PUT_NEW, (*at, ROW_TYPES[kind].dump_json(row)))
+            self._send(put.new, (*at, ROW_TYPES[kind].dump_json(row)))
         else:
-            self._send(_PUT_ANY, (*at, ROW_TYPES[kind].dump_json(row)))
+            self._send(put.any, (*at, ROW_TYPES[kind].dump_json(row)))
             return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version, row)
 

@@ -98,6 +98,14 @@ class RecordPlan:
         check_page(RunRecord, None, self.limit, self.offset)
         check_choices("kind_in", self.kind_in, RecordKind)
 
+    def window(self, total: int) -> tuple[int, int, bool]:
+        """Return how many of so many matches to skip and to take, and if they are taken from the end: from where it is
+        nearer, so that the last page takes no longer than the first."""
+        left = max(0, total - self.offset)
+        count = left if self.limit == -1 else min(self.limit, left)
+        behind = left - count
+        return (behind, count, not self.descending) if behind < self.offset else (self.offset, count, self.descending)
+
     def cut(self, sizes: Iterable[int]) -> int:
         """Return how many records of these sizes are on the page that begins with them: it ends early where they take
         more than `PAGE_BYTES`, but has one at least."""

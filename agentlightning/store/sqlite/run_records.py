@@ -9,7 +9,6 @@ from agentlightning.store.rules.query import RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord
 from agentlightning.types import RecordKind
 
-_MOST = 2**62
 _ADD = "INSERT OR IGNORE INTO run_records (run_id, kind, step, name, size, body) VALUES (?, ?, ?, ?, ?, ?)"
 _COUNT = "SELECT kind, count(*), max(step) FROM run_records WHERE run_id = ? GROUP BY kind"
 
@@ -20,10 +19,7 @@ def add(db: sqlite3.Connection, run_id: str, records: Sequence[NewRunRecord]) ->
 
 
 def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-    """Return one page of records and the number of matches.
-
-    A page that is nearer to the end is read from there, so the last one takes no longer than the first.
-    """
+    """Return one page of records and the number of matches."""
     tests, values = ["run_id = ?"], list[object]([plan.run_id])
     for test, value in (("step >= ?", plan.step_from), ("step <= ?", plan.step_to), ("name = ?", plan.name)):
         if value is not None:
@@ -35,16 +31,12 @@ def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], i
         values.extend(kinds)
     where = " AND ".join(tests)
     total: int = db.execute(f"SELECT count(*) FROM run_records WHERE {where}", values).fetchone()[0]
-    left = max(0, total - plan.offset)
-    count = left if plan.limit == -1 else min(plan.limit, left)
+    skip, count, backwards = plan.window(total)
     if not count:
         return [], total
-    skip, backwards = plan.offset, plan.descending
-    if skip > total - skip - count:
-        skip, backwards = total - skip - count, not backwards
     way = "DESC" if backwards else "ASC"
     page = f"SELECT number, size FROM run_records WHERE {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
-    found = db.execute(page, (*values, count, min(skip, _MOST))).fetchall()
+    found = db.execute(page, (*values, count, skip)).fetchall()
     found = found if backwards == plan.descending else found[::-1]
     bodies = (
         db.execute("SELECT body FROM run_records WHERE number = ?", found[index][:1]).fetchone()[0]

@@ -20,7 +20,7 @@ ODD = ["", "a/b?c#d&e", "é 😀", "100%", "%2D", "search", "delete", "..", " ",
 
 @pytest.fixture
 async def given(request: pytest.FixtureRequest, given: Given) -> Given:
-    if "Memory" not in type(given.engine).__name__ and "SQLite" not in type(given.engine).__name__:
+    if "Mongo" in type(given.engine).__name__:
         pytest.skip("this backend keeps no runs yet")
     return given
 
