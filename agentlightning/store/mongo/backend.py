@@ -18,13 +18,14 @@ from pymongo import ReadPreference
 from pymongo.change_stream import CollectionChangeStream
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
-from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, NotFoundError
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, LostRace, Partition
 from agentlightning.store.mongo.flush import flush
 from agentlightning.store.mongo.link import Place
 from agentlightning.store.mongo.queue import LEASE_SECONDS
+from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.mongo.tx import MongoTx, Turns
 from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.utils.backoff import backoff_delays
@@ -117,8 +118,10 @@ class MongoBackend:
         """Run a script and flush its writes, again and again while somebody else is faster."""
         end, delays = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES)
         careful = reconnected = False
+        direct = Direct()
         while True:
-            tx, flushed, reachable = MongoTx(here.partition, here.numbers, here.turns, careful=careful), False, True
+            tx = MongoTx(here.partition, here.numbers, here.turns, careful=careful, direct=direct)
+            flushed, reachable = False, True
             try:
                 result = script(tx)
                 flush(tx)
@@ -126,6 +129,9 @@ class MongoBackend:
                 return result, tx.notes
             except LostRace as lost:
                 careful = careful or lost.careful
+            except NotFoundError:
+                direct.take_back(here.partition)
+                raise
             except AutoReconnect as error:
                 reachable = False
                 if reconnected or tx.flushing or isinstance(error, ServerSelectionTimeoutError):

@@ -61,6 +61,8 @@ class StoredRow:
     version: int
     written: float
     """When, by the clock of whoever wrote it; 0: long ago."""
+    recent: Sequence[int] = ()
+    """Of a run: the numbers of its last changes, as of a rollout."""
 
 
 class Partition:
@@ -71,6 +73,7 @@ class Partition:
         self.rollouts: Collection[Document] = database["agl_rollouts"]
         self.spans: Collection[Document] = database["agl_spans"]
         self.rows: Collection[Document] = database["agl_rows"]
+        self.run_records: Collection[Document] = database["agl_run_records"]
         self.counters: Collection[Document] = database["agl_counters"]
         self._prefix = quote(name, safe="")
 
@@ -86,7 +89,10 @@ class Partition:
             ConflictError: a newer version wrote the database.
         """
         prepare(self.counters.database, self.counters, self.id("counters"))
-        for collection, indexes in ((self.rollouts, _ROLLOUTS), (self.spans, _SPANS), (self.rows, _ROWS)):
+        for collection, indexes in (
+            *((self.rollouts, _ROLLOUTS), (self.spans, _SPANS)),
+            *((self.rows, _ROWS), (self.run_records, _RUN_RECORDS)),
+        ):
             collection.create_indexes(indexes)
         self.finish_deletions(list(self.rollouts.find({"deleted": self.name})))
 
@@ -128,7 +134,16 @@ _SPANS = [
     _index("key", "rollout_id", "span_id", "attempt_id", unique=True),
     _index("order", "rollout_id", "change", "place"),
 ]
-_ROWS = [_index("kind", "kind", "number")]
+_ROWS = [
+    _index("kind", "kind", "number"),
+    _index("change", "change", partialFilterExpression={"change": {"$gte": 0}}),
+]
+_RUN_RECORDS = [
+    _index("key", "run_id", "kind", "step", "name", unique=True),
+    _index("step", "run_id", "step", "number"),
+    _index("kind", "run_id", "kind", "step", "number"),
+    _index("name", "run_id", "name", "step", "number"),
+]
 
 
 def record_document(partition: Partition, record: Record) -> Document:
@@ -195,7 +210,7 @@ def stored_record(document: Document) -> Stored:
 
 def stored_row(document: Document) -> StoredRow:
     """Return what a row's document holds."""
-    return StoredRow(document["body"], document["version"], document["written"])
+    return StoredRow(document["body"], document["version"], document["written"], document.get("recent", ()))
 
 
 def only_duplicates(error: BulkWriteError) -> bool:

@@ -21,12 +21,13 @@ of their last change; what comes before it has no effect without it, what comes 
     A deleted rollout becomes a mark without its partition, which nobody finds, and which is finished in step 7.
 6.  *Other rows*. Resources: the row of the id is replaced on its version and carries the rows that follow it (the
     version, the pointer to the latest). Dead after it: who reads the row writes them, so a repeated token, and
-    everybody who learns of the version, finds it complete.
+    everybody who learns of the version, finds it complete. The row of a run is replaced on its version, too; its
+    records were written before (`run_records.py`), and it remembers by itself which calls changed it.
 7.  *Spans of deleted rollouts*, then their marks. Dead here: the next process that opens the partition does it.
 8.  *Worker rows*, which only say what the attempts say. A lost race must not repeat the steps above, so what the script
     changed is laid over what is there now. Dead here: the worker's next call says it again.
 
-A race lost up to step 5 takes back what steps 1 and 3 wrote and the script is run again. When the connection breaks,
+A race lost up to step 6 takes back what steps 1 and 3 wrote and the script is run again. When the connection breaks,
 nothing is taken back, since nobody knows what was carried out.
 """
 
@@ -153,17 +154,31 @@ class _Flush:
         except LostRace:
             self._take_back()
             raise
-        mongo_rows.write_all(self._partition, self._rows)
-        self._tx.rows.drop()
+        try:
+            self._write_rows(block)
+        except LostRace:
+            self._take_back()
+            raise
         self._partition.finish_deletions([change.document for change in self._old if "deleted" in change.document])
         for put in self._workers:
             mongo_rows.merge(self._partition, put)
+
+    def _write_rows(self, block: Block) -> None:
+        runs = [put for put in self._rows if put.kind == "run"]
+        if runs and not block.fresh:
+            again = self._flush_numbers.allocate(len(runs))
+            for place, put in enumerate(runs):
+                put.change = again.changes + place
+        mongo_rows.write_all(self._partition, self._rows)
+        self._tx.rows.drop()
 
     def _number(self) -> Block:
         """Allocate what the flush needs: a number for each fence, lock, change, new rollout and row."""
         fences, locks = sorted(self._tx.fenced), len(self._old) if len(self._old) > 1 else 0
         puts = [*self._claims, *self._notes, *self._rows, *self._workers]
-        block = self._flush_numbers.allocate(len(fences) + locks + len(self._changes), len(self._new) + len(puts))
+        runs = [put for put in self._rows if put.kind == "run"]
+        changes = len(fences) + locks + len(self._changes) + len(runs)
+        block = self._flush_numbers.allocate(changes, len(self._new) + len(puts))
         numbers = itertools.count(block.changes)
         self._fences = {rollout_id: next(numbers) for rollout_id in fences}
         self._locks = [next(numbers) for _ in range(locks)]
@@ -174,6 +189,8 @@ class _Flush:
         for change in self._changes.values():
             change.tag = next(numbers)
             change.give(change.tag)
+        for put in runs:
+            put.change = next(numbers)
         numbers = itertools.count(block.numbers)
         for change in self._new:
             change.document["number"] = next(numbers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 from pymongo import ASCENDING, DESCENDING
 from pymongo.collection import Collection
@@ -13,9 +14,9 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, Key, Partition
 from agentlightning.store.mongo.queue import in_force
-from agentlightning.store.rules.durable import DAMAGED, readable_records
+from agentlightning.store.rules.durable import DAMAGED, readable_records, readable_rows
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import Counts, Notes, Record
+from agentlightning.store.rules.tx import Counts, Notes, Record, RunRow
 
 _BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
@@ -80,8 +81,8 @@ class Queries:
         query = {"partition": self.partition.name, "worker_id": {"$gt": ""}}
         return self.partition.rollouts.find_one(query, {"_id": 1}) is not None
 
-    def changes(self, after: str, limit: int) -> tuple[list[Record], str]:
-        """Return rollouts changed after a cursor, as far as none can come between them any more.
+    def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
+        """Return rollouts and runs changed after a cursor, as far as none can come between them any more.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -97,7 +98,16 @@ class Queries:
         found = self._changed(cursor, top, limit, body=True)
         last = found[-1]["change"] if len(found) == limit else top
         visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(found))))
-        return self._records(document for document in found if document["change"] <= visible), str(visible)
+        changed: list[Record | RunRow] = []
+        for document in found:
+            if document["change"] > visible:
+                break
+            if "key" in document:
+                row = readable_rows("run", [(document["key"], document["body"])])
+                changed += [cast("RunRow", each) for _, each in row]
+            else:
+                changed += self._records([document])
+        return changed, str(visible)
 
     def last_change(self) -> str:
         """Return the cursor behind everything that is there, or a moment before it while others write."""
@@ -109,8 +119,11 @@ class Queries:
 
     def _changed(self, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
         query = {"partition": self.partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
-        fields = {"change": 1, "recent": 1, **(_BODY if body else {})}
-        return list(self.partition.rollouts.find(query, fields, sort=[("change", ASCENDING)], limit=limit))
+        fields, order = {"change": 1, "recent": 1, **(_BODY if body else {})}, [("change", ASCENDING)]
+        found = list(self.partition.rollouts.find(query, fields, sort=order, limit=limit))
+        runs = {name: test for name, test in query.items() if name != "status"}
+        found += self.partition.rows.find(runs, {**fields, "key": 1}, sort=order, limit=limit)
+        return sorted(found, key=itemgetter("change"))[:limit]
 
     def _records(self, documents: Iterable[Document]) -> list[Record]:
         """Return the records that can be read, and note the others."""

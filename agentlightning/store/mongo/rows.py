@@ -18,6 +18,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from agentlightning.errors import DamagedRecordError
 from agentlightning.store.mongo.documents import (
+    RECENT,
     Document,
     LostRace,
     Partition,
@@ -47,6 +48,14 @@ class Put:
     read: bool
     """The script looked for it."""
     version: int = 0
+    change: int = 0
+    """Of a run: the number of this change."""
+
+    @property
+    def change_fields(self) -> Document:
+        """What says where among the changes it stands."""
+        before = self.stored.recent if self.stored is not None else ()
+        return {"change": self.change, "recent": [*before, self.change][-RECENT:]} if self.change else {}
 
 
 class Rows:
@@ -121,13 +130,21 @@ class Rows:
         return puts
 
     def drop(self) -> None:
-        """Remove what the script wants removed, unless somebody has changed it since."""
+        """Remove what the script wants removed, unless somebody has changed it since.
+
+        Raises:
+            LostRace: that is a run.
+        """
         removed: list[DeleteOne] = []
         for (kind, key), row in self._changed.items():
             if row is None:
                 stored = self._stored.get((kind, key))
                 version = {} if stored is None else {"version": stored.version}
-                removed.append(DeleteOne({"_id": self._partition.id(kind, key), **version}))
+                standing = {"_id": self._partition.id(kind, key), **version}
+                if kind != "run":
+                    removed.append(DeleteOne(standing))
+                elif stored is not None and not self._partition.rows.delete_one(standing).deleted_count:
+                    raise LostRace
         if removed:
             self._partition.rows.bulk_write(removed, ordered=False)
 
@@ -225,11 +242,12 @@ def _document(partition: Partition, put: Put, then: Sequence[object]) -> Documen
         "written": time.time(),
         "then": then,
         "body": put.body,
+        **put.change_fields,
     }
 
 
 def _replace(partition: Partition, put: Put, version: int, then: Sequence[object]) -> bool:
-    changed = {"body": put.body, "version": put.version, "written": time.time(), "then": then}
+    changed = {"body": put.body, "version": put.version, "written": time.time(), "then": then, **put.change_fields}
     standing = {"_id": partition.id(put.kind, put.key), "version": version}
     return partition.rows.update_one(standing, {"$set": changed}).matched_count == 1
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from agentlightning.errors import DamagedRecordError
+from agentlightning.store.mongo import run_records
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import (
     Document,
@@ -27,6 +28,7 @@ from agentlightning.store.mongo.documents import (
 from agentlightning.store.mongo.queries import Queries
 from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force
 from agentlightning.store.mongo.rows import Rows
+from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan, RecordPlan
 from agentlightning.store.rules.tx import ClaimRow, Kind, NewRunRecord, Record, Row
@@ -41,8 +43,8 @@ SpanKey = tuple[str, str, str]
 
 
 class Turns:
-    """Lets those who write one rollout in this process go one after the other: at once, they would only lose races to
-    each other. A matter of speed alone, so nobody waits long, and a script has the turn of one rollout at most."""
+    """Lets those who write one rollout or run in this process go one after the other: at once, they would only lose
+    races to each other. A matter of speed alone, so nobody waits long, and a script has one turn at most."""
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(256)]
@@ -60,7 +62,13 @@ class MongoTx(Queries):
     """
 
     def __init__(
-        self, partition: Partition, numbers: ChangeNumbers, turns: Turns | None, *, careful: bool = False
+        self,
+        partition: Partition,
+        numbers: ChangeNumbers,
+        turns: Turns | None,
+        *,
+        careful: bool = False,
+        direct: Direct | None = None,
     ) -> None:
         super().__init__(partition, numbers)
         self.rows = Rows(partition)
@@ -78,6 +86,7 @@ class MongoTx(Queries):
         self._turns = turns
         self._turn: threading.Lock | None = None
         self._careful = careful
+        self._direct = direct or Direct()
         self._leases = Leases(partition)
 
     def end(self, *, flushed: bool, reachable: bool = True) -> None:
@@ -223,18 +232,20 @@ class MongoTx(Queries):
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        raise NotImplementedError
+        return run_records.add(self.partition, run_id, records, self._direct)
 
     def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-        raise NotImplementedError
+        return run_records.find(self.partition, plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
-        raise NotImplementedError
+        return run_records.drop(self.partition, run_id, after_step, self._direct)
 
     def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        raise NotImplementedError
+        return run_records.counts(self.partition, run_id)
 
     def get(self, kind: Kind, key: str) -> Row | None:
+        if kind == "run" and self._turns is not None and self._turn is None:
+            self._turn = self._turns.take(f"run {key}")
         row, stored = self.rows.get(kind, key)
         if stored is not None and isinstance(row, ClaimRow) and self._turns is not None:
             return self._given(row, stored.written)

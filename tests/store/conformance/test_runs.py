@@ -18,13 +18,6 @@ ODD = ["", "a/b?c#d&e", "é 😀", "100%", "%2D", "search", "delete", "..", " ",
 """Ids that a path or a query language might trip over."""
 
 
-@pytest.fixture
-async def given(request: pytest.FixtureRequest, given: Given) -> Given:
-    if "Mongo" in type(given.engine).__name__:
-        pytest.skip("this backend keeps no runs yet")
-    return given
-
-
 def step(number: int, name: str = "", **data: Any) -> RunRecord:
     return RunRecord(kind="step", step=number, name=name, data=data)
 

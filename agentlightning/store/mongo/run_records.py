@@ -1,0 +1,116 @@
+"""The records of runs in MongoDB: one document each, written as the script goes, before the run's row is.
+
+The row is the commit. Dead between the two: the records are there, and who repeats the call is told that they are. A
+script that lost the race for the row is run again and counts what its earlier try wrote as its own (`Direct`); if the
+run was deleted meanwhile, that is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pymongo import ReturnDocument
+from pymongo.errors import BulkWriteError
+
+from agentlightning.errors import StoreWriteError
+from agentlightning.store.mongo.documents import Document, Partition, only_duplicates
+from agentlightning.store.mongo.queries import count
+from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.tx import NewRunRecord
+from agentlightning.types import RecordKind
+
+_Place = tuple[RecordKind, int, str]
+
+
+@dataclass
+class Direct:
+    """What the tries of one script have written by now."""
+
+    added: set[tuple[str, _Place]] = field(default_factory=set[tuple[str, _Place]])
+    dropped: int = 0
+
+    def take_back(self, partition: Partition) -> None:
+        """Remove the records that were added: the script was refused after all."""
+        for run_id, (kind, step, name) in self.added:
+            here = {**_of_run(partition, run_id), "kind": kind, "step": step, "name": name}
+            partition.run_records.delete_one(here)
+        self.added.clear()
+
+
+def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], direct: Direct) -> list[bool]:
+    """Store records that are not there yet; say for each if it was new."""
+    first: dict[_Place, NewRunRecord] = {}
+    fresh = [first.setdefault(record[:3], record) is record for record in records]
+    if not first:
+        return fresh
+    counted: Document | None = partition.counters.find_one_and_update(
+        {"_id": partition.id("run_records")},
+        {"$inc": {"number": len(first)}},
+        upsert=True,
+        return_document=ReturnDocument.AFTER,
+    )
+    if counted is None:
+        raise StoreWriteError("The MongoDB server gave no number for records; nothing was stored, try it again")
+    documents: list[Document] = [
+        {
+            **_of_run(partition, run_id),
+            **{"kind": record.kind, "step": record.step, "name": record.name},
+            **{"number": number, "size": len(record.body), "body": record.body.decode()},
+        }
+        for number, record in enumerate(first.values(), counted["number"] - len(first) + 1)
+    ]
+    known: set[int] = set()
+    try:
+        partition.run_records.insert_many(documents, ordered=False)
+    except BulkWriteError as error:
+        if not only_duplicates(error):
+            raise
+        known = {failure["index"] for failure in error.details["writeErrors"]}
+    direct.added.update((run_id, place) for index, place in enumerate(first) if index not in known)
+    return [new and (run_id, record[:3]) in direct.added for new, record in zip(fresh, records, strict=True)]
+
+
+def find(partition: Partition, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    """Return one page of records and the number of matches."""
+    query = _of_run(partition, plan.run_id)
+    if plan.kind_in is not None:
+        query["kind"] = {"$in": list(plan.kind_in)}
+    bounds = {"$gte": plan.step_from, "$lte": plan.step_to}
+    if steps := {test: step for test, step in bounds.items() if step is not None}:
+        query["step"] = steps
+    if plan.name is not None:
+        query["name"] = plan.name
+    total = count(partition.run_records, query)
+    skip, most, backwards = plan.window(total)
+    if not most:
+        return [], total
+    way = -1 if backwards else 1
+    order = [("step", way), ("number", way)]
+    found = list(partition.run_records.find(query, {"size": 1}, sort=order, skip=skip, limit=most))
+    found = found if backwards == plan.descending else found[::-1]
+    ids = [document["_id"] for document in found[: plan.cut(document["size"] for document in found)]]
+    chosen = partition.run_records.find({"_id": {"$in": ids}}, {"body": 1})
+    bodies = {document["_id"]: document["body"] for document in chosen}
+    return [bodies[place] for place in ids if place in bodies], total  # some may have been removed just now
+
+
+def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> int:
+    """Remove the records of a run with a greater step; returns how many."""
+    after = {**_of_run(partition, run_id), "step": {"$gt": after_step}}
+    direct.dropped += partition.run_records.delete_many(after).deleted_count
+    return direct.dropped
+
+
+def counts(partition: Partition, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+    """Return for each kind of record of a run how many there are, and the greatest step."""
+    query, found = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
+    for group in partition.run_records.aggregate([{"$match": query}, {"$group": {"_id": "$kind", "n": {"$sum": 1}}}]):
+        last = partition.run_records.find_one({**query, "kind": group["_id"]}, {"step": 1}, sort=[("step", -1)])
+        if last is not None:
+            found[group["_id"]] = (group["n"], last["step"])
+    return found
+
+
+def _of_run(partition: Partition, run_id: str) -> Document:
+    return {"partition": partition.name, "run_id": run_id}
