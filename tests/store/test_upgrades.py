@@ -21,11 +21,13 @@ from agentlightning.errors import ConflictError
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.rules.durable import SCHEMA_VERSION
 from agentlightning.store.spec import store_from_spec
+from agentlightning.types import RunRecord
 from tests.fixtures.stores import story
 from tests.fixtures.stores.load import load
 from tests.store.future_program import POINTS, VERSION
 
 KINDS = ("sqlite", "postgres", "mongo")
+OLDER = ("0.4.0", "schema_3")
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -36,10 +38,11 @@ def clock_of_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SharedClock, "set", mock.Mock())
 
 
+@pytest.mark.parametrize("version", OLDER)
 async def test_an_older_database_answers_what_its_own_program_answered(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, version: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    spec, told = load("0.4.0", kind, request, tmp_path)
+    spec, told = load(version, kind, request, tmp_path)
     assert version_of(spec) < SCHEMA_VERSION
     store = store_from_spec(spec)
     assert version_of(spec) == SCHEMA_VERSION
@@ -49,6 +52,15 @@ async def test_an_older_database_answers_what_its_own_program_answered(
     assert [claim.rollout_id for claim in claimed] == [rollout["rollout_id"] for rollout in waiting]
     added = await store.enqueue_rollout("new")
     assert (await store.query_rollouts())[-1].rollout_id == added.rollout_id
+    begin = (await store.query_events()).cursor  # it keeps runs, too
+    await store.start_run("run-1", algorithm="GRPO")
+    assert await store.add_run_records("run-1", [RunRecord(kind="step", step=1, data={"reward": 0.5})]) == 1
+    assert (await store.query_run_records("run-1"))[0].data == {"reward": 0.5}
+    told_runs: list[tuple[str, int | None]] = []
+    while not told_runs:  # of MongoDB, changes of before may be told again
+        page = await store.query_events(after=begin, timeout=5.0)
+        begin, told_runs = page.cursor, [(run.run_id, run.last_step) for run in page.runs]
+    assert told_runs == [("run-1", 1)]
     await store.close()
 
 

@@ -68,10 +68,7 @@ def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call
     """Begin a run, or go on with one."""
     row = load_run(tx, run_id)
     if row is None:
-        if recall_row(tx, call, "start_run") is not None:
-            raise GoneError(f"Run {run_id!r} was started by this call before, and was deleted since")
-        tx.drop_run_records(run_id, -1)  # what a deletion that was cut off has left
-        row = RunRow(Run(run_id=run_id, start_time=now))
+        row = _new_run(tx, now, run_id, call, "start_run")
     elif recall(tx, row, call, "start_run", now) is not None:
         return row.run
     begun = row.run.starts > 0
@@ -86,10 +83,9 @@ def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbe
     """Change a run; a stop note makes one that is unknown."""
     row = load_run(tx, run_id)
     if row is None:
-        if changes.get("stop_reason") is None or recall_row(tx, call, "update_run") is not None:
+        if changes.get("stop_reason") is None:
             raise unknown_run(run_id)
-        tx.drop_run_records(run_id, -1)
-        row = RunRow(Run(run_id=run_id, start_time=now))
+        row = _new_run(tx, now, run_id, call, "update_run")
     elif recall(tx, row, call, "update_run", now) is not None:
         return row.run
     before, fields = row.run, dict(changes)
@@ -148,6 +144,18 @@ def load_run(tx: Tx, run_id: str) -> RunRow | None:
     """Return a run's row that may be changed."""
     row = cast("RunRow | None", tx.get("run", run_id))
     return None if row is None else dataclasses.replace(row)
+
+
+def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str) -> RunRow:
+    """Return the row of a run that is not there.
+
+    Raises:
+        GoneError: it was, for this call made it before.
+    """
+    if recall_row(tx, call, operation) is not None:
+        raise GoneError(f"Run {run_id!r} was made by this call before, and was deleted since")
+    tx.drop_run_records(run_id, -1)  # what a deletion that was cut off has left
+    return RunRow(Run(run_id=run_id, start_time=now))
 
 
 def unknown_run(run_id: str) -> NotFoundError:

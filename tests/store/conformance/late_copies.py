@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agentlightning.errors import ConflictError, GoneError, NotFoundError, TokenReusedError
 from agentlightning.store.base import LightningStore, request_token
-from agentlightning.types import EnqueueRolloutRequest, NamedResources, PromptTemplate, Span
+from agentlightning.types import EnqueueRolloutRequest, NamedResources, PromptTemplate, RunRecord, Span
 
 Ids = dict[str, Any]
 Act = Callable[[LightningStore, Ids], Awaitable[Any]]
@@ -149,7 +149,69 @@ async def _is_deleted(store: LightningStore, ids: Ids) -> None:
     await store.delete_rollouts(rollout_ids=[ids["started"]], force=True)
 
 
+async def run_started(store: LightningStore, ids: Ids) -> None:
+    await store.start_run("r", config={"lr": 1})
+    await store.add_run_records("r", [RunRecord(kind="step", step=n) for n in (1, 2, 3)])
+
+
+async def _run_goes_on(store: LightningStore, ids: Ids) -> None:
+    """Forty more calls than its row remembers, and the run ends, is begun again, and has gone back a step."""
+    await store.update_run("r", state="failed")
+    await store.start_run("r", config={"lr": 2})
+    await store.rewind_run("r", 1)
+    for number in range(MANY):
+        await with_token(store.update_run("r", metadata={"n": number}), f"newer of run {number}")
+    await store.add_run_records("r", [RunRecord(kind="step", step=2, data={"second": True})])
+
+
+async def _run_is_deleted(store: LightningStore, ids: Ids) -> None:
+    await store.delete_runs(["r"], force=True)
+
+
 STORIES = [
+    Story(
+        "start_run", "ended and begun again since", nothing,
+        lambda s, i: s.start_run("r", config={"lr": 1}), _run_goes_on,
+        lambda s, i: s.start_run("r", config={"lr": 3}),
+    ),
+    Story(
+        "start_run", "deleted since", nothing,
+        lambda s, i: s.start_run("r", config={"lr": 1}), _run_is_deleted,
+        lambda s, i: s.start_run("r", config={"lr": 3}), copy_refused=GoneError,
+    ),
+    Story(
+        "update_run", "begun again since", run_started,
+        lambda s, i: s.update_run("r", state="stopped", stop_reason="enough"), _run_goes_on,
+        lambda s, i: s.update_run("r", state="failed"),
+    ),
+    Story(
+        "update_run", "a stop note that made the run, which was deleted since", nothing,
+        lambda s, i: s.update_run("r", stop_reason="enough"), _run_is_deleted,
+        lambda s, i: s.update_run("r", stop_reason="other"), copy_refused=GoneError,
+    ),
+    Story(
+        "add_run_records", "gone back behind them since", run_started,
+        lambda s, i: s.add_run_records("r", [RunRecord(kind="step", step=4)]), _run_goes_on,
+        lambda s, i: s.add_run_records("r", [RunRecord(kind="step", step=5)]),
+    ),
+    Story(
+        "add_run_records", "deleted since", run_started,
+        lambda s, i: s.add_run_records("r", [RunRecord(kind="step", step=4)]), _run_is_deleted, None,
+        copy_refused=NotFoundError,
+    ),
+    Story(
+        "rewind_run", "gone on since", run_started,
+        lambda s, i: s.rewind_run("r", 1), _run_goes_on, lambda s, i: s.rewind_run("r", 0),
+    ),
+    Story(
+        "delete_runs", "begun anew since", run_started,
+        lambda s, i: s.delete_runs(["r"], force=True), run_started, lambda s, i: s.delete_runs(["r"]),
+    ),
+    Story(
+        "delete_runs", "refused then, ended since", run_started,
+        lambda s, i: s.delete_runs(["r"]), _run_goes_on, lambda s, i: s.delete_runs(["r", "s"]),
+        refused=ConflictError,
+    ),
     Story(
         "enqueue_rollout", "deleted since", nothing,
         lambda s, i: s.enqueue_rollout("x", run_id="r"), made_is_deleted,
@@ -296,6 +358,8 @@ async def world(store: LightningStore, *, events: bool = False) -> dict[str, Any
         "resources": resources,
         "latest": await store.get_latest_resources(run_id="r"),
         "workers": [worker.model_dump() for worker in await store.query_workers()],
+        "runs": [run.model_dump() for run in await store.query_runs()],
+        "records": [record.model_dump() for record in await store.query_run_records("r")],
         "events": (await store.query_events(after="0", limit=1000)).events if events else [],
     }
 
@@ -351,7 +415,7 @@ def _identity(answer: Any) -> Any:
     """Return of an answer what does not change when the world goes on."""
     if isinstance(answer, list):
         return [_identity(each) for each in cast("list[Any]", answer)]
-    for name in ("attempt_id", "rollout_id", "resources_id", "worker_id", "span_id"):
+    for name in ("attempt_id", "rollout_id", "resources_id", "worker_id", "span_id", "run_id"):
         if hasattr(answer, name):
             return getattr(answer, name), getattr(answer, "version", None)
     return answer
