@@ -179,6 +179,7 @@ async def test_what_no_json_has_becomes_null_and_what_is_no_record_is_refused(st
     assert (await store.query_run_records("r")).total == 1  # all or none
 
 
+@pytest.mark.heavy
 async def test_a_large_record_is_stored_whole_and_a_larger_one_refused(store: LightningStore) -> None:
     await store.start_run("r")
     large = "x" * int(7.9 * 2**20)
@@ -221,6 +222,7 @@ async def test_a_rewound_run_has_no_records_after_the_step(store: LightningStore
         await store.rewind_run("r", -1)
 
 
+@pytest.mark.heavy
 async def test_pages_stay_right_while_a_run_is_rewound_and_written(store: LightningStore) -> None:
     await store.start_run("r")
     await store.add_run_records("r", [step(n) for n in range(1, 41)])
@@ -281,23 +283,25 @@ async def test_a_run_that_is_deleted_while_it_is_written_leaves_nothing(store: L
     assert (await store.query_run_records("r")).total == 0
 
 
-@pytest.mark.parametrize("run_id", ODD)
-async def test_a_run_may_have_an_odd_name(store: LightningStore, run_id: str) -> None:
-    assert (await store.start_run(run_id)).run_id == run_id
-    await store.update_run(run_id, stop_reason="x")
-    assert await store.add_run_records(run_id, [ledger(1, run_id)]) == 1
-    assert places(await store.query_run_records(run_id, name=run_id)) == [(1, "ledger", run_id)]
-    assert await store.rewind_run(run_id, 0) == 1
-    found = await store.get_run_by_id(run_id)
-    assert found is not None
-    assert found.run_id == run_id
-    assert await store.delete_runs([run_id], force=True) == 1
+async def test_runs_may_have_odd_names_and_are_kept_apart(store: LightningStore) -> None:
+    for run_id in ODD:
+        assert (await store.start_run(run_id)).run_id == run_id
+        await store.update_run(run_id, metadata={"name": run_id})
+        assert await store.add_run_records(run_id, [ledger(1, run_id)]) == 1
+    for run_id in ODD:
+        assert places(await store.query_run_records(run_id, name=run_id)) == [(1, "ledger", run_id)]
+        assert await store.rewind_run(run_id, 0) == 1
+        found = await store.get_run_by_id(run_id)
+        assert found is not None
+        assert (found.run_id, found.metadata) == (run_id, {"name": run_id})
+    assert [run.run_id for run in await store.query_runs(sort_by=None)] == ODD
+    assert await store.delete_runs(ODD, force=True) == len(ODD)
 
 
-@pytest.mark.parametrize("run_id", ["-", f"{CONTROL_PREFIX}run:x", "a\0b", "A" * 513, "A" * 65536])
-async def test_a_name_that_cannot_be_used_is_refused_with_the_reason(store: LightningStore, run_id: str) -> None:
-    with pytest.raises((BadRequestError, TooLargeError), match=r"512|URL"):
-        await store.start_run(run_id)
+async def test_names_that_cannot_be_used_are_refused_with_the_reason(store: LightningStore) -> None:
+    for run_id in ("-", f"{CONTROL_PREFIX}run:x", "a\0b", "A" * 513, "A" * 65536):
+        with pytest.raises((BadRequestError, TooLargeError), match=r"512|URL"):
+            await store.start_run(run_id)
     assert (await store.query_runs()).total == 0
 
 
