@@ -40,13 +40,13 @@ def score(
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> Tensor:
     """Return the logits at the wanted positions: (N, V). `wanted`: (B, T) bool."""
-    with _head_sees_only(model, wanted) as seen:
+    with head_sees_only(model, wanted) as seen:
         logits = cast("Tensor", model(**inputs, use_cache=False).logits)
     return logits[0] if seen else logits[wanted]
 
 
 @contextmanager
-def _head_sees_only(model: PreTrainedModel, wanted: Tensor) -> Generator[list[bool]]:
+def head_sees_only(model: PreTrainedModel, wanted: Tensor) -> Generator[list[bool]]:
     """Let the output layer see the hidden states at the wanted positions alone, as a batch of one; what a model does to
     its logits beside stays as it is. The list is empty if the layer was not asked."""
     seen: list[bool] = []

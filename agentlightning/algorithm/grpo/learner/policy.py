@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from agentlightning.algorithm.grpo.learner.adapters import with_lora
 from agentlightning.algorithm.grpo.learner.batch import Batch
 from agentlightning.algorithm.grpo.learner.forward import score
 from agentlightning.algorithm.grpo.learner.precision import dtype_of
@@ -96,7 +97,7 @@ class Policy:
                 f"the tokenizer of {tokenizer.name_or_path or 'the policy'} needs a chat template (to render messages) "
                 "and an end-of-sequence token (to know when a reply is over)"
             )
-        self.model: PreTrainedModel = model if lora is None else _with_lora(model, lora, seed)
+        self.model: PreTrainedModel = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", self.model).to(device).eval()  # transformers wraps `to` and loses its types
         self.tokenizer = tokenizer
         self.weight_version = 0
@@ -261,12 +262,3 @@ def _check_same(have: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
                 f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here and "
                 f"{shapes[1]} in the state"
             )
-
-
-def _with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
-    from peft import LoraConfig, get_peft_model
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        adapted: Any = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
-        return adapted
