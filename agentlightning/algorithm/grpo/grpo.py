@@ -37,6 +37,7 @@ from agentlightning.algorithm.grpo.checkpoint.weights import model_in, restore_p
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
+from agentlightning.algorithm.grpo.learner.memory import check_memory
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
 from agentlightning.algorithm.grpo.recording import RunRecorder
@@ -98,6 +99,7 @@ class GRPO(Algorithm):
         Raises:
             BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
                 output folder cannot be used, or a setting does not fit the model or the tasks.
+            OutOfMemoryError: the run cannot fit into the memory, or one row alone does not in a step.
             NonFiniteLossError: the loss was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             TooMuchDriftError: more turns drifted than `max_drift` allows.
@@ -120,6 +122,7 @@ class GRPO(Algorithm):
         folder.write_config(grpo=settings.as_json())
         async with AsyncExitStack() as stack:
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
+            await asyncio.to_thread(check_memory, settings, keeps_reference=settings.has_kl_loss)
             policy = await asyncio.to_thread(self._load_policy, resume)
             engine = InferenceEngine(
                 policy,
@@ -176,9 +179,14 @@ class GRPO(Algorithm):
             settings.model if checkpoint is None else model_in(checkpoint.path, settings.model),
             learning_rate=settings.learning_rate,
             lora=settings.lora,
+            bf16=settings.bf16,
             device=settings.device,
             seed=settings.seed,
             keeps_reference=settings.has_kl_loss,
+            max_model_length=settings.max_model_length,
+            max_tokens_per_forward=settings.max_tokens_per_forward,
+            padding_free=settings.padding_free,
+            gradient_checkpointing=settings.gradient_checkpointing,
         )
         if settings.max_completion_length >= policy.context_length:
             raise BadRequestError(

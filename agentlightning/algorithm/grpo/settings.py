@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
+from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number
@@ -41,7 +42,7 @@ _OLD_NAMES = {
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings(LossSettings):
+class GRPOSettings(LossSettings, LearnerSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
@@ -116,6 +117,7 @@ class GRPOSettings(LossSettings):
     """How steps are shown: `live` is a table that changes in place, `plain` a line each; `auto` chooses by terminal."""
 
     def __post_init__(self) -> None:
+        self.check_learner()
         for name in ("max_steps", "batch_size", "num_iterations", "max_completion_length", "engine_batch"):
             check_number(name, getattr(self, name), int, at_least=1)
         check_number(

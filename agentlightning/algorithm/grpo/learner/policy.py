@@ -70,6 +70,7 @@ class Policy:
         lora: Mapping[str, object] | None = None,
         device: str = "cpu",
         seed: int = 0,
+        max_model_length: int | None = None,
         max_tokens_per_forward: int = 4096,
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
@@ -82,6 +83,7 @@ class Policy:
             betas: of AdamW; the second is below the usual 0.999 because a run may have only some dozen steps.
             lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
             seed: of the adapters' first weights and of the order of the mini-batches.
+            max_model_length: bounds `context_length`.
             max_tokens_per_forward: how many tokens of rows go through the model at once; a longer row goes alone.
                 Bounds the memory, does not change the result but for the last bits.
             padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
@@ -102,6 +104,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.weight_version = 0
         self.lock = threading.RLock()
+        self._max_length = max_model_length
         pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
         self._updater = Updater(
             self.model,
@@ -160,7 +163,8 @@ class Policy:
     def context_length(self) -> int:
         """Tokens of prompt and reply together that the model can attend to."""
         config = self.model.config
-        return min(config.max_position_embeddings, getattr(config, "sliding_window", None) or 1 << 60)
+        window = getattr(config, "sliding_window", None)
+        return min(config.max_position_embeddings, window or 1 << 60, self._max_length or 1 << 60)
 
     def gives_probabilities(self) -> bool:
         """Return whether all weights are finite and the model gives finite logits for the shortest prompt.
