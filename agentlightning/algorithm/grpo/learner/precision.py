@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentlightning.errors import BadRequestError
@@ -74,13 +77,14 @@ class Checkpointing:
         Raises:
             BadRequestError: it has no layers that can do it.
         """
-        self._layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+        self._layers: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         if not model.supports_gradient_checkpointing or not self._layers:
             raise BadRequestError(
                 f"gradient_checkpointing=True: {model.config.model_type} has no layers that can do it"
             )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in self._layers:
+            layer.gradient_checkpointing = True  # what transformers' own method of this purpose sets; its name changed
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
             for name in ("dropout", "hidden_dropout", "activation_dropout"):  # probabilities that a layer uses itself
                 if isinstance(getattr(layer, name, None), float):
                     setattr(layer, name, 0.0)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ from agentlightning.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +187,16 @@ class Updater:
         found = torch.zeros_like(batch.logprobs)
         lengths: list[int] = batch.attention.sum(dim=1).tolist()
         packed = self._packed and can_pack(model)  # a copy has an attention of its own
-        with torch.no_grad():
+
+        @torch.no_grad()
+        def attempt(in_hand: list[Batch]) -> Tensor:
             for rows in microbatches(lengths, self.max_tokens, packed=packed):
                 part = batch.rows(torch.tensor(rows, device=found.device))
+                in_hand.append(part)
                 found[rows, : part.tokens.shape[1]] = score(model, part, temperature, packed=packed)[0]
-        return found
+            return found
+
+        return self._in_the_memory_there_is(attempt)
 
     def random_state(self) -> object:
         """Return the state of the order of mini-batches, as JSON data."""
@@ -230,24 +237,30 @@ class Updater:
             yield torch.isin(batch.rollouts, chosen).nonzero()[:, 0]
 
     def _step(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
-        """Take one optimizer step; for want of memory begin it again, from the same weights, with smaller forwards.
+        """Take one optimizer step; for want of memory begin it again, from the same weights, with smaller forwards."""
+        with self._checkpointing():
+            return self._in_the_memory_there_is(lambda in_hand: self._descend(batch, settings, in_hand))
+
+    def _in_the_memory_there_is(self, attempt: Callable[[list[Batch]], _T]) -> _T:
+        """Return what an attempt returns; for want of memory make another one with smaller forwards.
+
+        An attempt puts the rows of each forward in its list before it takes place.
 
         Raises:
             OutOfMemoryError: one row is too much.
         """
         while True:
-            part: list[Batch] = []
+            in_hand: list[Batch] = []
             try:
-                with self._checkpointing():
-                    return self._descend(batch, settings, part)
+                return attempt(in_hand)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory(error) or not in_hand:
                     raise
                 cause = str(error).partition("\n")[0] or type(error).__name__
-            self._shrink(part[-1], cause)  # here the frames of the error are gone, and their tensors with them
+            self._shrink(in_hand[-1], cause)  # here the frames of the error are gone, and their tensors with them
 
     def _shrink(self, failed: Batch, cause: str) -> None:
-        """Let the next attempt of a step take half as many tokens at once as the forward that failed."""
+        """Let the next attempt take half as many tokens at once as the forward that failed."""
         self._forget_gradients()
         rows, tokens = len(failed.tokens), int(failed.attention.sum())
         gc.collect()
