@@ -38,7 +38,14 @@ from agentlightning.store.rules.idempotency import Call, refusable
 from agentlightning.store.rules.lifecycle import check_attempt_status, check_rollout_status
 from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
 from agentlightning.store.rules.resources import latest_resources, publish, resources_by_id
-from agentlightning.store.rules.spans import add_spans, decode_all, next_sequence_ids, numbered_page, read_spans
+from agentlightning.store.rules.spans import (
+    AnySpan,
+    add_spans,
+    decode_all,
+    next_sequence_ids,
+    numbered_page,
+    read_spans,
+)
 from agentlightning.store.rules.tx import Backend, ResourcesRow, Tx, WorkerRow
 from agentlightning.store.rules.updates import update_attempt, update_rollout
 from agentlightning.store.rules.values import (
@@ -267,9 +274,19 @@ class EngineStore(RunEngine, LightningStore):
         return [span for span in await self._add(spans) if span is not None] if spans else []
 
     async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
+        return cast("list[Span | None]", await self._add_any(spans))
+
+    @property
+    def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
+        """Stores spans that were not read; None if this store wants to see them: a subclass of it, a counter of its
+        operations, or what it keeps them in."""
+        replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
+        return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add_any
+
+    async def _add_any(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
-        known = [span for span, answer in zip(spans, stored, strict=True) if answer is None]
+        known = [] if None not in stored else [span for span, new in zip(spans, stored, strict=True) if new is None]
         if known:
             text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
             logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))

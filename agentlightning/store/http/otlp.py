@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -23,10 +24,11 @@ from starlette.routing import Route
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
-from agentlightning.utils.otlp import Rejections, steps_of
+from agentlightning.utils.otlp import Rejections, UnreadSpan, unread_steps_of
 from agentlightning.utils.otlp.http import answer_export, handle_otlp_export
 
 TRACES_PATH, METRICS_PATH, LOGS_PATH = "/v1/traces", "/v1/metrics", "/v1/logs"
+_Add = Callable[[Sequence[Any]], Awaitable[object]]
 _INLINE_BYTES = 1024 * 1024
 """The spans of a larger request are made in a thread, so that the loop answers others meanwhile."""
 
@@ -65,14 +67,17 @@ async def store_spans(
     Raises:
         BusyError, StoreUnreachableError: what is not stored yet may be sent again.
     """
-    steps = steps_of(message, rejections)
+    # a store of ours in memory keeps spans as they came, until somebody asks for them
+    keep: _Add | None = getattr(store, "add_unread_spans", None)
+    add = keep or store.add_many_spans
+    steps = unread_steps_of(message, rejections, read_all=keep is None)
     in_thread = message.ByteSize() > _INLINE_BYTES  # one span may hold all of it
     while True:
         step = await asyncio.to_thread(next, steps, None) if in_thread else next(steps, None)
         if step is None:
             break
         if step:
-            await _store(store, step, rejections)
+            await _store(add, step, rejections)
         await asyncio.sleep(0)
     if not rejections.spans:
         return ExportTraceServiceResponse()
@@ -80,19 +85,21 @@ async def store_spans(
     return ExportTraceServiceResponse(partial_success=partial)
 
 
-async def _store(store: LightningStore, spans: Sequence[Span], rejections: Rejections) -> None:
+async def _store(
+    add: Callable[[Sequence[Any]], Awaitable[object]], spans: Sequence[Span | UnreadSpan], rejections: Rejections
+) -> None:
     """Store all, or else each attempt's by themselves, or else each span, or else reject it."""
     try:
-        await store.add_many_spans(spans)
+        await add(spans)
     except ValueError as error:
-        attempts: dict[tuple[str, str], list[Span]] = {}
+        attempts: dict[tuple[str, str], list[Span | UnreadSpan]] = {}
         for span in spans:
             attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
         if len(attempts) > 1:
             for part in attempts.values():
-                await _store(store, part, rejections)
+                await _store(add, part, rejections)
         elif len(spans) == 1 or isinstance(error, NotFoundError):
             rejections.add(str(error), len(spans))
         else:
             for span in spans:
-                await _store(store, [span], rejections)
+                await _store(add, [span], rejections)

@@ -16,7 +16,10 @@ from agentlightning.store.memory.eviction import SpanBudget
 from agentlightning.store.memory.index import View
 from agentlightning.store.memory.run_records import RunRecords
 from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
+from agentlightning.utils.otlp.unread import UnreadSpan
 
+KeptSpan = bytes | UnreadSpan
+"""Its JSON, or what came from an exporter until somebody reads it."""
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
@@ -140,7 +143,7 @@ class Data:
 
     def __init__(self, budget: SpanBudget, run_records: RunRecords) -> None:
         self.slots: dict[str, Slot] = {}
-        self.spans: dict[str, dict[str, bytes]] = {}
+        self.spans: dict[str, dict[str, KeptSpan]] = {}
         """Of each rollout that has any, by `span_key`."""
         self.rows: dict[Kind, dict[str, Row]] = {}
         self.sizes: dict[str | None, Counts] = {}
@@ -308,7 +311,7 @@ class Data:
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
-    def add_spans(self, added: dict[str, dict[str, bytes]], size: int) -> None:
+    def add_spans(self, added: dict[str, dict[str, KeptSpan]], size: int) -> None:
         """Store encoded spans, by rollout; `size` is how many bytes they are."""
         for rollout_id, bodies in added.items():
             if rollout_id in self.spans:

@@ -17,14 +17,15 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.memory.data import Data, Entry, span_key
+from agentlightning.store.memory.data import Data, Entry, KeptSpan, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
 from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, Tx
+from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
 from agentlightning.types import RecordKind, RetentionPolicy, Span
+from agentlightning.utils.otlp.unread import UnreadSpan
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
-_NO_SPANS: dict[str, bytes] = {}
+_NO_SPANS: dict[str, KeptSpan] = {}
 
 
 class MemoryTx:
@@ -50,7 +51,7 @@ class MemoryTx:
         self._write = write
         self._records: dict[str, Record | None] = {}
         self._taken: list[Entry] = []
-        self._spans: dict[str, dict[str, bytes]] = {}
+        self._spans: dict[str, dict[str, KeptSpan]] = {}
         self._added = 0
         self._rows: dict[tuple[Kind, str], Row | None] = {}
 
@@ -158,7 +159,7 @@ class MemoryTx:
     def any_held(self) -> bool:
         return bool(self._data.held)
 
-    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+    def add_spans(self, spans: Sequence[Span | UnreadSpan]) -> list[int]:
         sizes: list[int] = []
         for span in spans:
             rollout_id = span.rollout_id
@@ -170,7 +171,7 @@ class MemoryTx:
             if key in stored or key in added:
                 sizes.append(0)
                 continue
-            body = added[key] = _encode(span)
+            body = added[key] = span if isinstance(span, UnreadSpan) else _encode(span)
             sizes.append(len(body))
             self._added += len(body)
         if not self._data.budget.room_for(self._added):
@@ -181,7 +182,7 @@ class MemoryTx:
             )
         return sizes
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[SpanBody]:
         stored, added = self._data.spans.get(rollout_id, {}), self._spans.get(rollout_id)
         bodies = {**stored, **added} if added else stored
         self._data.budget.read(rollout_id)
@@ -236,6 +237,8 @@ class MemoryBackend:
 
     shared = False
     persistent = False
+    keeps_unread = True
+    """Spans that came from an exporter are kept as they came."""
 
     def __init__(self, budget: SpanBudget | None = None, max_record_bytes: int = DEFAULT_BYTES) -> None:
         if max_record_bytes < 1:

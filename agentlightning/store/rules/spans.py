@@ -7,7 +7,8 @@ decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from pydantic import ValidationError
 
@@ -16,60 +17,82 @@ from agentlightning.semconv import STALE
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.durable import damaged
-from agentlightning.store.rules.tx import Record, Tx
+from agentlightning.store.rules.tx import Record, SpanBody, Tx
 from agentlightning.store.rules.updates import attempt_of, existing, note_change, set_status
 from agentlightning.store.rules.values import evolve
 from agentlightning.store.rules.workers import sync_worker
 from agentlightning.types import Span
+from agentlightning.utils.otlp.unread import UnreadSpan
 
 _decode = Span.__pydantic_validator__.validate_json
 _NUMBER = re.compile(r'"sequence_id":(-?\d+)')
 _NUMBER_BYTES = re.compile(_NUMBER.pattern.encode())
 
 
-def add_spans(tx: Tx, now: float, spans: Sequence[Span]) -> list[Span | None]:
+AnySpan = Span | UnreadSpan
+"""A span on its way into a store; one that was not read, only if the backend keeps such ones."""
+
+
+def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
     """Store spans; each answer is the span as stored, or None if it was there already.
 
     One without a number is given the next, one whose attempt is over or no longer the latest is marked stale.
     """
     records: dict[str, Record] = {}
     issued: dict[str, int] = {}
-    ready: list[Span] = []
+    stale: dict[tuple[str, str], bool] = {}
+    ready: list[AnySpan] = []
     for span in spans:
-        record = records.get(span.rollout_id)
+        rollout_id, number = span.rollout_id, span.sequence_id
+        record = records.get(rollout_id)
         if record is None:
-            record = records[span.rollout_id] = existing(tx, span.rollout_id)
-            issued[span.rollout_id] = record.spans_issued
-        attempt = attempt_of(record, span.attempt_id)
-        if span.sequence_id < 0:
+            record = records[rollout_id] = existing(tx, rollout_id)
+            issued[rollout_id] = record.spans_issued
+        place = rollout_id, span.attempt_id
+        is_stale = stale.get(place)
+        if is_stale is None:
+            attempt = attempt_of(record, span.attempt_id)
+            late = attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status)
+            is_stale = stale[place] = late
+        if number < 0:
             record.spans_issued += 1
-            span = evolve(span, sequence_id=record.spans_issued)
-        elif span.sequence_id > record.spans_issued:
-            record.spans_issued = span.sequence_id
-        if attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status):
-            span = evolve(span, attributes={**span.attributes, STALE: True})
-        ready.append(span)
-    sizes = tx.add_spans(ready)
-    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
-        record = records[span.rollout_id]
-        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
-            record.spans_issued -= 1  # the number of a span that was there already is given to the next one
-    seen: dict[str, set[str]] = {rollout_id: set() for rollout_id in records}
-    stored: list[Span | None] = []
-    for span, size in zip(ready, sizes, strict=True):
+            span = _numbered(span, record.spans_issued)
+        elif number > record.spans_issued:
+            record.spans_issued = number
+        ready.append(_marked_stale(span) if is_stale else span)
+    sizes = tx.add_spans(cast("list[Span]", ready))
+    stored: list[AnySpan | None] = list(ready)
+    seen: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
+    for place, (span, size) in enumerate(zip(ready, sizes, strict=True)):
         if size:
             record = records[span.rollout_id]
             record.span_count += 1
             record.span_bytes += size
-            seen[span.rollout_id].add(span.attempt_id)
-        stored.append(span if size else None)
+            seen[span.rollout_id][span.attempt_id] = None
+        else:
+            stored[place] = None
+    if not all(sizes):
+        for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+            record = records[span.rollout_id]
+            if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+                record.spans_issued -= 1  # the number of a span that was there already is given to the next one
     for rollout_id, record in records.items():
         if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
             _record_heartbeats(tx, record, seen[rollout_id], now)
     return stored
 
 
-def _record_heartbeats(tx: Tx, record: Record, attempt_ids: set[str], now: float) -> None:
+def _numbered(span: AnySpan, number: int) -> AnySpan:
+    return span.numbered(number) if isinstance(span, UnreadSpan) else evolve(span, sequence_id=number)
+
+
+def _marked_stale(span: AnySpan) -> AnySpan:
+    if isinstance(span, UnreadSpan):
+        return span.marked_stale()
+    return evolve(span, attributes={**span.attributes, STALE: True})
+
+
+def _record_heartbeats(tx: Tx, record: Record, attempt_ids: Iterable[str], now: float) -> None:
     """A span is a heartbeat of its attempt: it starts a preparing one, and revives an unresponsive latest one."""
     before = record.rollout.status
     for attempt_id in attempt_ids:
@@ -104,7 +127,7 @@ def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
     return numbers
 
 
-def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[bytes | str]:
+def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[SpanBody]:
     """Return the encoded spans of a rollout or of one attempt; none for an unknown one.
 
     Raises:
@@ -127,7 +150,7 @@ def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | N
     return tx.span_bodies(rollout_id, attempt_id, span_id)
 
 
-def decode_all(bodies: Sequence[bytes | str], rollout_id: str) -> list[Span]:
+def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
     """Return every span, in the order given.
 
     Raises:
@@ -136,17 +159,15 @@ def decode_all(bodies: Sequence[bytes | str], rollout_id: str) -> list[Span]:
     spans: list[Span] = []
     for body in bodies:
         try:
-            spans.append(_decode(body))
+            spans.append(body.read() if isinstance(body, UnreadSpan) else _decode(body))
         except ValidationError as error:  # it is called by its id, if that much can be read
-            text = body if isinstance(body, str) else body.decode("utf-8", "replace")
+            text = body if isinstance(body, str) else cast(bytes, body).decode("utf-8", "replace")
             found = re.search(r'"span_id":"(\w{1,64})"', text)
             raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
     return spans
 
 
-def numbered_page(
-    bodies: Sequence[bytes | str], descending: bool, limit: int, offset: int, rollout_id: str
-) -> list[Span]:
+def numbered_page(bodies: Sequence[SpanBody], descending: bool, limit: int, offset: int, rollout_id: str) -> list[Span]:
     """Return one page in the order of the numbers of the spans; ties keep their order. `limit` -1 is all.
 
     Raises:
@@ -160,7 +181,9 @@ def numbered_page(
     return decode_all(ordered[offset : None if limit == -1 else offset + limit], rollout_id)
 
 
-def _number_of(body: bytes | str) -> int:
+def _number_of(body: SpanBody) -> int:
+    if isinstance(body, UnreadSpan):
+        return body.sequence_id
     found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
     if found is None:
         raise LookupError(body[:200])

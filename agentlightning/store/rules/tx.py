@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from agentlightning.store.base import RUNNING
 from agentlightning.store.rules.query import Plan, RecordPlan
 from agentlightning.types import Attempt, RecordKind, ResourcesUpdate, Rollout, Run, Span, Worker
+from agentlightning.utils.otlp.unread import UnreadSpan
 
 R = TypeVar("R")
 Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim", "token", "run", "vocabulary"]
@@ -23,6 +24,8 @@ Kind = Literal["worker", "resources", "resources_version", "latest_resources", "
 
 Ids = Callable[[int], str]
 """Gives the n-th identifier of a call: random for a plain call, made from its token for one that carries a token."""
+SpanBody = bytes | str | UnreadSpan
+"""An encoded span: the JSON that `Span` writes, or what came from an exporter."""
 Age = Callable[[float], float]
 """Seconds since a wall-clock time, which a jump of the clock does not change."""
 
@@ -324,9 +327,9 @@ class Tx(Protocol):
         """
         ...
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes | str]:
+    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[SpanBody]:
         """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
-        stored: the JSON that `Span` writes."""
+        stored."""
         ...
 
     # What is done to records of runs is not undone if the script raises later, so it comes after every check.

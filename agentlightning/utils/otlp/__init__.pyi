@@ -10,9 +10,11 @@ from agentlightning.utils.otlp.decode import (
     spans_from_proto as spans_from_proto,
     spans_of as spans_of,
     steps_of as steps_of,
+    unread_steps_of as unread_steps_of,
 )
 from agentlightning.utils.otlp.encode import encode_spans as encode_spans, request_of as request_of
 from agentlightning.utils.otlp.http import handle_otlp_export as handle_otlp_export
 from agentlightning.utils.otlp.json_form import message_from_json as message_from_json
 from agentlightning.utils.otlp.caps import Rejections as Rejections
+from agentlightning.utils.otlp.unread import UnreadSpan as UnreadSpan
 from google.rpc.status_pb2 import Status as Status

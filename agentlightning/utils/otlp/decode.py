@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -14,6 +14,7 @@ from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types import Attributes, Event, Link, OtelResource, Span, SpanContext, TraceStatus
 from agentlightning.types.tracer import DroppedCounts
 from agentlightning.utils.otlp.caps import MAX_PARTS, MAX_SHARED_BYTES, Rejections
+from agentlightning.utils.otlp.unread import SpanGroup, UnreadSpan
 from agentlightning.utils.otlp.values import attributes_of
 
 ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
@@ -24,6 +25,9 @@ KINDS = (None, "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 STATUS_CODES = ("UNSET", "OK", "ERROR")
 IS_REMOTE = 0x300
 """Bits of `flags` that say: it is known whether the other span is remote, and it is."""
+_OWN_IDS = b"agentlightning."
+_OWN_NAMES = frozenset((ROLLOUT_ID, ATTEMPT_ID, SEQUENCE_ID))
+"""Attributes by which a span has ids or a number of its own, and what their names begin with."""
 _NANOS = 10**9
 _TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
 _STEP_WORK = 8192
@@ -49,7 +53,14 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
 def steps_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[list[Span]]:
     """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
     turn."""
-    step, work = list[Span](), 0
+    return cast("Iterator[list[Span]]", unread_steps_of(request, rejections, read_all=True))
+
+
+def unread_steps_of(
+    request: ExportTraceServiceRequest, rejections: Rejections, *, read_all: bool = False
+) -> Iterator[list[Span | UnreadSpan]]:
+    """Yield the same spans in the same steps; those that have no ids of their own are not read, unless `read_all`."""
+    step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
         resource = _made(OtelResource, fields)
@@ -60,11 +71,14 @@ def steps_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
                 rejections.add(f"{text}, at most {MAX_SHARED_BYTES}", len(scoped.spans))
                 continue
             scope = _scope(scoped.scope, scoped.schema_url)
+            together = SpanGroup(resource, scope, group.resource.ByteSize() + scoped.scope.ByteSize())
             for message in scoped.spans:
                 parts = len(message.attributes) + len(message.events) + len(message.links)
                 if parts > MAX_PARTS:
                     text = f"span {message.name[:80]!r} has {parts} attributes, events and links; at most {MAX_PARTS}"
                     rejections.add(text)
+                elif not read_all and (kept := _unread(message, together)) is not None:
+                    step.append(kept)
                 elif (span := _span(message, resource, scope, rejections)) is not None:
                     step.append(span)
                 work += max(_SPAN_WORK, parts)
@@ -91,6 +105,27 @@ async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: Bulk
     for span, number in zip(missing, numbers, strict=True):
         span.sequence_id = number
     return spans
+
+
+def span_of(body: bytes, group: SpanGroup) -> Span:
+    """Return a span that `unread_steps_of` did not read."""
+    span = _span(SpanMessage.FromString(body), group.resource, group.scope, Rejections())
+    assert span is not None, "its ids were looked at"
+    return span
+
+
+def _unread(message: SpanMessage, group: SpanGroup) -> UnreadSpan | None:
+    """Return the span in its bytes; None if its ids are not right, which is to be said."""
+    body, identity, ours = message.SerializeToString(), message.span_id, group.resource.attributes
+    own: Attributes = {}
+    if _OWN_IDS in body:
+        own = attributes_of(pair for pair in message.attributes if pair.key in _OWN_NAMES)
+    rollout_id, attempt_id = _id(own, ours, ROLLOUT_ID), _id(own, ours, ATTEMPT_ID)
+    if not rollout_id or not attempt_id or len(identity) > _SPAN_ID_BYTES:
+        return None
+    if len(message.trace_id) > _TRACE_ID_BYTES or len(message.parent_span_id) > _SPAN_ID_BYTES:
+        return None
+    return UnreadSpan(body, group, rollout_id, attempt_id, _sequence_id(own, ours), identity.hex().zfill(16))
 
 
 def _span(

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +27,7 @@ from starlette.routing import Route
 from typing_extensions import override
 
 from agentlightning.errors import BusyError, StoreUnreachableError, StoreWriteError
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.otlp import otlp_routes
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span
@@ -294,3 +300,107 @@ async def _raw(served: Served, header: bytes) -> Any:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n" + header + b"\r\n")
     return reader, writer
+
+
+# --- spans that are kept as they came --------------------------------------------------------------------------------
+
+
+def export(attempted: AttemptedRollout, late: AttemptedRollout) -> bytes:
+    """Return a request with what OTLP has: ids in the resource and in spans, events, links, values of every kind."""
+    request = ExportTraceServiceRequest()
+    values: dict[str, Any] = {
+        "text": AnyValue(string_value="Grüße"),
+        "empty": AnyValue(string_value=""),
+        "number": AnyValue(int_value=-(2**62)),
+        "odd": AnyValue(double_value=math.inf),
+        "no": AnyValue(bool_value=False),
+        "bytes": AnyValue(bytes_value=b"\xff"),
+        "mixed": AnyValue(array_value=ArrayValue(values=[AnyValue(int_value=1), AnyValue(string_value="a")])),
+        "nothing": AnyValue(),
+    }
+    attributes = [KeyValue(key=key, value=value) for key, value in values.items()]
+    for owner, in_resource in ((attempted, True), (late, True), (attempted, False)):
+        ids = [
+            KeyValue(key="agentlightning.rollout_id", value=AnyValue(string_value=owner.rollout_id)),
+            KeyValue(key="agentlightning.attempt_id", value=AnyValue(string_value=owner.attempt.attempt_id)),
+        ]
+        group = request.resource_spans.add(schema_url="https://schema")
+        group.resource.attributes.extend([*ids, *attributes[:1]] if in_resource else attributes[1:2])
+        scoped = group.scope_spans.add(schema_url="https://scope")
+        scoped.scope.name, scoped.scope.version = "library", "1"
+        for number in range(3):
+            span = scoped.spans.add(
+                trace_id=b"t" * 16,
+                span_id=f"{len(request.resource_spans)}{number}".encode(),
+                parent_span_id=b"p" if number else b"",
+                trace_state="a=b",
+                name=f"span {number}",
+                kind=number,
+                start_time_unix_nano=1_700_000_000_123_456_789,
+                end_time_unix_nano=0,
+                dropped_events_count=number,
+                flags=0x301,
+            )
+            span.attributes.extend([*attributes, *([] if in_resource else ids)])
+            span.status.code, span.status.message = number, "why" * number
+            span.events.add(name="event", time_unix_nano=5, attributes=attributes[:3])
+            span.links.add(trace_id=b"l" * 16, span_id=b"s" * 8, attributes=attributes[3:5], flags=0x300)
+        scoped.spans[-1].attributes.append(
+            KeyValue(key="agentlightning.span_sequence_id", value=AnyValue(int_value=40 + len(request.resource_spans)))
+        )
+    broken = request.resource_spans[0].scope_spans[0].spans
+    broken.add(name="long id", span_id=b"x" * 9)
+    request.resource_spans.add().scope_spans.add().spans.add(name="of nobody")
+    return request.SerializeToString()
+
+
+async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_read_at_once() -> None:
+    found: list[list[dict[str, Any]]] = []
+    told: list[bytes] = []
+    for store in (InMemoryLightningStore(), Store()):
+        server = LightningStoreServer(store, port=0)
+        await server.start()
+        attempted, late = await store.start_rollout(input={}), await store.start_rollout(input={})
+        await store.update_attempt(late.rollout_id, late.attempt.attempt_id, status="succeeded")
+        body = export(attempted, late)
+        async with aiohttp.ClientSession() as session:
+            for _ in range(2):  # a request that is repeated is stored once
+                url = server.endpoint + "/v1/traces"
+                async with session.post(url, data=body, headers={"content-type": PROTOBUF_CT}) as reply:
+                    told.append(await reply.read())
+        client = LightningStoreClient(server.endpoint)
+        for reader, owner in ((store, attempted), (store, late), (client, attempted), (client, late)):
+            spans = await reader.query_spans(owner.rollout_id, owner.attempt.attempt_id)
+            assert (await reader.query_spans(owner.rollout_id, span_id=spans[1].span_id)).items == [spans[1]]
+            assert (await reader.query_spans(owner.rollout_id, limit=1, offset=2)).items == [spans[2]]
+            names = {owner.rollout_id: "rollout", owner.attempt.attempt_id: "attempt"}
+            text = json.dumps([span.model_dump(mode="json") for span in spans], sort_keys=True)
+            for name, anonymous in names.items():
+                text = text.replace(name, anonymous)
+            found.append(json.loads(text))
+        assert (await store.statistics())["total_spans"] == 9
+        await client.close()
+        await server.stop()
+    assert found[:4] == found[4:]
+    assert found[0] == found[2]
+    assert [len(spans) for spans in found] == [6, 3] * 4
+    assert [span["sequence_id"] for span in found[0]] == [1, 2, 41, 42, 43, 43]
+    assert {span["attributes"].get("agentlightning.stale") for span in found[1]} == {True}
+    assert told[:2] == told[2:]
+    partial = ExportTraceServiceResponse.FromString(told[0]).partial_success
+    assert partial.rejected_spans == 2
+
+
+async def test_what_spans_share_counts_for_the_bound_of_the_store() -> None:
+    store = InMemoryLightningStore(max_span_bytes=200_000)
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    attempted = await store.start_rollout(input={})
+    request = ExportTraceServiceRequest.FromString(export(attempted, attempted))
+    del request.resource_spans[1:]
+    request.resource_spans[0].resource.attributes.append(KeyValue(key="k", value=AnyValue(string_value="x" * 100_000)))
+    async with aiohttp.ClientSession() as session:
+        url, headers = server.endpoint + "/v1/traces", {"content-type": PROTOBUF_CT}
+        async with session.post(url, data=request.SerializeToString(), headers=headers) as reply:
+            assert reply.status == 429
+    await server.stop()

@@ -1,0 +1,57 @@
+"""Spans of an OTLP request in the bytes in which they came: who stores them needs their ids only, and reading the rest
+takes ten times as long as all else that is done with them. They are read when somebody asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.semconv import STALE
+from agentlightning.types import OtelResource, Span
+
+
+@dataclass(frozen=True, slots=True)
+class SpanGroup:
+    """What spans of one resource and scope share."""
+
+    resource: OtelResource
+    scope: dict[str, Any] | None
+    size: int
+    """Bytes of both, which count for each span: one that is read repeats them."""
+
+
+class UnreadSpan:
+    """A span of which the ids are known. Never changed."""
+
+    __slots__ = ("attempt_id", "body", "group", "is_stale", "rollout_id", "sequence_id", "span_id")
+
+    def __init__(
+        self, body: bytes, group: SpanGroup, rollout_id: str, attempt_id: str, sequence_id: int, span_id: str
+    ) -> None:
+        self.body, self.group = body, group
+        self.rollout_id, self.attempt_id, self.sequence_id, self.span_id = rollout_id, attempt_id, sequence_id, span_id
+        self.is_stale = False
+
+    def __len__(self) -> int:
+        """Return its size in bytes."""
+        return len(self.body) + self.group.size
+
+    def numbered(self, sequence_id: int) -> UnreadSpan:
+        """Return the span with this number."""
+        return UnreadSpan(self.body, self.group, self.rollout_id, self.attempt_id, sequence_id, self.span_id)
+
+    def marked_stale(self) -> UnreadSpan:
+        """Return the span with the mark of one that came late."""
+        marked = self.numbered(self.sequence_id)
+        marked.is_stale = True
+        return marked
+
+    def read(self) -> Span:
+        """Return the span."""
+        from agentlightning.utils.otlp.decode import span_of  # which makes these, and loads protobuf
+
+        span = span_of(self.body, self.group)
+        span.sequence_id = self.sequence_id
+        if self.is_stale:
+            span.attributes[STALE] = True
+        return span
