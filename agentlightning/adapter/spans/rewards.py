@@ -38,6 +38,13 @@ def final_reward(spans: Sequence[Span]) -> float | None:
     return as_reward(find_final_reward(spans))
 
 
+def final_dimensions(spans: Sequence[Span]) -> dict[str, float]:
+    """Return the dimensions of the last reward that are finite numbers, by name; none if there is no reward."""
+    last = next((span for span in reversed(spans) if get_reward_value(span) is not None), None)
+    found = {} if last is None else reward_dimensions(last)
+    return {name: value for name, value in found.items() if as_reward(value) is not None}
+
+
 def links(span: Span) -> list[tuple[str, str]]:
     """Return the links of a span as pairs of attribute key and value; all of them must hold for a span that is meant.
 

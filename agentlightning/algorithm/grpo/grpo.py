@@ -122,7 +122,7 @@ class GRPO(Algorithm):
         folder.write_config(grpo=settings.as_json())
         async with AsyncExitStack() as stack:
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
-            await asyncio.to_thread(check_memory, settings, keeps_reference=settings.has_kl_loss)
+            await asyncio.to_thread(check_memory, settings, keeps_reference=settings.needs_reference)
             policy = await asyncio.to_thread(self._load_policy, resume)
             engine = InferenceEngine(
                 policy,
@@ -182,7 +182,7 @@ class GRPO(Algorithm):
             bf16=settings.bf16,
             device=settings.device,
             seed=settings.seed,
-            keeps_reference=settings.has_kl_loss,
+            keeps_reference=settings.needs_reference,
             max_model_length=settings.max_model_length,
             max_tokens_per_forward=settings.max_tokens_per_forward,
             padding_free=settings.padding_free,

@@ -32,9 +32,16 @@ from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
-from agentlightning.algorithm.grpo.rows import LateCalls, StepRows, choose_rows, why_failed
+from agentlightning.algorithm.grpo.rows import (
+    LateCalls,
+    StepRows,
+    choose_rows,
+    groups_of_equal_rewards,
+    read_records,
+    why_failed,
+)
 from agentlightning.algorithm.grpo.settings import GRPOSettings
-from agentlightning.algorithm.ledger.ledger import Ledger, LedgerSummary
+from agentlightning.algorithm.ledger.ledger import Ledger, LedgerSummary, RolloutRecord
 from agentlightning.algorithm.progress import Progress, StepFigures, step_line
 from agentlightning.algorithm.runs.run_folder import RunFolder
 from agentlightning.algorithm.utils import batch_iter_over_dataset, with_timeout
@@ -228,30 +235,10 @@ class GRPORun:
     # --- one step --------------------------------------------------------------------------------------------------
 
     async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
-        settings, self._present = self.settings, step
+        self._present = step
         clock = _Clock(self.engine)
-        requests = [
-            EnqueueRolloutRequest(
-                input=task,
-                mode="train",
-                resources_id=resources_id,
-                config=self._limits(),
-                metadata=metadata_of(step, number, sample, self.resume.take_of(step)),
-            )
-            for number, task in enumerate(tasks)
-            for sample in range(settings.num_generations)
-        ]
-        what = f"step {step}"
-        rollouts = await collect(
-            self.store,
-            requests,
-            timeout_seconds=settings.step_timeout_seconds,
-            on_done=lambda done: self.progress.rollouts(done, len(requests), what),
-            on_ended=None if self.guard.has_looked else self._look_at_first,
-            late=settings.late_rollouts,
-        )
         ledger = Ledger(step=step)
-        rows = await self._rows(rollouts, ledger)
+        rollouts, rows = await self._sample(step, tasks, resources_id, ledger)
         clock.sampled()
         learning = asyncio.ensure_future(self._learn_and_account(step, rollouts, rows, ledger, clock))
         try:
@@ -319,30 +306,99 @@ class GRPORun:
         seconds = settings.rollout_timeout_seconds or settings.step_timeout_seconds
         return with_timeout(self.rollout_config, seconds)
 
-    async def _rows(self, rollouts: Sequence[Rollout], ledger: Ledger) -> StepRows:
-        """Read the evidence of every rollout and choose the rows to train on."""
-        in_hand = self.proxy.stats()["in_hand"]
-        found = [await evidence(self.store, rollout, note=True) for rollout in rollouts]
-        groups = [number // self.settings.num_generations for number in range(len(rollouts))]
-        rows = choose_rows(
-            found,
-            groups,
-            self.adapter,
-            ledger,
-            scale_rewards=self.settings.scale_rewards,
-            decode=self.guard.decode,
-            train_refused=self.settings.refused_calls == "train",
+    async def _sample(
+        self, step: int, tasks: Sequence[object], resources_id: str, ledger: Ledger
+    ) -> tuple[list[Rollout], StepRows]:
+        """Run the tasks, and others in place of those whose rewards are all equal; choose the rows to train on."""
+        settings = self.settings
+        rollouts: list[Rollout] = []
+        found: list[Evidence] = []
+        records: list[RolloutRecord] = []
+        groups: list[int] = []
+        replaced: set[int] = set()
+        seen = list(tasks)
+        in_hand = 0
+        for batch in range(1, settings.max_num_gen_batches + 1):
+            first = len(seen) - len(tasks)
+            ended = await self._run_tasks(step, tasks, resources_id, first=first)
+            in_hand = max(in_hand, self.proxy.stats()["in_hand"])
+            read = [await evidence(self.store, rollout, note=True) for rollout in ended]
+            rollouts += ended
+            found += read
+            train_refused = settings.refused_calls == "train"
+            records += read_records(read, self.adapter, decode=self.guard.decode, train_refused=train_refused)
+            wanted = len(tasks) * settings.num_generations  # those that were enqueued once more come after these
+            groups += [first + i // settings.num_generations if i < wanted else -1 for i in range(len(ended))]
+            if batch == settings.max_num_gen_batches:
+                break
+            equal = [g for g in groups_of_equal_rewards(records, groups, settings) if g not in replaced]
+            tasks = self._other_tasks(seen, len(equal), f"{settings.seed} {step} {batch}")
+            if not tasks:
+                break
+            replaced.update(equal[: len(tasks)])
+            seen += tasks
+            self._note(f"step {step}: {len(tasks)} groups of equal rewards are replaced by others")
+        kl = await self._divergences(records) if settings.use_kl_in_reward else None
+        rows = choose_rows(records, groups, ledger, settings, replaced=replaced, kl=kl)
+        self._watch(ledger.step, found, rows, in_hand)
+        return rollouts, rows
+
+    async def _run_tasks(self, step: int, tasks: Sequence[object], resources_id: str, *, first: int) -> list[Rollout]:
+        """Run a group of rollouts for each task; `first` is the number of the first task within the step."""
+        settings = self.settings
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=resources_id,
+                config=self._limits(),
+                metadata=metadata_of(step, number, sample, self.resume.take_of(step)),
+            )
+            for number, task in enumerate(tasks, start=first)
+            for sample in range(settings.num_generations)
+        ]
+        what = f"step {step}"
+        return await collect(
+            self.store,
+            requests,
+            timeout_seconds=settings.step_timeout_seconds,
+            on_done=lambda done: self.progress.rollouts(done, len(requests), what),
+            on_ended=None if self.guard.has_looked else self._look_at_first,
+            late=settings.late_rollouts,
         )
+
+    def _other_tasks(self, seen: Sequence[object], count: int, seed: str) -> list[object]:
+        """Return up to `count` tasks that the step has not seen, always the same ones for a seed."""
+        known = {id(task) for task in seen}
+        others = [task for task in self.tasks if id(task) not in known] if count else []
+        return random.Random(seed).sample(others, min(count, len(others)))
+
+    async def _divergences(self, records: Sequence[RolloutRecord]) -> dict[str, float]:
+        """Return the divergence of each rollout from the reference, in nats."""
+        samples = [sample for record in records for sample in record.samples]
+        if not samples:
+            return {}
+
+        def compute() -> list[float]:
+            with self.engine.swap(self.settings.step_timeout_seconds):
+                return self.policy.divergences(samples, loss=self.settings, temperature=self.settings.temperature)
+
+        found: dict[str, float] = {}
+        for sample, value in zip(samples, await asyncio.to_thread(compute), strict=True):
+            found[sample.rollout_id] = found.get(sample.rollout_id, 0.0) + value
+        return found
+
+    def _watch(self, step: int, found: Sequence[Evidence], rows: StepRows, in_hand: int) -> None:
+        """Let the watchers of the run see what became of a step's rollouts."""
         self._endings.add(found, rows)
         self._late.expect(found, in_hand=in_hand)
         self.guard.count_drift(rows.records)
         if (report := self.guard.untrainable(rows.records)) is not None:
-            self._alarm(f"step {ledger.step}: {report}", "untrainable")
+            self._alarm(f"step {step}: {report}", "untrainable")
         if (report := self.guard.refusals(rows.records)) is not None:
-            self._alarm(f"step {ledger.step}: {report}", "refused_calls")
+            self._alarm(f"step {step}: {report}", "refused_calls")
         if rows.mean_reward is None:
-            self._report_failure(ledger.step, found)
-        return rows
+            self._report_failure(step, found)
 
     async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
         """Look at the first rollout with a reward as soon as it is there."""

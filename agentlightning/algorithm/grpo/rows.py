@@ -12,17 +12,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapter import TraceToTripletBase
-from agentlightning.adapter.calls.calls import CallRef, model_calls
+from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards, group_advantages
+from agentlightning.algorithm.grpo.losses.advantages import rollout_advantages, several_advantages
 from agentlightning.algorithm.grpo.losses.loss_settings import Aggregation
+from agentlightning.algorithm.grpo.losses.rewards import overlong_penalty, weighted_reward
+from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
+from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout
@@ -75,59 +78,144 @@ class StepRows:
                 ledger.exclude(sample, "step_skipped")
 
 
-def choose_rows(
+def read_records(
     found: Sequence[Evidence],
-    groups: Sequence[int],
     adapter: TraceToTripletBase,
-    ledger: Ledger,
     *,
-    scale_rewards: ScaleRewards = "group",
     decode: Decode | None = None,
     train_refused: bool = False,
-) -> StepRows:
-    """Read every rollout, enter its excluded calls into the ledger, and return the rows that are left.
-
-    Shapes: found: (N,) rollouts, groups: (N,) the group of each. `decode` turns token ids into their text: it is asked
-    where rows part. `train_refused`: see `read_rollout`.
-    """
-    records = [
+) -> list[RolloutRecord]:
+    """Return what each rollout gives to a step. `decode` turns token ids into their text: it is asked where rows part.
+    `train_refused`: see `read_rollout`."""
+    return [
         read_rollout(one.rollout, one.attempts, one.spans, adapter, decode=decode, train_refused=train_refused)
         for one in found
     ]
+
+
+def choose_rows(
+    records: Sequence[RolloutRecord],
+    groups: Sequence[int],
+    ledger: Ledger,
+    settings: GRPOSettings,
+    *,
+    replaced: Collection[int] = (),
+    kl: Mapping[str, float] | None = None,
+) -> StepRows:
+    """Enter the excluded calls of every rollout into the ledger, and return the rows that are left.
+
+    Shapes: records: (N,) rollouts, groups: (N,) the group of each.
+
+    Args:
+        replaced: groups in whose place others were sampled: they do not count in the means of the step.
+        kl: the divergence of each rollout from the reference by rollout id, for `use_kl_in_reward`.
+
+    Raises:
+        BadRequestError: no rollout with a reward has a dimension that `reward_weights` names.
+    """
     for record in records:
         ledger.add(record)
     scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
-    usable = [(record, group) for record, group in scored if record.samples]
-    rewards = [record.reward for record, _ in usable if record.reward is not None]
-    advantages = group_advantages(rewards, [group for _, group in usable], scale_rewards=scale_rewards)
-    reasons = _teaches_nothing(rewards, [group for _, group in usable])
+    usable = _usable(scored, settings)
+    own, of = [record for record, _ in usable], [group for _, group in usable]
+    reasons = _teach_nothing(own, of, settings)
     earned = [record.reward for record, _ in scored if record.reward is not None]
-    rows = StepRows(rewards=earned, seams=_seams(records), records=records, groups=list(groups))
-    for (record, group), advantage in zip(usable, advantages, strict=True):
-        rows.idle_rollouts += group in reasons and bool(record.samples)
+    rows = StepRows(rewards=earned, seams=_seams(records), records=list(records), groups=list(groups))
+    for record, group, advantage in zip(own, of, _advantages(own, of, settings, kl or {}), strict=True):
+        rows.idle_rollouts += group in reasons and group not in replaced
+        cut = settings.mask_truncated_completions and _was_cut(record)
         for sample in record.samples:
             if group in reasons:
                 ledger.exclude(sample, reasons[group])
-                rows.idle_tokens += sum(sample.mask)
-                rows.idle_rows += 1
+                rows.idle_tokens += 0 if group in replaced else sum(sample.mask)
+                rows.idle_rows += group not in replaced
+            elif cut:
+                ledger.exclude(sample, "over_length")
             else:
                 rows.samples.append(sample)
                 rows.advantages.append(advantage)
+    for record, _ in scored:
+        if record.samples and record not in own:
+            ledger.exclude([ref for sample in record.samples for ref in sample.call_refs()], "no_reward")
     return rows
 
 
-def _teaches_nothing(rewards: Sequence[float], groups: Sequence[int]) -> dict[int, ExclusionReason]:
-    """Return the groups from which nothing is to be learned, and why."""
-    members: dict[int, list[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        members.setdefault(group, []).append(reward)
+def groups_of_equal_rewards(
+    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
+) -> list[int]:
+    """Return the groups that teach nothing because all their rewards are equal, in their order."""
+    scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
+    usable = _usable(scored, settings)
+    reasons = _teach_nothing([record for record, _ in usable], [group for _, group in usable], settings)
+    return [group for group, reason in reasons.items() if reason == "equal_rewards"]
+
+
+def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings) -> list[tuple[RolloutRecord, int]]:
+    """Return the rollouts with rows and with every reward dimension that counts."""
+    names = settings.reward_weights or {}
+    usable = [(record, group) for record, group in scored if record.samples]
+    having = [(record, group) for record, group in usable if names.keys() <= record.dimensions.keys()]
+    if usable and not having:
+        record = usable[0][0]
+        raise BadRequestError(
+            f"reward_weights names the reward dimensions {sorted(names)}; rollout {record.rollout_id} has "
+            f"{sorted(record.dimensions) or 'one reward without a name'}, and no other of the step has them. "
+            "Declare them with Trainer(reward_dimensions=[...]), or emit them with emit_reward({...}, primary_key=...)"
+        )
+    return having
+
+
+def _reward(record: RolloutRecord, settings: GRPOSettings) -> float:
+    """Return the reward that is compared, but for a divergence."""
+    assert record.reward is not None, record.rollout_id
+    weights = settings.reward_weights
+    reward = record.reward if weights is None else weighted_reward(record.dimensions, weights)
+    if settings.soft_punish_cache is not None:
+        longest = max(len(call.completion_token_ids) for call in _trained_calls(record))
+        penalty = overlong_penalty(longest, settings.max_completion_length, settings.soft_punish_cache)
+        reward += settings.overlong_penalty_factor * penalty
+    return reward
+
+
+def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
+    in_rows = {ref for sample in record.samples for ref in sample.call_refs()}
+    return [call for call in record.calls if call.ref in in_rows]
+
+
+def _was_cut(record: RolloutRecord) -> bool:
+    return any(call.finish_reason == "length" for call in _trained_calls(record))
+
+
+def _advantages(
+    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings, kl: Mapping[str, float]
+) -> list[float]:
+    if settings.multi_objective_aggregation == "normalize_then_sum":
+        assert settings.reward_weights is not None
+        return several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
+    rewards = [_reward(record, settings) - settings.beta * kl.get(record.rollout_id, 0.0) for record in records]
+    tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
+    by = settings.scales_by
+    return rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
+
+
+def _teach_nothing(
+    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
+) -> dict[int, ExclusionReason]:
+    """Return the groups from which nothing is to be learned, and why. A divergence from the reference does not count:
+    scaled, it alone would weigh as much as any reward."""
+    members: dict[int, list[float | tuple[float, ...]]] = {}
+    for record, group in zip(records, groups, strict=True):
+        several = settings.multi_objective_aggregation == "normalize_then_sum"
+        names = settings.reward_weights or {}
+        worth = tuple(record.dimensions[name] for name in names) if several else _reward(record, settings)
+        members.setdefault(group if settings.compares_in_groups else 0, []).append(worth)
     reasons: dict[int, ExclusionReason] = {}
     for group, values in members.items():
         if len(values) < 2:
             reasons[group] = "no_group"
-        elif min(values) == max(values):
+        elif len(set(values)) == 1:
             reasons[group] = "equal_rewards"
-    return reasons
+    return reasons if settings.compares_in_groups else dict.fromkeys(groups, *reasons.values()) if reasons else {}
 
 
 def _seams(records: Sequence[RolloutRecord]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlightning.errors import BadRequestError, closest_name
@@ -54,3 +54,14 @@ def check_flag(name: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise BadRequestError(f"{name} must be True or False; got {value!r}")
+
+
+def refuse_pairs(pairs: Mapping[str, bool]) -> None:
+    """Return if none of the pairs is given: `pairs` says of each, named in words, whether it is.
+
+    Raises:
+        BadRequestError: one is.
+    """
+    for text, is_given in pairs.items():
+        if is_given:
+            raise BadRequestError("These settings do not go together: " + text)

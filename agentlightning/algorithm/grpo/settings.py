@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
-from agentlightning.algorithm.grpo.losses.advantages import ScaleRewards
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
-from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number
+from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
+from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number, refuse_pairs
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
@@ -22,13 +22,13 @@ RefusedCalls = Literal["exclude", "train"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "lr_scheduler_type": get_args(LRSchedulerType),
-    "scale_rewards": get_args(ScaleRewards),
     "progress": get_args(Style),
     "late_rollouts": get_args(LatePolicy),
     "refused_calls": get_args(RefusedCalls),
     "record_tokens": get_args(RecordTokens),
 }
-_OLD_NAMES = {
+_CORRECTION = ("correction", "mode", "clip_max", "clip_min")
+_OTHER_NAMES = {
     "steps": "max_steps",
     "group_size": "num_generations",
     "schedule": "lr_scheduler_type",
@@ -37,12 +37,19 @@ _OLD_NAMES = {
     "max_new_tokens": "max_completion_length",
     "scale": "scale_rewards ('group' for 'std')",
     "eval_every": "eval_steps",
+    "importance_sampling_level": "loss_type='gspo' for 'sequence'",
+    "adv_estimator": "advantage",
+    "max_refills": "max_num_gen_batches",
+    "loss_agg_mode": "aggregation",
+    "clip_ratio_c": "delta",
+    "kl_loss_type": "kl_estimator",
+    **{f"vllm_importance_sampling_{name}": f"importance_sampling_{name}" for name in _CORRECTION},
 }
 
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings(LossSettings, LearnerSettings):
+class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
@@ -71,9 +78,6 @@ class GRPOSettings(LossSettings, LearnerSettings):
     """Of sampling, in training and in the evaluation that is reported first. [`rollout.temperature`]"""
     max_completion_length: int = 512
     """Tokens per model call. [`data.max_response_length`, which is per rollout]"""
-    scale_rewards: ScaleRewards = "group"
-    """`group` divides advantages by the group's standard deviation (GRPO), `none` does not (Dr. GRPO).
-    [`algorithm.norm_adv_by_std_in_grpo`]"""
     max_grad_norm: float = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
@@ -120,9 +124,7 @@ class GRPOSettings(LossSettings, LearnerSettings):
         self.check_learner()
         for name in ("max_steps", "batch_size", "num_iterations", "max_completion_length", "engine_batch"):
             check_number(name, getattr(self, name), int, at_least=1)
-        check_number(
-            "num_generations", self.num_generations, int, at_least=2
-        )  # one rollout has nothing to be compared with
+        check_number("num_generations", self.num_generations, int, at_least=1)
         for name in ("learning_rate", "step_timeout_seconds", "max_grad_norm"):
             check_number(name, getattr(self, name), float, above=0)
         if self.minibatch_rollouts is not None:
@@ -145,7 +147,26 @@ class GRPOSettings(LossSettings, LearnerSettings):
                 raise BadRequestError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
+        self.check_rewards()
         self.check_loss()
+        self._check_pairs_of_groups()
+
+    def _check_pairs_of_groups(self) -> None:
+        cache, length = self.soft_punish_cache, self.max_completion_length
+        pairs = {
+            f"num_generations=1 and advantage={self.advantage!r}: one rollout has nothing to be compared with; only "
+            "'reinforce_plus_plus' compares with the whole step": self.num_generations == 1 and self.compares_in_groups,
+            "use_kl_in_reward=True and advantage='reinforce_plus_plus': its penalty is a return per token; leave "
+            "use_kl_in_reward out": self.use_kl_in_reward and self.advantage == "reinforce_plus_plus",
+            "use_kl_in_reward=True and multi_objective_aggregation='normalize_then_sum': it has no dimension": (
+                self.use_kl_in_reward and self.multi_objective_aggregation == "normalize_then_sum"
+            ),
+            f"soft_punish_cache={cache} and max_completion_length={length}: the reward cannot begin to fall before the "
+            "first token": cache is not None and cache > length,
+            "max_num_gen_batches and advantage='reinforce_plus_plus': it compares with the whole step, and groups of "
+            "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
+        }
+        refuse_pairs(pairs)
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, 1 being the first."""
@@ -166,8 +187,8 @@ def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
     """
     known = [field.name for field in dataclasses.fields(GRPOSettings)]
     for name in given:
-        if name in _OLD_NAMES:
-            raise TypeError(f"GRPO has no setting {name!r}. Its name is {_OLD_NAMES[name]}")
+        if name in _OTHER_NAMES:
+            raise TypeError(f"GRPO has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
         if name not in known:
             near = closest_name(name, known)
             hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"

@@ -34,7 +34,7 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.rows.seams import RowCause
 from agentlightning.adapter.spans.attributes import Problem
-from agentlightning.adapter.spans.rewards import final_reward
+from agentlightning.adapter.spans.rewards import final_dimensions, final_reward
 from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.field_help import explain_fields
@@ -103,6 +103,8 @@ class RolloutRecord:
     """Why nothing of the rollout is trained; None if its calls may be."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
+    dimensions: dict[str, float] = field(default_factory=dict[str, float])
+    """The dimensions of that reward by name; none where it has only one without a name."""
     reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
     """The rows, and why each began."""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
@@ -168,7 +170,7 @@ def read_rollout(
     calls = model_calls(spans, problems)
     latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
     counted = [] if latest is None else _counted(spans, latest)
-    reward = final_reward(counted)
+    reward, dimensions = final_reward(counted), final_dimensions(counted)
     adapter = adapter or TracerTraceToTriplet()
     helpers = {call.ref for call in calls if adapter.is_helper(call)}
     own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
@@ -207,6 +209,7 @@ def read_rollout(
         outcome=None if latest is None else latest.outcome,
         verdict=verdict,
         reward=reward,
+        dimensions={} if reward is None else dimensions,
         reading=reading,
         calls=[selected.get(call.ref, call) for call in calls],
         exclusions=exclusions,

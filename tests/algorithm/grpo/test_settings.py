@@ -37,6 +37,8 @@ def test_an_unknown_setting_is_refused_with_the_nearest_right_name(name: str, ne
         ("scale", "scale_rewards"),
         ("max_new_tokens", "max_completion_length"),
         ("eval_every", "eval_steps"),
+        ("importance_sampling_level", "loss_type='gspo'"),
+        ("vllm_importance_sampling_mode", "importance_sampling_mode"),
     ],
 )
 def test_an_old_name_is_refused_with_the_one_that_took_its_place(old: str, name: str) -> None:
@@ -57,7 +59,8 @@ def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() ->
         ("max_steps", 2.5, "max_steps must be a whole number of at least 1; got 2.5"),
         ("max_steps", True, "max_steps must be a whole number"),
         ("batch_size", "16", "batch_size must be a whole number of at least 1; got '16'"),
-        ("num_generations", 1, "num_generations must be a whole number of at least 2; got 1"),
+        ("num_generations", 0, "num_generations must be a whole number of at least 1; got 0"),
+        ("num_generations", 1, "num_generations=1 and advantage='grpo': one rollout has nothing to be compared"),
         ("num_iterations", 0, "num_iterations must be"),
         ("minibatch_rollouts", 0, "minibatch_rollouts must be a whole number of at least 1"),
         ("max_completion_length", 0, "max_completion_length must be"),
@@ -78,7 +81,11 @@ def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() ->
         ("epsilon", (0.2, 0.28), "epsilon must be"),
         ("epsilon_high", 0, "epsilon_high must be a number above 0; got 0"),
         ("epsilon_high", "a", "epsilon_high must be"),
-        ("scale_rewards", "grop", "scale_rewards must be one of 'group', 'none'; got 'grop'. Did you mean 'group'"),
+        (
+            "scale_rewards",
+            "grop",
+            "scale_rewards must be one of 'group', 'batch', 'none'; got 'grop'. Did you mean 'group'",
+        ),
         ("aggregation", "tokens", "aggregation must be one of 'token', .*; got 'tokens'. Did you mean 'token'"),
         (
             "lr_scheduler_type",
@@ -94,6 +101,44 @@ def test_an_unknown_setting_that_is_like_no_other_is_refused_with_all_names() ->
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any, text: str) -> None:
     with pytest.raises(agl.BadRequestError, match=text):
         agl.GRPO(model="m", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "pair"),
+    [
+        ({"loss_type": "cispo"}, "loss_type='cispo' and epsilon_high=0.28: .* such as 5.0"),
+        ({"loss_type": "gspo", "delta": 3.0}, "loss_type='gspo' and delta=3.0"),
+        ({"delta": 1.1}, "delta=1.1 and epsilon_high=0.28"),
+        ({"loss_scale_factor": 9}, "loss_scale_factor=9 and aggregation='token'"),
+        ({"use_kl_in_reward": True}, "use_kl_in_reward=True and beta=0"),
+        ({"loss_type": "gspo", "beta": 0.1}, r"loss_type='gspo' and use_bias_correction_kl=True \(with beta=0.1\)"),
+        ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_estimator='k1' and use_bias"),
+        (
+            {"importance_sampling_clip_min": 4.0},
+            "importance_sampling_clip_min=4.0 and importance_sampling_clip_max=3.0",
+        ),
+        ({"advantage": "rloo", "scale_rewards": "group"}, "advantage='rloo' and scale_rewards='group'"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "'normalize_then_sum' and reward_weights=None"),
+        (
+            {"advantage": "reinforce_plus_plus", "beta": 0.1, "use_kl_in_reward": True},
+            "use_kl_in_reward=True and advantage='reinforce_plus_plus'",
+        ),
+        ({"soft_punish_cache": 600}, "soft_punish_cache=600 and max_completion_length=512"),
+        (
+            {"advantage": "reinforce_plus_plus", "max_num_gen_batches": 2},
+            "max_num_gen_batches and advantage='reinforce_plus_plus'",
+        ),
+    ],
+)
+def test_a_pair_that_does_not_go_together_is_refused_by_name(given: dict[str, Any], pair: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=f"do not go together: .*{pair}"):
+        agl.GRPO(model="m", **given)
+
+
+@pytest.mark.parametrize("weights", [{}, ["a"], {"a": "b"}, {"a": float("nan")}])
+def test_weights_of_rewards_that_are_no_numbers_by_name_are_refused(weights: Any) -> None:
+    with pytest.raises(agl.BadRequestError, match="reward_weights"):
+        agl.GRPO(model="m", reward_weights=weights)
 
 
 @pytest.mark.parametrize("model", ["", None, 3])

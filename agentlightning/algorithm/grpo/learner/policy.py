@@ -220,6 +220,15 @@ class Policy:
             self.weight_version += result.figures["steps"] > 0
         return result
 
+    def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
+        """Return the divergence of each row from the model as it was loaded, in nats, for a penalty in the reward: (B,)
+
+        Args:
+            settings: fields of `UpdateSettings`; `loss` says by which estimate.
+        """
+        with self.lock, one_thread() if self.is_small else nullcontext():
+            return self._updater.divergences(samples, UpdateSettings(**settings))
+
     def state(self) -> PolicyState:
         """Return what later updates depend on. The tensors are the live ones: hold `lock` until they are written."""
         updater = self._updater

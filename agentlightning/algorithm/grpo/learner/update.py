@@ -11,7 +11,7 @@ import gc
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
 from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.algorithm.grpo.learner.reference import Reference
+from agentlightning.algorithm.grpo.losses.kl import kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
 from agentlightning.algorithm.grpo.losses.weights import token_weights
@@ -171,14 +172,27 @@ class Updater:
         notes, self._notes = self._notes, []
         return UpdateResult(_summary(figures) | counts, [first_pass[row] for row in range(len(samples))], notes)
 
+    def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
+        """Return the estimated divergence of each row from the reference, summed over its tokens, by the probabilities
+        that the engine recorded: (B,)."""
+        self._prepare(None)
+        batch = make_batch(samples, [0.0] * len(samples), pad_id=self._pad_id, device=self._model.device)
+        with self._reference_model() as model:
+            reference = self._logprobs(model, batch, settings.temperature)
+        found = kl_divergence(batch.logprobs, reference, settings.loss.kl_estimator)  # (B, T)
+        return torch.where(batch.mask, found, 0.0).sum(dim=1).tolist()
+
+    def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
+        if self._reference is None:
+            raise ValueError("a loss with a penalty towards a reference needs Policy(..., keeps_reference=True)")
+        return self._reference.switched_on()
+
     def _with_what_the_loss_compares_with(self, batch: Batch, settings: UpdateSettings) -> Batch:
         """Return the batch with the log-probabilities that the loss needs beside the engine's."""
         if settings.needs_old_logprobs:
             batch = replace(batch, old_logprobs=self._logprobs(self._model, batch, settings.temperature))
         if settings.loss.has_kl_loss:
-            if self._reference is None:
-                raise ValueError("a loss with a penalty towards a reference needs Policy(..., keeps_reference=True)")
-            with self._reference.switched_on() as model:
+            with self._reference_model() as model:
                 batch = replace(batch, reference_logprobs=self._logprobs(model, batch, settings.temperature))
         return batch
 

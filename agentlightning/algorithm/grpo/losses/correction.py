@@ -20,8 +20,8 @@ def correction_weights(
     """Return the importance weight of each token, learner over engine, without gradient; 0 where the mask is.
 
     A weight beyond its bounds is held at the bound (truncated importance sampling, "Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training", 2025) or is 0 (`mask`; with both bounds IcePop, arXiv:2510.18855,
-    equation 3). The weight of a sequence (a row) is the product of those of its tokens.
+    Secretly Brings You Off-Policy RL Training", 2025) or is 0 (`mask`; with both bounds it is IcePop,
+    arXiv:2510.18855). The weight of a sequence (a row) is the product of those of its tokens.
 
     Shapes:
         old_logprobs: (B, T) of the learner before the first optimizer step.

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number
-from agentlightning.errors import BadRequestError
+from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number, refuse_pairs
 from agentlightning.field_help import explain_fields
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gspo"]
@@ -132,9 +131,7 @@ class LossSettings:
             "the upper one": low is not None and high is not None and low >= high,
         }
         values = {**vars(self), "by": self.aggregates_by, "low": low, "high": high}
-        for text, is_refused in pairs.items():
-            if is_refused:
-                raise BadRequestError("These settings do not go together: " + text.format(**values))
+        refuse_pairs({text.format(**values): is_refused for text, is_refused in pairs.items()})
 
     @property
     def aggregates_by(self) -> Aggregation:
@@ -146,6 +143,11 @@ class LossSettings:
         """The least and the greatest ratio that count, before `delta`."""
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         return (0.0, high) if self.loss_type == "cispo" else (1 - self.epsilon, 1 + high)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the model as it was loaded is needed."""
+        return self.beta > 0
 
     @property
     def has_kl_loss(self) -> bool:
