@@ -40,6 +40,7 @@ COMMANDS: dict[str, Command] = {
     "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
     "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
     "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
+    "replay": Command("replay:replay", "Take a step of a run again from its records, and compare.", _LOOK),
     "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),
     "stats": Command("store:stats", "Show how much a store holds.", _LOOK),
 }

@@ -33,7 +33,7 @@ from agentlightning.algorithm.grpo.checkpoint.resume import (
     find_resumption,
     place_of,
 )
-from agentlightning.algorithm.grpo.checkpoint.weights import model_in, restore_policy
+from agentlightning.algorithm.grpo.checkpoint.weights import load_policy
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
@@ -174,28 +174,13 @@ class GRPO(Algorithm):
             )
 
     def _load_policy(self, resume: Resumption) -> Policy:
-        settings, checkpoint = self.settings, resume.checkpoint
-        policy = Policy.load(
-            settings.model if checkpoint is None else model_in(checkpoint.path, settings.model),
-            learning_rate=settings.learning_rate,
-            lora=settings.lora,
-            bf16=settings.bf16,
-            device=settings.device,
-            seed=settings.seed,
-            keeps_reference=settings.needs_reference,
-            max_model_length=settings.max_model_length,
-            max_tokens_per_forward=settings.max_tokens_per_forward,
-            padding_free=settings.padding_free,
-            gradient_checkpointing=settings.gradient_checkpointing,
-        )
+        settings = self.settings
+        policy = load_policy(settings, resume.checkpoint)
         if settings.max_completion_length >= policy.context_length:
             raise BadRequestError(
                 f"max_completion_length={settings.max_completion_length} leaves no room for a prompt: "
                 f"the context of the model is {policy.context_length} tokens"
             )
-        if checkpoint is not None:
-            facts = checkpoint.facts
-            restore_policy(policy, checkpoint.path, weight_version=facts["weight_version"], digest=facts["digest"])
         return policy
 
     async def _serve(self, engine: InferenceEngine, stack: AsyncExitStack, version: int) -> LLMProxy:

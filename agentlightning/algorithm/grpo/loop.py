@@ -29,6 +29,7 @@ from agentlightning.algorithm.grpo.endings import Endings
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.held_out import Evaluation, evaluate_tasks
 from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.step import update_policy
 from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
@@ -435,7 +436,8 @@ class GRPORun:
                 self.policy.weight_version + 1, drain_timeout=self.settings.step_timeout_seconds
             ):
                 result = await asyncio.to_thread(self._update, step, rows)
-                update, seen = result.figures, result.rows
+                share = rows.share(self.settings.aggregates_by)
+                update, seen = result.figures | {"share": share}, result.rows
                 for note in result.notes:
                     self._alarm(f"step {step}: {note}", "update")
                 if not update["steps"]:
@@ -447,18 +449,8 @@ class GRPORun:
     def _update(self, step: int, rows: StepRows) -> UpdateResult:
         settings = self.settings
         with self.engine.swap(settings.step_timeout_seconds):
-            return self.policy.update(
-                rows.samples,
-                rows.advantages,
-                loss=settings,
-                constant_length=settings.loss_scale_factor or settings.max_completion_length,
-                share=rows.share(settings.aggregates_by),
-                num_iterations=settings.num_iterations,
-                minibatch_rollouts=settings.minibatch_rollouts,
-                temperature=settings.temperature,
-                max_grad_norm=settings.max_grad_norm,
-                learning_rate=settings.learning_rate_at(step),
-            )
+            share = rows.share(settings.aggregates_by)
+            return update_policy(self.policy, settings, rows.samples, rows.advantages, step=step, share=share)
 
     def _count_skipped(self, update: dict[str, float]) -> None:
         self._skipped = self._skipped + 1 if update["steps"] == 0 and update["skipped_steps"] > 0 else 0

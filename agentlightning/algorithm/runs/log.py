@@ -170,11 +170,14 @@ class RunLog:
 
         return await self._ask(read, None)
 
-    async def records(self, *kinds: RecordKind) -> list[RunRecord]:
-        """Return the records of these kinds, of all without any, in the order of their steps."""
+    async def records(
+        self, *kinds: RecordKind, step_from: int | None = None, step_to: int | None = None
+    ) -> list[RunRecord]:
+        """Return the records of these kinds, of all without any, in the order of their steps. Bounds are inclusive."""
 
         async def read(opened: LightningStore) -> list[RunRecord]:
-            return list(await opened.query_run_records(self.run_id, kind_in=list(kinds) or None))
+            steps = {"step_from": step_from, "step_to": step_to}
+            return list(await opened.query_run_records(self.run_id, kind_in=list(kinds) or None, **steps))
 
         return await self._ask(read, [])
 

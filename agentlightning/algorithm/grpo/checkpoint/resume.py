@@ -102,9 +102,8 @@ class Resumption:
             return []
         booked = {
             (record.name, call["attempt_id"], call["call_id"])
-            for record in await self.log.records("ledger")
+            for record in await self.log.records("ledger", step_from=self.steps + 1)
             for call in record.data["calls"]
-            if record.step > self.steps
         }
         found: list[tuple[list[ModelCall], ExclusionReason]] = []
         for rollout_id, counted in [*((rollout.rollout_id, set[CallRef]()) for rollout in old), *watched]:
@@ -165,7 +164,7 @@ async def _read_steps(found: Resumption) -> None:
     assert found.folder is not None
     path = found.folder / "metrics.jsonl"
     found.lines = read_lines(path)
-    steps = {record.step: record.data for record in await found.log.records("step")}
+    steps = {record.step: record.data for record in await found.log.records("step", step_from=found.steps + 1)}
     known: Mapping[int, Mapping[str, Any]] = steps if found.log.keeps_records else found.lines
     step = found.steps + 1
     while step in known:

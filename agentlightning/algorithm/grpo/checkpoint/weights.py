@@ -16,10 +16,12 @@ from typing import Any, Final, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, sha256_of
+from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, Checkpoint, sha256_of
 from agentlightning.algorithm.grpo.learner.policy import Policy, PolicyState
 from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
+from agentlightning.algorithm.grpo.settings import GRPOSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
@@ -58,7 +60,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
-    """Give a policy back what `save_policy` wrote. A policy without adapter was loaded from `folder` itself.
+    """Give a policy back what `save_policy` wrote. It was loaded from the model that training began with, or, without
+    an adapter, from `folder` itself.
 
     Raises:
         BrokenCheckpointError: what is read is not what was written.
@@ -69,6 +72,8 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
 
             adapted: Any = policy.model
             set_peft_model_state_dict(adapted, load_file(folder / ADAPTER))
+        elif digest_of(policy) != digest:
+            _copy_weights(folder, policy)
         if (found := digest_of(policy)) != digest:
             raise BrokenCheckpointError(f"The weights read from {str(folder)!r} have the digest {found}, not {digest}")
         states = json.loads((folder / _SCALARS).read_bytes())
@@ -80,9 +85,44 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
         _restore_torch(states["torch"])
 
 
+def _copy_weights(folder: Path, policy: Policy) -> None:
+    with no_progress_bar(), torch.no_grad():
+        read = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.model.dtype, local_files_only=True)
+        for name, weight in read.named_parameters():
+            policy.model.get_parameter(name).copy_(weight)
+
+
 def model_in(folder: Path, base: str) -> str:
     """Return where the model of a checkpoint is loaded from: itself, or the one below its adapter."""
     return base if (folder / ADAPTER).is_file() else str(folder)
+
+
+def load_policy(settings: GRPOSettings, checkpoint: Checkpoint | None) -> Policy:
+    """Return the policy of a run as a checkpoint holds it; None is the one that it begins with.
+
+    Raises:
+        BrokenCheckpointError: what is read is not what was written.
+    """
+    source = settings.model
+    if checkpoint is not None and not settings.has_kl_loss:  # the reference of that loss is the model as it began
+        source = model_in(checkpoint.path, source)
+    policy = Policy.load(
+        source,
+        learning_rate=settings.learning_rate,
+        lora=settings.lora,
+        bf16=settings.bf16,
+        device=settings.device,
+        seed=settings.seed,
+        keeps_reference=settings.has_kl_loss,
+        max_model_length=settings.max_model_length,
+        max_tokens_per_forward=settings.max_tokens_per_forward,
+        padding_free=settings.padding_free,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
+    if checkpoint is not None:
+        facts = checkpoint.facts
+        restore_policy(policy, checkpoint.path, weight_version=facts["weight_version"], digest=facts["digest"])
+    return policy
 
 
 def fingerprint_of(model: str | Path) -> str:

@@ -1,0 +1,160 @@
+"""A step of a run taken again from its records: the same rows on the same weights are to give the same weights.
+
+From the nearest checkpoint before the step, or from the model that the run began with, each update up to the step is
+made from the ledger's rows, and compared with what was recorded of it. Nothing is sampled and nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.algorithm.grpo.checkpoint.begin import read_run_file
+from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME
+from agentlightning.algorithm.grpo.checkpoint.weights import digest_of, fingerprint_of, load_policy
+from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.step import update_policy
+from agentlightning.algorithm.grpo.learner.update import UpdateResult
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.runs.ledger_record import numbers_of
+from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.errors import GoneError, NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import RunRecord
+
+_COMPARED: Final = ("loss", "grad_norm")
+
+
+@dataclass
+class Replay:
+    """What a replay found."""
+
+    step: int
+    source: str
+    """Where the weights before it came from."""
+    updates: int = 0
+    """How many updates were made, that of the step among them."""
+    tokens: int = 0
+    """Trained tokens of the step whose log-probabilities were compared."""
+    differences: list[str] = field(default_factory=list[str])
+    """What is not as it was recorded, in words; empty if everything is, bit for bit."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a step, (B,) each, as its update had them."""
+
+    samples: list[Sample]
+    advantages: list[float]
+    trainer_logprobs: list[Sequence[float]]
+
+
+async def replay(store: LightningStore, run_id: str, step: int) -> Replay:
+    """Take a step of a run again.
+
+    Raises:
+        NotFoundError: no such run, or no such step of it.
+        GoneError: something that is needed was not recorded or is not there any more; says what.
+    """
+    log = RunLog(store, run_id)
+    begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
+    if begun is None or target is None:
+        last = await log.latest("step")
+        known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
+        raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
+    folder = Path(begun.data["folder"])
+    if read_run_file(folder, run_id) is None:
+        raise GoneError(f"The folder of run {run_id!r}, {str(folder)!r}, is not on this machine")
+    settings = GRPOSettings(**begun.data["settings"])
+    checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
+    if (checkpoint is None or settings.lora or settings.has_kl_loss) and (
+        fingerprint_of(settings.model) != begun.data["model_files"]
+    ):
+        raise GoneError(
+            f"model={settings.model!r} is not there, or its files are not what they were at the first start"
+        )
+    first = 1 if checkpoint is None else checkpoint.step + 1
+    found = Replay(step, str(settings.model if checkpoint is None else checkpoint.path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads if checkpoint is None else checkpoint.facts["state"]["threads"])
+    try:
+        with deterministic_torch(settings.device if settings.deterministic else "cpu"):
+            policy = load_policy(settings, checkpoint)
+            for number in range(first, step + 1):
+                await _take(log, number, settings, policy, found)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+async def _take(log: RunLog, number: int, settings: GRPOSettings, policy: Policy, found: Replay) -> None:
+    record = await _step_record(log, number)
+    if record is None:
+        raise GoneError(f"There is no record of step {number}, which comes before step {found.step}")
+    figures: Mapping[str, Any] = record.data["update"]
+    if figures.get("rows"):
+        rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
+        result = update_policy(policy, settings, rows.samples, rows.advantages, step=number, share=figures["share"])
+        found.updates += 1
+        if number == found.step:
+            _compare_figures(figures, rows, result, found)
+    digest = digest_of(policy)
+    if digest != record.data["weights"] and (number == found.step or not found.differences):
+        found.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
+
+
+def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
+    """Return the rows of a step in the order of its batch.
+
+    Raises:
+        GoneError: not all of them were recorded with their tokens.
+    """
+    rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
+    for record in records:
+        advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
+        for row in record.data.get("rows", ()):
+            numbers = numbers_of(row)
+            mask = list(numbers["mask"])
+            engine = iter(numbers["engine_logprobs"])
+            logprobs = [next(engine) if trained else 0.0 for trained in mask]
+            ids = record.name, str(record.data["attempt_id"])
+            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [])
+            rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
+    wanted = int(figures["rows"])
+    if len(rows) < wanted:
+        evicted = sum(bool(record.data.get("evicted")) for record in records)
+        why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
+            "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
+        )  # fmt: skip
+        raise GoneError(f"Of the {wanted} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
+    ordered = [rows[number] for number in sorted(rows)]
+    return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
+
+
+def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: UpdateResult, found: Replay) -> None:
+    for name in _COMPARED:
+        now, then = result.figures[name], figures[name]
+        if now != then and not (then is None and not math.isfinite(now)):
+            found.differences.append(f"{name}: {now!r} instead of {then!r}")
+    now = np.concatenate([row.trainer_logprobs for row in result.rows])
+    then = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.trainer_logprobs])
+    found.tokens = len(now)
+    if not np.array_equal(now, then):
+        differ = int((now != then).sum())
+        found.differences.append(
+            f"log-probabilities of {differ} of {len(now)} tokens, by {float(np.abs(now - then).max()):.3g} at most"
+        )
+
+
+async def _step_record(log: RunLog, step: int) -> RunRecord | None:
+    records = await log.records("step", step_from=step, step_to=step)
+    return records[0] if records else None
