@@ -22,14 +22,13 @@ FILES = {
         algorithm/test_baseline algorithm/test_algo algorithm/test_grpo_faults algorithm/test_grpo_family
         algorithm/test_grpo_killed
         algorithm/test_grpo_ledger algorithm/test_grpo_records algorithm/test_grpo_run
-        algorithm/grpo/engine/test_smolagents
-        execution/test_several_machines execution/test_endings execution/test_endings_table
-        execution/test_lone_runner execution/test_never_hangs legacy/test_legacy emitter/test_values
-        runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind runner/test_lost_replies
-        runner/test_threads runner/test_tracers test_architecture test_dependencies test_documents test_imports
-        test_mirror test_one_rollout test_readme test_secrets_apart tracer/test_hidden_keys tracer/test_mirror
-        tracer/test_stress trainer/test_constructor trainer/test_evaluate trainer/test_fit trainer/test_machines
-        trainer/test_rollout_config trainer/test_specs utils/test_every_server
+        algorithm/grpo/engine/test_smolagents execution/test_several_machines execution/test_endings
+        execution/test_endings_table execution/test_lone_runner execution/test_never_hangs legacy/test_legacy
+        emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
+        runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture test_dependencies
+        test_documents test_imports test_mirror test_one_rollout test_readme test_secrets_apart
+        tracer/test_hidden_keys tracer/test_mirror tracer/test_stress trainer/test_constructor trainer/test_evaluate
+        trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
         algorithm/grpo/engine/test_engine_faults llm_proxy/access/test_budget llm_proxy/recording/test_privacy
