@@ -76,7 +76,7 @@ async def replay(store: LightningStore, run_id: str, step: int) -> Replay:
         raise GoneError(f"The folder of run {run_id!r}, {str(folder)!r}, is not on this machine")
     settings = GRPOSettings(**begun.data["settings"])
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
-    if (checkpoint is None or settings.lora or settings.has_kl_loss) and (
+    if (checkpoint is None or settings.lora or settings.needs_reference) and (
         fingerprint_of(settings.model) != begun.data["model_files"]
     ):
         raise GoneError(

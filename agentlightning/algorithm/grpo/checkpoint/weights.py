@@ -104,7 +104,7 @@ def load_policy(settings: GRPOSettings, checkpoint: Checkpoint | None) -> Policy
         BrokenCheckpointError: what is read is not what was written.
     """
     source = settings.model
-    if checkpoint is not None and not settings.has_kl_loss:  # the reference of that loss is the model as it began
+    if checkpoint is not None and not settings.needs_reference:  # the reference of that loss is the model as it began
         source = model_in(checkpoint.path, source)
     policy = Policy.load(
         source,
@@ -113,7 +113,7 @@ def load_policy(settings: GRPOSettings, checkpoint: Checkpoint | None) -> Policy
         bf16=settings.bf16,
         device=settings.device,
         seed=settings.seed,
-        keeps_reference=settings.has_kl_loss,
+        keeps_reference=settings.needs_reference,
         max_model_length=settings.max_model_length,
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,
