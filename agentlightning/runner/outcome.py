@@ -49,8 +49,9 @@ from agentlightning.types import AttemptedRollout, AttemptError, AttemptStatus, 
 from agentlightning.utils.backoff import retry_for
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.masking import masked_text
 from agentlightning.utils.otel import full_qualified_name
-from agentlightning.utils.texts import mended, without_keys
+from agentlightning.utils.texts import mended
 
 logger = logging.getLogger(__name__)
 
@@ -163,13 +164,17 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
 
 
 def describe(error: BaseException) -> AttemptError:
-    """Return class, message and last part of the traceback of a readable exception, from the agent's own code on."""
-    stack = "".join(traceback.format_exception(type(error), error, agents_part(error)))
-    message = message_of(error)
+    """Return class, message and last part of the traceback of a readable exception, from the agent's own code on.
+
+    Secrets in them are hidden.
+    """
+    stack = masked_text("".join(traceback.format_exception(type(error), error, agents_part(error))))
+    message = masked_text(message_of(error)).encode("utf-8", "replace")[:MESSAGE_BYTES]
+    end = stack.encode("utf-8", "replace")[-TRACEBACK_BYTES:]
     return AttemptError(
         type=mended(full_qualified_name(type(error))),
-        message=without_keys(message).encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore"),
-        traceback=without_keys(stack).encode("utf-8", "replace")[-TRACEBACK_BYTES:].decode("utf-8", "ignore"),
+        message=masked_text(message.decode("utf-8", "ignore")),
+        traceback=masked_text(end.decode("utf-8", "ignore")),  # a longer text is not searched for names
     )
 
 

@@ -15,8 +15,10 @@ from agentlightning.process_secrets import held_values
 from agentlightning.utils.secret_names import HIDDEN, looks_secret, without_secrets
 from agentlightning.utils.texts import mended, without_keys
 
-_SHORTEST = 6
+_SHORTEST = 8
 """Characters of the shortest value that is looked for: `yes` in a variable `USE_AUTH` is no secret."""
+_NO_SECRETS = ("PWD", "SESSION")
+"""Ends of names of variables that every shell or desktop sets."""
 
 
 def masked(value: object) -> Any:
@@ -51,5 +53,9 @@ def _hide_values(value: object, known: tuple[str, ...]) -> Any:
 
 def _known_secrets() -> tuple[str, ...]:
     """Return the secret values that this process knows, the longest first: one may be a part of another."""
-    named = {value for name, value in os.environ.items() if looks_secret(name)}
+    named = {
+        value
+        for name, value in os.environ.items()
+        if looks_secret(name) and not name.endswith(_NO_SECRETS) and not (value[:1] == "/" and os.path.exists(value))
+    }
     return tuple(sorted((v for v in named | held_values() if len(v) >= _SHORTEST), key=len, reverse=True))

@@ -196,6 +196,25 @@ async def test_a_crash_is_a_failed_attempt_with_its_traceback_and_no_reward(
     assert await rewards(store, finished) == []
 
 
+async def test_secrets_in_an_exception_are_hidden_before_it_is_stored(
+    store: InMemoryLightningStore, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", "correct-horse-battery")
+
+    @rollout
+    def agent(task: str) -> float:
+        raise ConnectionError(
+            "https://u:hunter22@db?token=abcdefgh refuses " + "-".join(("correct", "horse", "battery"))
+        )
+
+    (finished,) = await serve(agent, "x")
+    error = finished.attempt.error
+    assert error is not None
+    assert error.message == "https://u:[hidden]@db?token=[hidden] refuses [hidden]"
+    assert error.traceback is not None
+    assert not any(secret in error.traceback for secret in ("correct-horse", "hunter22", "abcdefgh"))  # nor its source
+
+
 async def test_what_a_crashed_agent_had_emitted_is_kept(store: InMemoryLightningStore, serve: Any) -> None:
     @rollout
     def agent(task: str) -> float:

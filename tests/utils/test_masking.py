@@ -47,6 +47,14 @@ def test_a_secret_that_this_process_holds_is_hidden_and_short_words_are_not(monk
         hold("AGL_PLANTED_TEST", "")
 
 
+def test_what_every_shell_sets_and_names_of_files_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/work/project")
+    monkeypatch.setenv("DESKTOP_SESSION", "environment")
+    monkeypatch.setenv("MY_CREDENTIALS", __file__)
+    text = f"/work/project environment {__file__}"
+    assert masked_text(text) == text
+
+
 def test_a_key_is_known_by_its_shape() -> None:
     key = "sk-proj-abcdefghij0123456789abcd"
     assert key not in masked_text(f"401 for {key}")

@@ -61,11 +61,15 @@ class LedgerRow(TypedDict, total=False):
     entropy: Packed
     """Of the learner's distribution there, in nats."""
     ratio: Packed
-    """Of the learner's probability to the engine's, as the loss used it."""
+    """Of the learner's probability to what it is compared with (by default the engine's), before it is bounded."""
     clipped: Packed
-    """1 where the clip decides, so that the token gives no gradient."""
+    """Which bound of the ratio counts: 0 none, 1 the lower, 2 the upper, 3 `delta`."""
     weight: Packed
     """Of the token in the sum that is the loss."""
+    correction: Packed
+    """For what engine and learner differ in; 1 without `importance_sampling_correction`."""
+    kl: Packed
+    """Divergence from the reference, before `beta`; 0 without."""
     advantage: Packed
     """By which the token counts."""
 

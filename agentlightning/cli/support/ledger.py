@@ -13,7 +13,10 @@ from agentlightning.store.base import LightningStore
 
 _PAGE = 100
 _CALLS = ("step", "rollout", "call", "ending", "row", "tokens", "advantage", "weights")
-_FIGURES = ("engine_logprobs", "trainer_logprobs", "entropy", "ratio", "clipped", "weight", "advantage")
+_FIGURES = (
+    *("engine_logprobs", "trainer_logprobs", "entropy", "ratio", "clipped"),
+    *("weight", "correction", "kl", "advantage"),
+)
 
 
 async def show_check(store: LightningStore, run_id: str, *, as_json: bool) -> int:

@@ -19,7 +19,6 @@ from agentlightning.store.wrappers.compat import complete
 from agentlightning.types.runs import Run, RunState
 from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.exceptions import readable
-from agentlightning.utils.masking import masked
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +115,7 @@ async def end_run(
     """
     whole = complete(store)
     if error is not None and state != "interrupted":
-        described = describe(readable(error))
-        hidden = described.model_copy(update=masked(described.model_dump()))
-        return await whole.update_run(run_id or "", state="failed", error=hidden)
+        return await whole.update_run(run_id or "", state="failed", error=describe(readable(error)))
     if state is None:
         run = await whole.get_run_by_id(run_id or "")
         state = "interrupted" if run is None or run.stop_reason is None else "stopped"

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http import run_metrics
 from agentlightning.store.wrappers.metrics import SECONDS_BUCKETS
 from agentlightning.types import RolloutStatus, WorkerStatus
 from agentlightning.utils.http.auth import ASGIApp, Message, Receive, Scope, Send
@@ -123,24 +124,32 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
 
     sizes: Mapping[str, object] = {}
     numbers: dict[tuple[str, str], int] = {}
+    figures: list[tuple[str, str, float]] = []
     try:
         sizes = await store.statistics()
         rollouts = {(OPEN_ROLLOUTS, s): await store.query_rollouts(status_in=[s], limit=1) for s in OPEN_STATUSES}
         workers = {(WORKERS, s): await store.query_workers(status_in=[s], limit=1) for s in WORKER_STATUSES}
         numbers = {key: page.total for key, page in (*rollouts.items(), *workers.items())}  # counted, not fetched
+        figures = await run_metrics.figures_of_runs(store)
     except Exception:  # the boundary: who watches the store must see that it is down, and the rest
         logger.exception("the store could not tell its sizes")
     encode, content_type = choose_encoder(accept)
-    return Response(encode(_Page(sizes, numbers)), headers={"content-type": content_type})
+    return Response(encode(_Page(sizes, numbers, figures)), headers={"content-type": content_type})
 
 
 class _Page:
     """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
 
-    def __init__(self, sizes: Mapping[str, object], numbers: Mapping[tuple[str, str], int]) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, object],
+        numbers: Mapping[tuple[str, str], int],
+        figures: list[tuple[str, str, float]],
+    ) -> None:
         self._registry = get_prometheus_registry()
         self._sizes = sizes
         self._numbers = numbers
+        self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -157,3 +166,4 @@ class _Page:
                 if name == gauge:
                     family.add_metric([status], number)
             yield family
+        yield from run_metrics.collect(self._figures)
