@@ -17,7 +17,7 @@ from tests.stubs.model_server import ModelServer
 pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["quickstart.md", "how-to/write-an-agent.md", "how-to/emit-rewards.md"]
+PAGES = ["quickstart.md", "how-to/write-an-agent.md", "how-to/write-an-algorithm.md", "how-to/emit-rewards.md"]
 ENGINE = "http://127.0.0.1:8000"
 """Where the pages say that a model is; a stub stands there."""
 

@@ -69,7 +69,9 @@ class RunRecorder:
             "tasks": tasks_of(tasks),
             "seconds": found.seconds,
         }
-        await self._log.evaluation(step, f"held_out_{found.sampling}", data, value=found.accuracy)
+        counts = found.sampling == "sampled"
+        name = f"held_out_{found.sampling}"
+        await self._log.evaluation(step, name, data, value=found.accuracy, counts_for_best=counts)
 
     def alarm(self, step: int, name: str, text: str) -> None:
         """Record something that somebody should look at; stored before the run ends."""

@@ -76,13 +76,19 @@ class RunLog:
         return self.add([RunRecord(kind="step", step=step, data=dict(figures))])
 
     def evaluation(
-        self, step: int, name: str, data: Mapping[str, object], *, value: float | None = None
+        self,
+        step: int,
+        name: str,
+        data: Mapping[str, object],
+        *,
+        value: float | None = None,
+        counts_for_best: bool = True,
     ) -> Answer[int]:
         """Record an evaluation after `step`; its `value` is the run's best figure of this name if none was better.
 
-        For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
+        A run has one best figure, and one of another name replaces it: of several evaluations one should count. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
         """
-        return self.add([RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})], value)
+        return self.add([RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})], value if counts_for_best else None)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
         """Record something that somebody should look at."""
