@@ -86,9 +86,11 @@ class RunLog:
     ) -> Answer[int]:
         """Record an evaluation after `step`; its `value` is the run's best figure of this name if none was better.
 
-        A run has one best figure, and one of another name replaces it: of several evaluations one should count. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
+        A run has one best figure, and one of another name replaces it: of several evaluations one should count. For a
+        comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
         """
-        return self.add([RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})], value if counts_for_best else None)
+        record = RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})
+        return self.add([record], value if counts_for_best else None)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
         """Record something that somebody should look at."""
