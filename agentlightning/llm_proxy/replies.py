@@ -12,6 +12,7 @@ from agentlightning.errors import BusyError
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
 from agentlightning.semconv import CallState
 from agentlightning.utils.http.auth import Send
+from agentlightning.utils.http.whole_answer import send_whole
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,6 +30,9 @@ class JsonReply:
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
     async def send(self, send: Send) -> None:
+        if not self.headers:
+            await send_whole(send, self.status, b"application/json", self.body)
+            return
         headers = {
             "content-type": "application/json",
             "content-length": str(len(self.body)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from agentlightning.terminal import shortened
@@ -127,9 +127,21 @@ def without_keys(text: str) -> str:
 
 def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes without such keys, and the names under which something was hidden; None if nothing was."""
+    together = "\n".join(_texts_in(attributes.values()))
+    if _BEGIN not in together and not any(begin in together for begin, _ in _SHAPES):
+        return None  # as nearly always: one search in all texts is a fifth of the time of one in each
     kept = {name: with_texts(value, without_keys) for name, value in attributes.items()}
     changed = {name: value for name, value in kept.items() if value is not attributes[name]}
     return ({**attributes, **changed}, list(changed)) if changed else None
+
+
+def _texts_in(values: Iterable[object]) -> Iterator[str]:
+    """Give the texts that `with_texts` would change."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
+            yield from (item for item in cast("list[object]", value) if isinstance(item, str))
 
 
 def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:

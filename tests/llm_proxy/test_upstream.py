@@ -118,6 +118,7 @@ GARBAGE = {
     "half a reply": Fault(cut="middle"),
     "a redirect": Fault(307, headers={"Location": "http://127.0.0.1:9/"}),
     "nothing": Fault(body=b""),
+    "an encoding that was not asked for": Fault(headers={"Content-Encoding": "br"}),
     "endless": Fault(body=b"[" * 100_000),
 }
 

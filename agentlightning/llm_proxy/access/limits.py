@@ -26,6 +26,11 @@ class JsonBounds(NamedTuple):
     texts: int = 500_000
     """Keys and strings."""
 
+    @property
+    def surely(self) -> int:
+        """Bytes of a text that holds no more, whatever it is: each thing that is counted takes one at least."""
+        return min(self.values, self.containers, self.keys, 2 * self.texts)
+
 
 REQUEST_JSON = JsonBounds(values=2_000_000, containers=200_000)
 """Of an agent (400): more than a prompt of a million token ids, or a conversation of ten thousand turns. Only lists of

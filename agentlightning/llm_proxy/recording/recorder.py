@@ -87,7 +87,8 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
         CallFailed: 503, the store did not answer in time or failed. One raised by the question itself passes.
     """
     try:
-        return await asyncio.wait_for(question, seconds)
+        async with asyncio.timeout(seconds):  # no task of its own, as `wait_for` makes in Python 3.11
+            return await question
     except CallFailed:
         raise
     except Exception as error:  # boundary: any failure of a store, ours or a user's, is an answer for the agent
@@ -113,7 +114,8 @@ async def keep(
         except Exception as error:  # boundary: `redact` is the user's; if it fails, nothing leaves
             return error
         try:
-            await asyncio.wait_for(store.add_many_spans(spans), max(0.01, deadline - time.monotonic()))
+            async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
+                await store.add_many_spans(spans)
             mirror_spans(spans)
             return None
         except Exception as error:  # boundary: any failure of a store is retried or returned

@@ -82,10 +82,19 @@ def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -
     if not surely_fit(both, kept_bytes):
         parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in both[span].items()]
         request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
-    return [
-        _span(call, REQUEST_SPAN, trace_id, parent_id, None, ended, request_attributes),
-        _span(call, RAW_SPAN, trace_id, child_id, parent_id, ended, raw_attributes),
-    ]
+    request_span = _span(call, trace_id, parent_id, ended, request_attributes)
+    below: dict[str, object] = {
+        "name": RAW_SPAN,
+        "span_id": child_id,
+        "parent_id": parent_id,
+        "context": _context(trace_id, child_id),
+        "parent": request_span.context,
+        "kind": "CLIENT",
+        "attributes": raw_attributes,
+        "events": [],
+        "links": [],
+    }
+    return [request_span, request_span.model_copy(update=below)]
 
 
 def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
@@ -189,15 +198,7 @@ def _attributes(call: GatewayCall, parts: list[Part]) -> tuple[Attributes, Attri
     return found
 
 
-def _span(
-    call: GatewayCall,
-    name: str,
-    trace_id: str,
-    span_id: str,
-    parent_id: str | None,
-    ended: float,
-    attributes: Attributes,
-) -> Span:
+def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attributes: Attributes) -> Span:
     keys = LightningResourceAttributes
     resource: Attributes = {
         keys.ROLLOUT_ID.value: call.rollout_id,
@@ -210,24 +211,24 @@ def _span(
         sequence_id=call.sequence_id,
         trace_id=trace_id,
         span_id=span_id,
-        parent_id=parent_id,
-        name=name,
-        status=TraceStatus(status_code="ERROR" if call.error else "OK", description=call.error),
+        parent_id=None,
+        name=REQUEST_SPAN,
+        status=TraceStatus.model_construct(status_code="ERROR" if call.error else "OK", description=call.error),
         attributes=attributes,
         events=[],
         links=[],
         start_time=call.arrived_at,
         end_time=ended,
         context=_context(trace_id, span_id),
-        parent=_context(trace_id, parent_id) if parent_id else None,
-        resource=OtelResource(attributes=resource),
-        kind="CLIENT" if parent_id else "SERVER",
+        parent=None,
+        resource=OtelResource.model_construct(attributes=resource),
+        kind="SERVER",
         scope={"name": "agentlightning.llm_proxy", "version": None},
     )
 
 
 def _context(trace_id: str, span_id: str) -> SpanContext:
-    return SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
+    return SpanContext.model_construct(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
 
 
 def _text(value: object) -> str:

@@ -35,6 +35,7 @@ from agentlightning.llm_proxy.upstream.provider_keys import Secrets
 from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
 from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
+from agentlightning.utils.http.connections import BrokenAnswerError, HttpConnections, NotConnectedError
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
 _LONGEST_PAUSE = 30.0
+_LONGEST_CALL = 86_400.0
+_MOST_KEPT = 64  # addresses with connections of their own
 _SHOWN_BYTES = 2000
 _REFUSAL_BYTES = 64 * 1024
 _LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
@@ -63,6 +66,8 @@ class Upstream:
         self._used_litellm = False
         self._health = health
         self.balancer = Balancer(health)
+        self._kept: dict[str, HttpConnections] = {}
+        """Connections to servers at plain addresses, by address."""
 
     @asynccontextmanager
     async def opened(self, endpoints: Callable[[], list[ModelEndpoint]]) -> AsyncGenerator[None, None]:
@@ -85,6 +90,9 @@ class Upstream:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 await self._probe.close()
+                for kept in self._kept.values():
+                    kept.close()
+                self._kept.clear()
                 self.off_loop.close()
                 if self._used_litellm:
                     await close_litellm()
@@ -235,6 +243,8 @@ class Upstream:
         headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
         if call.engine is EMBEDDED:
             headers[ATTEMPT_HEADER] = f"{quote(call.rollout_id, safe='')}/{quote(call.attempt_id, safe='')}"
+        if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
+            return await self._post_plain(kept, endpoint, f"/{wire.route}", body, headers)
         try:
             reply = await self._session.post(
                 f"{endpoint.api_base}/{wire.route}",
@@ -253,6 +263,35 @@ class Upstream:
         async with reply:
             return await self._read(reply, endpoint)
 
+    def _connections(self, address: str) -> HttpConnections | None:
+        """Return the connections to a server at a plain address; None where the general client is to ask."""
+        kept = self._kept.get(address)
+        is_plain = address.startswith("http://") and not {"?", "#"} & set(address)
+        if kept is None and is_plain and len(self._kept) < _MOST_KEPT:
+            kept = self._kept[address] = HttpConnections(
+                address, connect_seconds=_CONNECT_SECONDS, idle_seconds=_IDLE_SECONDS, most_bytes=self._body_bytes
+            )
+        return kept
+
+    async def _post_plain(
+        self, kept: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
+    ) -> UpstreamResponse:
+        """Ask for a reply in one piece, in a quarter of the time of the general client."""
+        headers.pop("Accept-Encoding", None)  # the connections name it themselves
+        try:
+            answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
+        except (NotConnectedError, TimeoutError) as error:
+            return UpstreamResponse(failure="unreachable", detail=str(error) or type(error).__name__)
+        except BrokenAnswerError as error:
+            return UpstreamResponse(error.status, failure="garbage", detail=str(error))
+        except OSError as error:
+            return UpstreamResponse(failure="cut", detail=type(error).__name__)
+        encoding, retry_after = (answer.headers.get(name, b"") for name in (b"content-encoding", b"retry-after"))
+        if encoding not in (b"", b"identity"):
+            detail = f"content encoding {encoding!r}, which was not asked for"
+            return UpstreamResponse(answer.status, failure="garbage", detail=detail)
+        return await self._response(answer.status, answer.content, retry_after.decode("latin-1") or None, endpoint)
+
     async def _read(self, reply: aiohttp.ClientResponse, endpoint: ModelEndpoint) -> UpstreamResponse:
         body = bytearray()
         try:
@@ -265,8 +304,13 @@ class Upstream:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
             return UpstreamResponse(reply.status, failure="garbage", detail=detail)
-        text, hid_key = await self.off_loop.run(len(body), Secrets(endpoint.secrets).hide, bytes(body))
-        return UpstreamResponse(reply.status, text, retry_after_seconds(reply.headers.get("Retry-After")), hid_key)
+        return await self._response(reply.status, bytes(body), reply.headers.get("Retry-After"), endpoint)
+
+    async def _response(
+        self, status: int, body: bytes, retry_after: str | None, endpoint: ModelEndpoint
+    ) -> UpstreamResponse:
+        text, hid_key = await self.off_loop.run(len(body), Secrets(endpoint.secrets).hide, body)
+        return UpstreamResponse(status, text, retry_after_seconds(retry_after), hid_key)
 
 
 def _pause(response: UpstreamResponse, tries: int) -> float:

@@ -27,6 +27,18 @@ _HEAD_BYTES = 64 * 1024
 """Status line and headers of an answer."""
 
 
+class NotConnectedError(ConnectionError):
+    """There is no connection to the server: nothing was sent."""
+
+
+class BrokenAnswerError(ConnectionError):
+    """What came is no whole HTTP answer; `status` is 0 unless its head came."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 @dataclass(slots=True)
 class Answer:
     """What a server answered."""
@@ -48,14 +60,22 @@ class HttpConnections:
     There is no bound on their number: the callers are the bound. Owned by the loop that first uses it.
     """
 
-    def __init__(self, address: str, *, connect_seconds: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_seconds: float,
+        idle_seconds: float = _IDLE_SECONDS,
+        most_bytes: int | None = None,
+    ) -> None:
+        """Prepare; nothing is connected yet. An answer with a body of more than `most_bytes` is refused."""
         url = urlsplit(address)
         try:
             self._host, port = (url.hostname or "").encode("idna").decode(), url.port
         except ValueError as error:
             raise BadRequestError(f"{address!r} is no address of a server: {error}") from error
         self._port = port or (443 if url.scheme == "https" else 80)
-        self._connect_seconds = connect_seconds
+        self._connect_seconds, self._idle_seconds, self._most_bytes = connect_seconds, idle_seconds, most_bytes
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._prefix = quote(url.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -81,7 +101,9 @@ class HttpConnections:
 
         Raises:
             TimeoutError: there was no connection within `connect_seconds`, or no answer within `timeout` seconds.
-            OSError: the connection failed, or what came over it is no HTTP.
+            NotConnectedError: there is no connection.
+            BrokenAnswerError: the answer is no HTTP, is too large, or broke off.
+            OSError: the connection failed before the answer began.
         """
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = "" if body is None else f"content-length: {len(body)}\r\n"
@@ -93,8 +115,8 @@ class HttpConnections:
         connection = None if fresh else self._kept(loop.time())
         if connection is None:
             async with asyncio.timeout(min(timeout, self._connect_seconds)):
-                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
-            connection.owner = self._all
+                connection = await self._connected(loop)
+            connection.owner, connection.most_bytes = self._all, self._most_bytes
             self._all.add(connection)
         timer = loop.call_at(until, connection.expire)
         try:
@@ -111,8 +133,16 @@ class HttpConnections:
             connection.drop()
         return answer
 
+    async def _connected(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+        try:
+            return (await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls))[1]
+        except (TimeoutError, ssl.SSLError):
+            raise
+        except OSError as error:
+            raise NotConnectedError(*error.args) from error
+
     def _kept(self, now: float) -> _Connection | None:
-        while self._idle and now - self._idle[0].idle_since > _IDLE_SECONDS:
+        while self._idle and now - self._idle[0].idle_since > self._idle_seconds:
             self._idle.popleft().drop()
         while self._idle:
             connection = self._idle.pop()
@@ -139,8 +169,9 @@ class _Connection(asyncio.Protocol):
         """Set while the transport takes no more."""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
-        self._head_bytes = 0
+        self._head_bytes = self._body_bytes = 0
         self._in_body = False
+        self.most_bytes: int | None = None
         self.is_kept = True
         """Another request may be sent when this one is answered."""
         self.idle_since = 0.0
@@ -178,6 +209,10 @@ class _Connection(asyncio.Protocol):
             if end is not None:
                 end(None)
 
+    @property
+    def _status(self) -> int:
+        return cast(int, self._parser.get_status_code())
+
     def _fail(self, error: Exception) -> None:
         self.is_kept = False
         if self._waiting is not None and not self._waiting.done():
@@ -199,11 +234,11 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(ConnectionError(f"what came is no HTTP answer: {error}: {cut(repr(data[:60]), 80)}"))
+            self._fail(BrokenAnswerError(f"what came is no HTTP answer: {error}: {cut(repr(data[:60]), 80)}"))
         except httptools.HttpParserUpgrade:
-            self._fail(ConnectionError("the server wants to speak another protocol"))
+            self._fail(BrokenAnswerError("the server wants to speak another protocol"))
         if self._head_bytes > _HEAD_BYTES and not self._in_body and not self._waiting.done():
-            self._fail(ConnectionError(f"the head of the answer has more than {_HEAD_BYTES} bytes"))
+            self._fail(BrokenAnswerError(f"the head of the answer has more than {_HEAD_BYTES} bytes"))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -212,6 +247,12 @@ class _Connection(asyncio.Protocol):
         self.resume_writing()
         if exc is None and self._in_body and not {b"content-length", b"transfer-encoding"} & self._headers.keys():
             self.on_message_complete()  # an answer that ends with its connection
+        if self._in_body:
+            self._fail(
+                BrokenAnswerError(
+                    f"the server closed the connection after {self._body_bytes} bytes of the answer", self._status
+                )
+            )
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the server closed the connection"))
 
     @override
@@ -228,7 +269,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A new answer begins."""
-        self._headers, self._body = {}, []
+        self._headers, self._body, self._body_bytes = {}, [], 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
@@ -241,12 +282,16 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         self._body.append(body)
+        self._body_bytes += len(body)
+        if self.most_bytes is not None and self._body_bytes > self.most_bytes:
+            self._body.clear()
+            self._fail(BrokenAnswerError(f"an answer above {self.most_bytes} bytes", self._status))
 
     def on_message_complete(self) -> None:
         """The answer is whole; one that only says that another will follow (1xx) is none."""
         self._in_body = False
         self._head_bytes = 0
-        status: int = self._parser.get_status_code()
+        status = self._status
         if status >= 200 and self._waiting is not None and not self._waiting.done():
             self.is_kept = self.is_kept and self._parser.should_keep_alive()
             self._waiting.set_result(Answer(status, self._headers, b"".join(self._body)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.errors import BadRequestError
-from agentlightning.utils.http.connections import HttpConnections
+from agentlightning.utils.http.connections import BrokenAnswerError, HttpConnections, NotConnectedError
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -114,6 +114,30 @@ async def test_what_is_no_answer_is_an_error_of_the_connection(answer: bytes, te
     async with serving(answering(answer)) as connections:
         with pytest.raises(ConnectionError, match=text):
             await connections.request("GET", "/", {}, None, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 3\r\n\r\nok", 503),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nlong one!", 200),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\nlong one!\r\n0\r\n\r\n", 200),
+    ],
+)
+async def test_an_answer_that_is_cut_or_above_the_bound_says_which_status_it_had(answer: bytes, status: int) -> None:
+    async with serving(answering(answer)) as kept:
+        connections = HttpConnections(f"http://127.0.0.1:{kept._port}", connect_seconds=5.0, most_bytes=8)
+        with pytest.raises(BrokenAnswerError) as broken:
+            await connections.request("GET", "/", {}, None, 10.0)
+        assert broken.value.status == status
+        connections.close()
+
+
+async def test_where_nothing_listens_nothing_was_sent() -> None:
+    async with serving(answering(OK)) as connections:
+        pass
+    with pytest.raises(NotConnectedError):
+        await connections.request("GET", "/", {}, None, 10.0)
 
 
 async def test_a_refusal_that_comes_before_the_whole_body_was_sent_is_read() -> None:
