@@ -7,6 +7,11 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.agl-setup
 VENDORS := .venv-vendors
 VENDORS_STAMP := $(VENDORS)/.agl-setup
+GOLDEN := .venv-golden
+GOLDEN_STAMP := $(GOLDEN)/.agl-setup
+GOLDEN_FILES := tests/algorithm/grpo/losses/golden
+ON_TRL := .venv-trl
+ON_TRL_STAMP := $(ON_TRL)/.agl-setup
 ON_ENGINE := .venv-engine
 ON_ENGINE_STAMP := $(ON_ENGINE)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
@@ -15,7 +20,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-trl wheel clean
 
 setup: $(STAMP)
 
@@ -111,6 +116,29 @@ $(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/r
 
 test-engine: $(ON_ENGINE_STAMP)
 	$(ON_ENGINE)/bin/python -m pytest tests/algorithm/grpo/engine $(ARGS)
+
+$(GOLDEN_STAMP): $(GOLDEN_FILES)/requirements.txt
+	$(PYTHON) -m venv $(GOLDEN)
+	$(if $(TORCH_INDEX),$(GOLDEN)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" torch==2.13.0)
+	$(GOLDEN)/bin/python -m pip install --quiet -r $(GOLDEN_FILES)/requirements.txt
+	$(GOLDEN)/bin/python -m pip install --quiet --no-deps verl==0.9.1
+	@touch $@
+
+# The numbers that the losses of GRPO are tested with, against the functions of TRL and VERL themselves
+test-golden: $(GOLDEN_STAMP)
+	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py --check
+
+golden: $(GOLDEN_STAMP)
+	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py
+
+$(ON_TRL_STAMP): pyproject.toml constraints.txt bench/trl/requirements.txt
+	$(PYTHON) -m venv $(ON_TRL)
+	$(if $(TORCH_INDEX),$(ON_TRL)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" torch==2.13.0)
+	$(ON_TRL)/bin/python -m pip install --quiet -r bench/trl/requirements.txt --editable '.[demo]'
+	@touch $@
+
+bench-trl: $(ON_TRL_STAMP)
+	$(ON_TRL)/bin/python -m bench.trl $(ARGS)
 
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
