@@ -36,6 +36,7 @@ _TO_TRY: Final[Mapping[str, str]] = {
     "no_generation": "calls that generate nothing (embeddings) are recorded and never trained: nothing is wrong",
     "no_logprobs": "the model server gave no log-probabilities: let it answer logprobs=true",
     "bad_logprobs": "the model server did not give one finite log-probability per token: look at its version",
+    "image_input": "their prompts show images, and rows hold tokens of text alone: put into words what they show",
     "upstream_error": "the model server failed: is it up, and does it serve the model that the agent asks for?",
     "refused": "the gateway refused: look at the model's name, the key and the limits of the gateway",
     "client_left": "the agent closed its connection before the answer was there: give its client a longer timeout",

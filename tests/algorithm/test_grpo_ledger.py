@@ -94,6 +94,30 @@ async def test_every_step_adds_up_however_agents_end(untrained_model: Path, tmp_
         }
 
 
+@agl.rollout
+def shows_image(task: str, llm: agl.LLM) -> float:
+    """An agent whose odd tasks show the policy an image."""
+    ask(llm, [say("a")])
+    if task.startswith("image"):
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+        assert refused(llm, [{"role": "user", "content": [image]}]) == 400
+    return _share()
+
+
+async def test_a_rollout_that_showed_an_image_is_excluded_and_its_error_names_images(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    store, result = await _run(shows_image, untrained_model, tmp_path, ["image 1", "words 2"], max_steps=1)
+    [figures] = result.metrics
+    assert figures.rollouts_excluded == {"refused_call": 4}
+    assert figures.calls_trained + figures.calls_excluded.get("equal_rewards", 0) == 4
+    seen = [rollout for rollout in await rollouts_of(store) if rollout.input == "image 1"]
+    for rollout in seen:
+        spans = await store.query_spans(rollout.rollout_id)
+        told = [str(value) for span in spans for value in (span.status.description, *span.attributes.values())]
+        assert any("images are refused: the rows" in text for text in told)
+
+
 async def test_a_crash_is_excluded_and_never_a_reward_of_zero(untrained_model: Path, tmp_path: Path) -> None:
     store, result = await _run(many_ends, untrained_model, tmp_path, ["better 1", "raises 2"], max_steps=1)
     [figures] = result.metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -251,6 +252,16 @@ def test_calls_that_cannot_be_trained_say_why() -> None:
     record = read_rollout(rollout(), [attempt()], spans)
     assert reasons(record) == {"words": "no_tokens", "short": "bad_logprobs", "seen": "no_logprobs"}
     assert [row.call_ids for row in record.samples] == [["good"]]
+
+
+def test_a_call_whose_prompt_shows_an_image_is_in_no_row() -> None:
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:image/png,x"}}]
+    image = [{"role": "user", "content": json.dumps(parts)}]
+    words = [{"role": "user", "content": "what is the field image_url for?"}]
+    spans = [*spoken_call("a", 1, [1], [2], image), *spoken_call("b", 2, [1, 2, 3], [4], words), final()]
+    record = read_rollout(rollout(), [attempt()], spans)
+    assert reasons(record) == {"a": "image_input"}
+    assert [row.call_ids for row in record.samples] == [["b"]]
 
 
 def test_a_call_that_tracer_and_gateway_saw_is_one_call() -> None:

@@ -19,11 +19,13 @@ from agentlightning.adapter.calls.calls import CallRef, ModelCall, calls_from_tr
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.prefix_tree import PrefixTree
 from agentlightning.adapter.rows.seams import DRIFTS, ROW_CAUSES, SEAM_CAUSES, RowCause, RowStart, Seams
+from agentlightning.adapter.spans.content import image_urls, read_content
 from agentlightning.field_help import explain_fields
 from agentlightning.types import Triplet
 
-Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs"]
-"""Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token."""
+Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs", "image_input"]
+"""Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token; its
+prompt shows images, which are more than the tokens in their places."""
 
 UNKNOWN_WEIGHTS: Final = -1
 
@@ -153,4 +155,14 @@ def unusable(call: ModelCall) -> Unusable | None:
         return "no_logprobs"
     if len(call.logprobs) != len(call.completion_token_ids) or not all(map(math.isfinite, call.logprobs)):
         return "bad_logprobs"
-    return None
+    return "image_input" if _shows_images(call) else None
+
+
+def _shows_images(call: ModelCall) -> bool:
+    """Return whether its messages hold an image. They are read only where some text speaks of one."""
+    spans = () if call.spans is None else (call.spans.request, call.spans.record, call.spans.seen)
+    return any(
+        image_urls(read_content(span.attributes).prompt)
+        for span in spans
+        if span is not None and any(type(v) is str and "image_url" in v for v in span.attributes.values())
+    )

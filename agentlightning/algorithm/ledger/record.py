@@ -46,6 +46,7 @@ ExclusionReason = Literal[
     "no_tokens",
     "no_logprobs",
     "bad_logprobs",
+    "image_input",
     "upstream_error",
     "refused",
     "client_left",
@@ -72,7 +73,8 @@ ExclusionReason = Literal[
 ]
 """Why a model call is not trained: the closed list.
 
-`no_generation`: there was nothing to generate (embeddings). `not_selected`: the adapter left it out (a grader's call,
+`no_generation`: there was nothing to generate (embeddings). `image_input`: its prompt shows images, and rows hold
+tokens of text alone. `not_selected`: the adapter left it out (a grader's call,
 another agent's or another policy's; all of them, where several policies are trained and the adapter names none).
 `helper`: it is no turn of the agent's work, but a title, a summary or the like. `refused_call`: a call of its attempt
 was refused for good, so the reward tells nothing of the policy. `no_call`: a rollout has a reward and no call of the

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 CALL_OPENING: Final = "<tool_call>"
 CALL_CLOSING: Final = "</tool_call>"
+_IMAGES: Final = ("image_url", "image", "input_image")
 _CALL: Final = re.compile(f"{CALL_OPENING}(.*?){CALL_CLOSING}", re.DOTALL)
 
 
@@ -74,6 +75,12 @@ def _text(content: object, where: str) -> str | None:
         parts = cast("list[Mapping[str, Any]]", content)
         if all(isinstance(part, dict) and part.get("type") == "text" and "text" in part for part in parts):
             return "".join(part["text"] for part in parts)
+        if images := [part for part in parts if isinstance(part, dict) and part.get("type") in _IMAGES]:
+            raise ValueError(
+                f"{where}: a part of 'content' is of type {images[0]['type']!r}, and images are refused: the rows that "
+                "the policy learns from hold tokens of text alone. Put what it shows into words, or ask another model "
+                "of the gateway for them"
+            )
     raise ValueError(f"{where}: 'content' must be a text or a list of text parts; the model reads nothing else")
 
 

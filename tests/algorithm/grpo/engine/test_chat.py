@@ -29,6 +29,13 @@ def test_a_malformed_message_is_refused_with_its_place(policy: Policy, message: 
         ChatFormat(policy.tokenizer).prompt_ids([{"role": "user", "content": "hello"}, message], None)
 
 
+@pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
+def test_an_image_is_refused_with_the_reason(policy: Policy, kind: str) -> None:
+    parts = [{"type": "text", "text": "what is it?"}, {"type": kind, kind: {"url": "data:image/png;base64,AA"}}]
+    with pytest.raises(RequestError, match=r"messages\[0\].*images are refused: the rows.*tokens of text alone"):
+        ChatFormat(policy.tokenizer).prompt_ids([{"role": "user", "content": parts}], None)
+
+
 def test_text_parts_are_joined(policy: Policy) -> None:
     chat_format = ChatFormat(policy.tokenizer)
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "3 plus 4?"}]
