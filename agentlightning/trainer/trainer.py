@@ -191,10 +191,12 @@ class Trainer(TrainerLegacy):
         train_dataset: Dataset[Any] | Iterable[object] | None = None,
         *,
         val_dataset: Dataset[Any] | Iterable[object] | None = None,
+        run_id: str | None = None,
     ) -> None:
         """Run the algorithm with runners that run `agent`, until the algorithm ends. Its result is in `result`.
 
         A plain function is made an agent by `rollout`. A dataset is a list, or whatever else `datasets.py` names.
+        `run_id` is the name of this run, see the constructor; None is the one given there.
         Without an algorithm it serves runners until interrupted. Inside a running event loop, as in a notebook, it
         blocks that loop until it is done.
 
@@ -208,15 +210,19 @@ class Trainer(TrainerLegacy):
             given = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
             given |= {"initial_resources": self.initial_resources, "llm_proxy": self.llm_proxy}
             check_nothing_needs_an_algorithm({**given, "rollout_config": self.rollout_config}, self.strategy)
+        before, self.run_id = self.run_id, check_run_id(run_id) or self.run_id
         self.result = None
-        self.result = self._execute(
-            self.algorithm,
-            as_agent(agent),
-            train_dataset,
-            val_dataset,
-            self.initial_resources,
-            self._run_id(self.algorithm),
-        )
+        try:
+            self.result = self._execute(
+                self.algorithm,
+                as_agent(agent),
+                train_dataset,
+                val_dataset,
+                self.initial_resources,
+                self._run_id(self.algorithm),
+            )
+        finally:
+            self.run_id = before
 
     def dev(
         self,

@@ -115,7 +115,10 @@ class Resumption:
             seen = await evidence(store, rollout)
             calls = [call for call in model_calls(seen.spans) if call.ref not in counted and call.ref not in booked]
             if calls:
-                found.append((calls, "step_undone" if rollout.status in ("succeeded", "failed") else "cancelled"))
+                stopped = rollout.status == "cancelled" or (
+                    seen.latest is not None and seen.latest.outcome == "cancelled"
+                )
+                found.append((calls, "cancelled" if stopped else "step_undone"))
         return found
 
 
