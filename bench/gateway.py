@@ -12,11 +12,12 @@ import sys
 from bench.adapter import measure_adapters
 from bench.adapter_tracer import measure_tracer
 from bench.gateway_attacks import measure_attacks
-from bench.gateway_calls import measure_added_time, measure_rate, measure_streams
+from bench.gateway_calls import measure_added_time, measure_in_flight, measure_rate, measure_streams
 from bench.parts import Part, options_of, run_parts
 
 PARTS: dict[str, Part] = {
     "time": lambda options: measure_added_time(options.quick),
+    "in_flight": lambda options: measure_in_flight(options.quick),
     "rate": lambda options: measure_rate(options.quick),
     "streams": lambda options: measure_streams(options.quick),
     "attacks": lambda options: measure_attacks(options.quick),

@@ -96,6 +96,39 @@ def measure_rate(quick: bool) -> list[Figure]:
     return figures
 
 
+def measure_in_flight(quick: bool) -> list[Figure]:
+    """Calls per second with so many in flight, and what the gateway adds to the slowest with 16 of them."""
+    seconds, rounds = (1.0, 3) if quick else (3.0, 5)
+    rates: dict[int, list[float]] = {1: [], 16: [], 64: []}
+    added: list[float] = []
+    used: dict[int, float] = {}
+    with set_up("memory") as bench:
+        bench.callers.call("closed_loop", *bench.through, 16, 0.5)
+        for _ in range(rounds):
+            for in_flight, found in rates.items():
+                cpu = bench.gateway.cpu_seconds()
+                took = bench.callers.call("times_in_loop", *bench.through, in_flight, seconds)
+                each = 1e6 * (bench.gateway.cpu_seconds() - cpu) / len(took)
+                used[in_flight] = min(each, used.get(in_flight, each))
+                found.append(len(took) / seconds)
+                if in_flight == 16:
+                    alone = bench.callers.call("times_in_loop", *bench.direct, in_flight, seconds)
+                    added.append(1e3 * (percentile(took, 0.99) - percentile(alone, 0.99)))
+    older = {1: 31.0, 16: 35.0, 64: 26.0}
+    return [
+        *(
+            Figure(
+                f"calls per second, {in_flight} in flight",
+                statistics.median(found),
+                older=older[in_flight],
+                note=f"{used[in_flight]:.0f} us of processor time a call at least",
+            )
+            for in_flight, found in rates.items()
+        ),
+        Figure("added to a call with 16 in flight, 99%, ms", statistics.median(added), 10, True, 483),
+    ]
+
+
 def measure_streams(quick: bool) -> list[Figure]:
     """The first byte of a stream, and the memory of many open ones."""
     times, rounds = (50, 3) if quick else (200, 5)

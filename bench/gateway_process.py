@@ -86,6 +86,10 @@ class Callers:
 
     async def closed_loop(self, port: int, path: str, in_flight: int, seconds: float) -> float:
         """Keep so many calls in flight; return how many ended in a second."""
+        return len(await self.times_in_loop(port, path, in_flight, seconds)) / seconds
+
+    async def times_in_loop(self, port: int, path: str, in_flight: int, seconds: float) -> list[float]:
+        """Keep so many calls in flight; return the seconds of each."""
         took: list[float] = []
         began = time.perf_counter()
 
@@ -94,7 +98,7 @@ class Callers:
                 await self._one(port, path, took)
 
         await asyncio.gather(*(repeat() for _ in range(in_flight)))
-        return len(took) / (time.perf_counter() - began)
+        return took
 
     async def _one(self, port: int, path: str, took: list[float]) -> None:
         idle = self._connections.setdefault(port, [])
