@@ -92,7 +92,7 @@ def show(
 
     async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord]]:
         run = await _existing(opened, run_id, store)
-        page = {"limit": limit, "offset": offset}
+        page: dict[str, Any] = {"limit": limit, "offset": offset}
         steps = await opened.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
         others = await opened.query_run_records(
             run.run_id, kind_in=["evaluation", "alarm", "checkpoint"], sort_order="desc", limit=_PAGE

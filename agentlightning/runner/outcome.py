@@ -248,6 +248,12 @@ def log_failure(ending: Ending, prefix: str) -> None:
     if cause is None:
         return
     serious = ending.outcome == "infrastructure_fault"
+    shown = (type(cause), cause, agents_part(cause)) if serious and ending.reason == "exception" else None
+    told = masked_text(str(cause)) if ending.error is None else ending.error.message
+    if shown is not None and ending.error is not None:
+        whole = "".join(traceback.format_exception(*shown))
+        if masked_text(whole) != whole:  # it is told as it is stored
+            shown, told = None, f"{told}\n{ending.error.traceback}"
     logger.log(
         logging.ERROR if serious else logging.INFO,
         "%s attempt failed as %s (%s): %s: %s",
@@ -255,8 +261,8 @@ def log_failure(ending: Ending, prefix: str) -> None:
         ending.outcome,
         ending.reason,
         type(cause).__name__,
-        cause if ending.error is None else ending.error.message,
-        exc_info=(type(cause), cause, agents_part(cause)) if serious and ending.reason == "exception" else None,
+        told,
+        exc_info=shown,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
@@ -93,7 +94,7 @@ class AlgorithmSide:
         config = masked(to_json(sections, "config"))
         await complete(store).start_run(self.run_id or "", algorithm=name, config=config, versions=versions())
 
-    def __call__(self, store: LightningStore, event: ExecutionEvent) -> Coroutine[Any, Any, Any]:
+    def __call__(self, store: LightningStore, event: ExecutionEvent) -> CoroutineType[Any, Any, Any]:
         """Run the algorithm; without one, wait for the event. A synchronous one runs on a thread of its own."""
         return self._run(store, event) if self._opened else self._run_alone(store, event)
 

@@ -33,7 +33,7 @@ from agentlightning.utils.links import (
     make_tag_attributes,
     query_linked_spans,
 )
-from agentlightning.utils.texts import without_keys
+from agentlightning.utils.masking import masked
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, obj
     heard = _is_heard(source)
     if not resolve_bool_env_var(_VARIABLE, fallback=heard and logger.isEnabledFor(logging.DEBUG)):
         return
-    text = without_keys(str(dict(attributes)))
+    text = str(masked(attributes))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
     if heard:
         source.debug(_EMITTED, name, shown)

@@ -15,9 +15,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.cli import main
 from agentlightning.execution import ExecutionStrategy
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.store import InMemoryLightningStore, LightningStore, SQLiteLightningStore
+from agentlightning.store.http.metrics import prometheus_response
 from agentlightning.types.runs import Run, RunRecord
 from tests.trainer.parts import tenth
 
@@ -97,6 +99,49 @@ def test_settings_are_recorded_without_secrets_and_without_what_is_no_setting() 
     assert run.config["trainer"]["rollout_config"]["timeout_seconds"] == 9
     assert run.config["trainer"]["agent"] == "tenth"
     assert SECRET not in run.model_dump_json()
+
+
+def test_no_planted_secret_is_in_what_leaves_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", SECRET)
+    caplog.set_level("DEBUG")
+
+    @agl.rollout
+    def agent(task: dict[str, str], llm: agl.LLM) -> float:
+        if task["kind"] == "raises":
+            raise ConnectionError(
+                f"{llm.endpoint} with api_key={llm.api_key} refuses {SECRET}, password={task['password']}"
+            )
+        agl.emit_reward(0.5, attributes={"metadata.authorization": "Bearer planted-in-the-reward"})
+        return 0.5
+
+    class Planted(agl.Baseline):
+        def __init__(self) -> None:
+            super().__init__(span_verbosity="none")
+            self.headers = {"Authorization": "Bearer planted-in-a-header"}
+            self.url = "https://planted:planted-in-a-url@host/?token=planted-in-a-query"
+
+    place = tmp_path / "run.db"
+    llm = agl.LLM(endpoint="http://127.0.0.1:9/v1?key=planted-endpoint", model="m", api_key="planted-api-key")
+    trainer = agl.Trainer(
+        algorithm=Planted(), strategy="shm", store=f"sqlite:///{place}", initial_resources={"llm": llm}, run_id="r",
+        progress="plain",
+    )  # fmt: skip
+    tasks = [{"kind": kind, "password": "planted-in-the-task"} for kind in ("raises", "good")]
+    trainer.fit(agent, train_dataset=tasks)
+    assert trainer.result.outcomes == {"infrastructure_fault": 1, "scored": 1}
+    for command in (["show", "r"], ["show", "r", "--json"], ["list", "--json"], ["ledger", "r", "--json"]):
+        assert main(["runs", *command, "--store", str(place)]) == 0
+    assert main(["runs", "export", "r", "--out", str(tmp_path / "out"), "--store", str(place)]) == 0
+    page = asyncio.run(prometheus_response(trainer.store))
+    asyncio.run(trainer.store.close())
+    told = [*capfd.readouterr(), caplog.text, bytes(page.body).decode()]
+    told += [path.read_text() for path in (tmp_path / "out").iterdir()]
+    run, records = recorded(SQLiteLightningStore(place))
+    told += [run.model_dump_json(), *(record.model_dump_json() for record in records)]
+    for secret in (SECRET, "planted-api-key", "planted-endpoint", "planted-in-"):
+        assert [text for text in told if secret in text] == []
 
 
 def test_a_baseline_leaves_a_run_with_its_results() -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
 from agentlightning.field_help import explain_fields
@@ -125,5 +125,5 @@ def _result_of(data: Mapping[str, Any]) -> EvaluationResult | None:
     )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -30,15 +30,15 @@ _CALL_BYTES = 8 * 1024 * 1024
 class Answer(Generic[T]):
     """What a call gives: awaiting it gives its result, once the record is stored."""
 
-    def __init__(self, value: T | asyncio.Future[T]) -> None:
-        self._value = value
+    def __init__(self, future: asyncio.Future[T] | None = None, value: T | None = None) -> None:
+        self._future, self._value = future, value
         self.is_awaited = False
 
     def __await__(self) -> Generator[Any, None, T]:
         self.is_awaited = True
-        if isinstance(self._value, asyncio.Future):
-            return (yield from self._value.__await__())
-        return self._value
+        if self._future is not None:
+            return (yield from self._future.__await__())
+        return cast(T, self._value)
 
 
 class RunLog:
@@ -217,7 +217,7 @@ class RunLog:
         with contextlib.suppress(RuntimeError):
             here = asyncio.get_running_loop()
         if here is None:
-            return Answer(self._from_thread(lambda: self._in_order(work, nothing)))
+            return Answer(value=self._from_thread(lambda: self._in_order(work, nothing)))
         if self._loop is None:
             self._loop = here
         if here is not self._loop:
@@ -302,5 +302,6 @@ def _size(value: object) -> int:
     if isinstance(value, dict):
         return sum(len(key) + 4 + _size(item) for key, item in cast("dict[str, object]", value).items()) + 2
     if isinstance(value, list):
-        return sum(map(_size, cast("list[object]", value))) + len(value) + 2
+        items = cast("list[object]", value)
+        return sum(map(_size, items)) + len(items) + 2
     return 10

@@ -11,7 +11,7 @@ import binascii
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 Dtype = Literal["f32", "i32", "u8"]
 _CODES: dict[str, str] = {"f32": "f", "i32": "i", "u8": "B"}
@@ -33,8 +33,8 @@ def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
     Raises:
         OverflowError: a whole number does not fit the type.
     """
-    listed: list[float] = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue] -- of numpy
-    numbers = array(_CODES[dtype], listed)
+    given = cast("Any", values)
+    numbers = array(_CODES[dtype], given.tolist() if hasattr(given, "tolist") else given)
     if sys.byteorder == "big":
         numbers.byteswap()
     return {"dtype": dtype, "data": base64.b64encode(numbers.tobytes()).decode()}
@@ -51,7 +51,7 @@ def unpack(packed: object) -> array[Any]:
     dtype, data = packed.get("dtype"), packed.get("data")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] -- JSON data
     if dtype not in _CODES or not isinstance(data, str):
         raise ValueError(f"dtype must be one of {', '.join(_CODES)} and data a text; got {dtype!r}, {type(data)}")  # pyright: ignore[reportUnknownArgumentType] -- JSON data
-    numbers = array(_CODES[dtype])
+    numbers: array[Any] = array(_CODES[dtype])
     try:
         numbers.frombytes(base64.b64decode(data, validate=True))
     except (binascii.Error, ValueError) as error:

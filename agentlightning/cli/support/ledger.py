@@ -87,9 +87,9 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
         raise NotFoundError(f"Step {step} of run {run_id!r} recorded no tokens of row {row}; {there}")
     entry, found = rows[row]
     numbers = numbers_of(cast(Any, found))
-    texts = await store.get_vocabulary(found.get("vocabulary") or "") or []
+    texts: list[str] = await store.get_vocabulary(found.get("vocabulary") or "") or []
     calls = [call for call in entry.get("calls", ()) if call["row"] == row]
-    owners = [call["call_id"] for call in calls for _ in range(call["tokens"])]
+    owners: list[str] = [call["call_id"] for call in calls for _ in range(call["tokens"])]
     trained = -1
     lines: list[dict[str, Any]] = []
     for place, (token, mask) in enumerate(zip(numbers["tokens"], numbers["mask"], strict=True)):
