@@ -65,6 +65,9 @@ def store(
     keep_last: int | None = typer.Option(None, help="Of each run, keep so many rollouts that have ended."),
     max_age: str | None = typer.Option(None, help="Delete rollouts so long after their end: seconds, or 90m, 12h, 7d."),
     max_bytes: str | None = typer.Option(None, help="Of each run, keep so many bytes of spans: bytes, or 500MB, 2GB."),
+    max_run_age: str | None = typer.Option(
+        None, help="Delete runs with their records so long after their end; as --max-age."
+    ),
     lease_seconds: float | None = typer.Option(None, help="Silence that costs a worker its claims; 30 by default."),
     cors_origin: list[str] = typer.Option([], help="Origin whose pages may call the store; may be repeated."),
     allowed_host: list[str] = typer.Option(
@@ -97,6 +100,7 @@ def store(
         keep_last=keep_last,
         max_age=None if max_age is None else read_seconds("--max-age", max_age),
         max_bytes=None if max_bytes is None else read_bytes("--max-bytes", max_bytes),
+        max_run_age=None if max_run_age is None else read_seconds("--max-run-age", max_run_age),
     )
     check_bind(host, server_token())
     metrics = _metrics_backend(tracker)

@@ -14,7 +14,7 @@ from agentlightning.store.rules.durable import Stored, check_not_newer, read_rec
 from agentlightning.store.rules.tx import ROW_TYPES
 from agentlightning.store.spec import database_of, public_form
 from agentlightning.store.sqlite.check import FileReport
-from agentlightning.types import Span
+from agentlightning.types import RunRecord, Span
 
 
 def check_database(spec: str) -> FileReport:
@@ -53,6 +53,11 @@ def _problems(stored: Stored) -> Iterator[str]:
                 read_row(kind, key, body)
         except DamagedRecordError as error:
             yield f"the row {key!r} of kind {kind!r} cannot be read: {_reason(error)}. Remove it: {removal}"
+    for name, removal, body in stored.run_records:
+        try:
+            RunRecord.model_validate_json(body)
+        except ValidationError as error:
+            yield f"{name} cannot be read: {error.errors()[0]['msg']}. Remove it: {removal}"
 
 
 def _reason(error: DamagedRecordError) -> str:

@@ -32,7 +32,7 @@ FORMS = (
 )
 """One example of each form that is understood."""
 
-_RETENTION = ("keep_last", "max_age", "max_bytes")
+_RETENTION = ("keep_last", "max_age", "max_bytes", "max_run_age")
 _Settings = dict[str, Any]
 """Keyword arguments of a store's class."""
 _Value = Literal["a number", "a whole number", "text"]
@@ -41,7 +41,9 @@ _OF_EVERY_ENGINE: dict[str, _Value] = {
     "keep_last": "a whole number",
     "max_age": "a number",
     "max_bytes": "a whole number",
+    "max_run_age": "a number",
 }
+_OF_MEMORY: dict[str, _Value] = {"max_span_bytes": "a whole number", "max_record_bytes": "a whole number"}
 
 
 def is_store_spec(text: str) -> bool:
@@ -205,7 +207,7 @@ _MONGO = _Kind(FORMS[2], _WITH_HOST, _mongo, {**_OF_EVERY_ENGINE, "partition": "
 _POSTGRES = _Kind(FORMS[3], _WITH_HOST, _postgres, {**_OF_EVERY_ENGINE, "partition": "text"}, has_driver=True)
 _HTTP = _Kind(FORMS[4], _WITH_HOST, _http, {"deadline": "a number"})
 _KINDS: dict[str, _Kind] = {
-    "memory": _Kind(FORMS[0], re.compile("memory"), _memory, {**_OF_EVERY_ENGINE, "max_span_bytes": "a whole number"}),
+    "memory": _Kind(FORMS[0], re.compile("memory"), _memory, {**_OF_EVERY_ENGINE, **_OF_MEMORY}),
     "sqlite": _Kind(
         FORMS[1], re.compile(r"sqlite:///(?!:memory:).+"), _sqlite, {**_OF_EVERY_ENGINE, "synchronous": "text"}
     ),

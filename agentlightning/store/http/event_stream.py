@@ -8,10 +8,14 @@
     event: rollout
     data: {"rollout_id":"ro-...","status":"running",...}
 
+    id: 43
+    event: run
+    data: {"run_id":"...","state":"running","last_step":7,...}
+
 The first message gives the cursor at which the stream begins, so that a page asks for its lists after it and loses
-nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from there,
-also after the server was started anew on a durable store. An event tells how its rollout stands, so several changes in
-short order are one event, and one that was sent may be sent again after a reconnect.
+nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from
+there, also after the server was started anew on a durable store. An event tells how its rollout or run stands, so
+several changes in short order are one event, and one that was sent may be sent again after a reconnect.
 """
 
 from __future__ import annotations
@@ -111,9 +115,11 @@ class _Stream:
 
     async def _tell(self, page: EventPage) -> None:
         """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
-        messages = [_message(self._cursor, "rollout", event.model_dump_json()) for event in page.events[:-1]]
-        if page.events:
-            messages.append(_message(page.cursor, "rollout", page.events[-1].model_dump_json()))
+        told = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
+        messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in told[:-1]]
+        if told:
+            kind, event = told[-1]
+            messages.append(_message(page.cursor, kind, event.model_dump_json()))
         elif page.cursor != self._cursor:
             messages.append(_message(page.cursor, "cursor", _json({"cursor": page.cursor})))
         self._cursor = page.cursor

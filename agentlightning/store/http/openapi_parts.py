@@ -130,9 +130,10 @@ def other_paths() -> Schema:
 _TEXT = {"type": "string"}
 _EVENTS: Schema = {
     "operationId": "events",
-    "summary": "Follow changes of rollouts as server-sent events",
+    "summary": "Follow changes of rollouts and runs as server-sent events",
     "description": (
-        "Messages: `cursor` (where the stream begins), `rollout` (how a changed one stands), `error` (the last). "
+        "Messages: `cursor` (where the stream begins), `rollout` and `run` (how a changed one stands), `error` (the "
+        "last). "
         "Their ids are cursors: come back with the last one as `Last-Event-ID` or `after` and nothing is missed."
     ),
     "parameters": [

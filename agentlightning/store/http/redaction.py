@@ -1,6 +1,7 @@
-"""What lists leave out: API keys of resources, and values of spans under names that look secret.
+"""What lists leave out: API keys of resources, and values of spans and runs under names that look secret.
 
-Whoever needs the key of a model asks for its resources by id or for the latest; lists are what pages are made of.
+Whoever needs the key of a model asks for its resources by id or for the latest; lists are what pages are made of. An
+algorithm goes on from a `state` record and hands out what a `prompt` record says, so these are told as they are.
 """
 
 from __future__ import annotations
@@ -8,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from agentlightning.types import LLM, CustomResource, Event, Link, PaginatedResult, ResourcesUpdate, Span
+from agentlightning.types import (
+    LLM,
+    CustomResource,
+    Event,
+    Link,
+    PaginatedResult,
+    ResourcesUpdate,
+    Run,
+    RunRecord,
+    Span,
+)
 from agentlightning.utils.secret_names import without_secrets
 
 
 def hide_secrets(operation: str, answer: object) -> Any:
     """Return the answer of an operation as it may leave the server; the same object if there is nothing to hide."""
+    if isinstance(answer, Run):
+        return _run(answer)
     hide = _HIDDEN_IN.get(operation)
     if hide is None or not isinstance(answer, PaginatedResult):
         return answer
@@ -53,4 +66,21 @@ def _span(span: Span) -> Span:
     return span.model_copy(update={**changes, **extra}) if changes or extra else span
 
 
-_HIDDEN_IN: dict[str, Callable[[Any], Any]] = {"query_resources": _resources, "query_spans": _span}
+def _run(run: Run) -> Run:
+    parts = (("config", run.config), ("metadata", run.metadata))
+    changes = {name: hidden for name, part in parts if part and (hidden := without_secrets(part)) is not None}
+    return run.model_copy(update=changes) if changes else run
+
+
+def _run_record(record: RunRecord) -> RunRecord:
+    hidden = None if record.kind in _TOLD_WHOLE else without_secrets(record.data)
+    return record if hidden is None else record.model_copy(update={"data": hidden})
+
+
+_TOLD_WHOLE = frozenset(("state", "prompt"))
+_HIDDEN_IN: dict[str, Callable[[Any], Any]] = {
+    "query_resources": _resources,
+    "query_spans": _span,
+    "query_runs": _run,
+    "query_run_records": _run_record,
+}

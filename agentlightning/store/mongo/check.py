@@ -54,6 +54,14 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
                     )
                     for each in partition.rows.find(here)
                 ),
+                (
+                    (
+                        f"the {each['kind']} record {each['name']!r} of step {each['step']} of run {each['run_id']!r}",
+                        f"db.agl_run_records.deleteOne({{_id: {each['_id']!r}}})",
+                        each.get("body", ""),
+                    )
+                    for each in partition.run_records.find(here)
+                ),
             )
         except PyMongoError as error:
             raise place.failed(error) from None

@@ -12,6 +12,8 @@ from agentlightning.store.postgres.link import Columns, Database, Place
 from agentlightning.store.postgres.schema import check_version
 from agentlightning.store.rules.durable import Entry, Stored
 
+_WITH_RUNS = 4
+
 
 @contextlib.contextmanager
 def read_all(uri: str, partition: str) -> Generator[Stored]:
@@ -39,6 +41,7 @@ def read_all(uri: str, partition: str) -> Generator[Stored]:
             ((rollout_id, body) for rollout_id, body in _each(db, "rollout_id, body", "agl_rollouts", partition)),
             _spans(db, partition),
             _rows(db, partition),
+            _run_records(db, partition) if version >= _WITH_RUNS else (),
         )
 
 
@@ -65,3 +68,11 @@ def _rows(db: Database, partition: str) -> Iterator[Entry]:
     for kind, key, body in _each(db, "kind, key, body", "agl_rows", partition):
         at = f"partition = '{partition}' AND kind = '{kind}' AND key = '{key}'"
         yield f"{kind} {key}", f"DELETE FROM agl_rows WHERE {at}", body
+
+
+def _run_records(db: Database, partition: str) -> Iterator[Entry]:
+    for number, run_id, kind, step, name, body in _each(
+        db, "number, run_id, kind, step, name, body", "agl_run_records", partition
+    ):
+        removal = f"DELETE FROM agl_run_records WHERE partition = '{partition}' AND number = {number}"
+        yield f"the {kind} record {name!r} of step {step} of run {run_id!r}", removal, body

@@ -65,6 +65,7 @@ class Stored:
     spans: Iterable[Entry]
     rows: Iterable[Entry]
     """Named by kind and key, with a space between."""
+    run_records: Iterable[Entry] = ()
 
 
 def check_not_newer(place: str, version: int) -> None:

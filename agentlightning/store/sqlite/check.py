@@ -16,7 +16,7 @@ from agentlightning.store.rules.durable import RECORD, SCHEMA_VERSION, check_not
 from agentlightning.store.rules.tx import ROW_TYPES, Record, ResourcesRow, Row, TextRow
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
 from agentlightning.store.sqlite.tx import COLUMNS, columns_of
-from agentlightning.types import Span
+from agentlightning.types import RunRecord, Span
 
 LISTED = 50
 """Problems of a file that are listed; further ones are only counted."""
@@ -73,7 +73,14 @@ _STRAY_SPANS = (
     "SELECT rollout_id, count(*) FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"
     " GROUP BY rollout_id"
 )
-_CHANGES = "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM rollouts"
+_CHANGES = (
+    "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM"
+    " (SELECT change FROM rollouts UNION ALL SELECT change FROM rows WHERE change IS NOT NULL)"
+)
+_STRAY_RECORDS = (
+    "SELECT run_id, count(*) FROM run_records WHERE run_id NOT IN (SELECT key FROM rows WHERE kind = 'run')"
+    " GROUP BY run_id"
+)
 
 
 def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
@@ -88,8 +95,9 @@ def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
             if counter is None or newest > counter:
                 yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
             if distinct != count:
-                yield f"{count - distinct} rollouts share the number of their change with another"
+                yield f"{count - distinct} rollouts or runs share the number of their change with another"
             yield from _problems_of_rows(db)
+            yield from _problems_of_runs(db)
     except sqlite3.DatabaseError as error:
         yield f"the file cannot be read further: {error}"
 
@@ -172,3 +180,21 @@ def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:
             version = rows.get(("resources_version", f"{key}\n{row.update.version}"))
             if not isinstance(version, ResourcesRow) or version.update != row.update:
                 yield f"resources {key}: version {row.update.version} is not kept as the newest one"
+
+
+def _problems_of_runs(db: sqlite3.Connection) -> Iterator[str]:
+    for run_id, count in db.execute(_STRAY_RECORDS):
+        yield f"{count} records belong to run {run_id!r}, which is not there"
+    for number, run_id, kind, step, name, body in db.execute(
+        "SELECT number, run_id, kind, step, name, body FROM run_records ORDER BY number"
+    ):
+        try:
+            record = RunRecord.model_validate_json(body)
+        except ValidationError:
+            problem = "cannot be read"
+        else:
+            if (record.kind, record.step, record.name) == (kind, step, name):
+                continue
+            problem = "lies under another kind, step or name than its own"
+        removal = f"DELETE FROM run_records WHERE number = {number}"
+        yield f"run {run_id!r}: the {kind} record {name!r} of step {step} {problem}. Remove it: {removal}"

@@ -19,7 +19,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.types import EventPage
+from agentlightning.types import EventPage, RunRecord
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from tests.stubs.raw_http import exchange, read_answer, request
 
@@ -307,3 +307,26 @@ async def test_a_store_that_is_no_thread_safe_one_is_followed_too() -> None:
         (told,) = await stream.until(lambda event: True)
     assert told["rollout_id"] == rollout.rollout_id
     await server.stop()
+
+
+async def test_changes_of_runs_are_told_beside_those_of_rollouts(server: LightningStoreServer) -> None:
+    async with follow(server, "?run_id=r") as stream:
+        assert (await stream.next())[0] == "cursor"
+        await server.start_run("r")
+        await server.start_run("of another")
+        await server.add_run_records("r", [RunRecord(kind="step", step=3)])
+        told: list[Any] = []
+        while not told or told[-1]["last_step"] is None:
+            kind, data = await stream.next()
+            told += [data] if kind == "run" else []
+        assert {each["run_id"] for each in told} == {"r"}
+        assert (told[-1]["state"], told[-1]["last_step"], told[-1]["records"]) == ("running", 3, {"step": 1})
+        rollout = await server.enqueue_rollout("x", run_id="r")
+        [event] = await stream.until(lambda data: True)
+        assert event["rollout_id"] == rollout.rollout_id
+        last = stream.last_id
+    await server.update_run("r", state="stopped")
+    async with follow(server, **{"Last-Event-ID": last}) as stream:  # what came while nobody listened
+        assert (await stream.next())[0] == "cursor"
+        kind, data = await stream.next()
+        assert (kind, data["run_id"], data["state"]) == ("run", "r", "stopped")
