@@ -17,6 +17,7 @@ from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
 from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped, complete
+from agentlightning.store.wrappers.forward import RUN_OPERATIONS
 from agentlightning.types import Attempt, AttemptedRollout, AttemptError, EnqueueRolloutRequest, RolloutConfig, Span
 from tests.stubs.model_server import ModelServer
 from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
@@ -125,6 +126,25 @@ async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore
         await store.enqueue_rollout("x", priority=1)
     with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans takes no 'name_contains'"):
         await store.query_spans("ro-1", name_contains="x")
+
+
+async def test_a_store_that_keeps_no_runs_says_so(store: LightningStore) -> None:
+    for call in (store.start_run("r"), store.query_runs(), store.add_run_records("r", []), store.get_vocabulary("v")):
+        with pytest.raises(NotImplementedError, match="keeps no runs"):
+            await call
+    assert (await store.enqueue_rollout("x")).status == "queuing"  # and it works on
+
+
+async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_that_it_keeps_none() -> None:
+    class BeforeRuns(agl.InMemoryLightningStore):
+        """Has each operation but those of runs."""
+
+    for name in RUN_OPERATIONS:
+        setattr(BeforeRuns, name, getattr(LightningStore, name))
+    store = BeforeRuns()
+    assert complete(store) is store
+    with pytest.raises(NotImplementedError, match="BeforeRuns keeps no runs"):
+        await complete(store).start_run("r")
 
 
 async def test_a_claim_that_nobody_waits_for_goes_back_to_the_queue(own: RedisLikeStore) -> None:

@@ -20,6 +20,7 @@ from agentlightning.store.rules.runs import (
     add_vocabulary,
     check_size,
     delete_runs,
+    find_run_records,
     load_run,
     new_records,
     rewind_run,
@@ -97,7 +98,7 @@ class RunEngine(RunOperations):
         plan = RecordPlan(
             check_run_id(run_id), kind_in, step_from, step_to, name, _descending(sort_order), limit, offset
         )
-        bodies, total = await self._runtime.read(lambda tx: tx.find_run_records(plan))
+        bodies, total = await self._runtime.read(lambda tx: find_run_records(tx, plan))
         return _result([_record(run_id, body) for body in bodies], limit, offset, total)
 
     @override

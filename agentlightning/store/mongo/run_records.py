@@ -81,7 +81,7 @@ def find(partition: Partition, plan: RecordPlan) -> tuple[list[bytes | str], int
         query["step"] = steps
     if plan.name is not None:
         query["name"] = plan.name
-    total = count(partition.run_records, query)
+    total = count(partition.run_records, query)  # the row may not have counted what a process that died has stored
     skip, most, backwards = plan.window(total)
     if not most:
         return [], total

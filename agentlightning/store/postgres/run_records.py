@@ -43,7 +43,9 @@ def find(link: Link, partition: str, plan: RecordPlan) -> tuple[list[bytes | str
     elif plan.kind_in is not None:
         where += " AND kind = ANY(%s::text[])"
         values.append(list(plan.kind_in))
-    total: int = link.fetch(f"SELECT count(*) {where}", values, once=True)[0][0]
+    total = plan.total
+    if total is None:
+        total = int(link.fetch(f"SELECT count(*) {where}", values, once=True)[0][0])
     skip, count, backwards = plan.window(total)
     if not count:
         return [], total

@@ -81,8 +81,8 @@ CREATE TABLE agl_run_records (
     PRIMARY KEY (partition, run_id, kind, step, name)
 );
 CREATE UNIQUE INDEX agl_run_records_number ON agl_run_records (partition, number);
-CREATE INDEX agl_run_records_step ON agl_run_records (partition, run_id, step, number) INCLUDE (kind);
-CREATE INDEX agl_run_records_kind ON agl_run_records (partition, run_id, kind, step, number);
+CREATE INDEX agl_run_records_step ON agl_run_records (partition, run_id, step, number) INCLUDE (kind, size);
+CREATE INDEX agl_run_records_kind ON agl_run_records (partition, run_id, kind, step, number) INCLUDE (size);
 CREATE INDEX agl_run_records_name ON agl_run_records (partition, run_id, name, step, number);
 ALTER TABLE agl_rows ADD COLUMN change xid8;
 CREATE INDEX agl_rows_change ON agl_rows (partition, change, number) WHERE change IS NOT NULL

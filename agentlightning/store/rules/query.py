@@ -93,6 +93,8 @@ class RecordPlan:
     descending: bool = False
     limit: int = -1
     offset: int = 0
+    total: int | None = None
+    """How many records match, if the run's row says so; counting them takes longer than the page."""
 
     def __post_init__(self) -> None:
         check_page(RunRecord, None, self.limit, self.offset)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from agentlightning.errors import BadRequestError, ConflictError, GoneError, NotFoundError
 from agentlightning.store.rules.idempotency import Call, recall, recall_row, remember, remember_row
+from agentlightning.store.rules.query import RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord, RunRow, TokenRow, Tx, VocabularyRow
 from agentlightning.store.rules.values import LONGEST_NAME, evolve, to_json, valid
 from agentlightning.types import BestFigure, RetentionPolicy, Run, RunRecord
@@ -138,6 +139,16 @@ def rewind_run(tx: Tx, now: float, run_id: str, step: int, call: Call | None) ->
     row.run = evolve(row.run, last_step=counted["step"][1] if "step" in counted else None)
     _put(tx, row, now, call, str(removed))
     return removed
+
+
+def find_run_records(tx: Tx, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    """Return one page of the records of a run, and how many there are."""
+    if plan.name is None and plan.step_from is None and plan.step_to is None:
+        row = load_run(tx, plan.run_id)
+        counts: dict[str, int] = {} if row is None else {**row.records}
+        kinds = counts if plan.kind_in is None else set(plan.kind_in)
+        plan = dataclasses.replace(plan, total=sum(counts.get(kind, 0) for kind in kinds))
+    return tx.find_run_records(plan)
 
 
 def load_run(tx: Tx, run_id: str) -> RunRow | None:

@@ -30,7 +30,9 @@ def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], i
         tests.append(f"kind IN ({', '.join('?' * len(kinds))})" if len(kinds) != 1 else "kind = ?")
         values.extend(kinds)
     where = " AND ".join(tests)
-    total: int = db.execute(f"SELECT count(*) FROM run_records WHERE {where}", values).fetchone()[0]
+    total = plan.total
+    if total is None:
+        total = int(db.execute(f"SELECT count(*) FROM run_records WHERE {where}", values).fetchone()[0])
     skip, count, backwards = plan.window(total)
     if not count:
         return [], total
