@@ -16,6 +16,9 @@ _ADD = (
     " RETURNING kind, step, name"
 )
 
+_IN_ORDER = ("SET LOCAL enable_bitmapscan = off", "SET LOCAL enable_sort = off")
+"""Without statistics of a table that has just grown, the server would sort the records of the whole run for a page."""
+
 
 def add(link: Link, partition: str, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
     """Store records that are not there yet; say for each if it was new."""
@@ -51,6 +54,8 @@ def find(link: Link, partition: str, plan: RecordPlan) -> tuple[list[bytes | str
         return [], total
     way = "DESC" if backwards else "ASC"
     page = f"SELECT number, size {where} ORDER BY step {way}, number {way} LIMIT %s OFFSET %s"
+    for setting in _IN_ORDER:
+        link.send(setting)
     found = link.fetch(page, (*values, count, skip), once=True)
     found = found if backwards == plan.descending else found[::-1]
     numbers = [number for number, _ in found[: plan.cut(size for _, size in found)]]
