@@ -32,7 +32,8 @@ class _Stored:
     __slots__ = ("body", "gone", "kind", "name", "place", "step")
 
     def __init__(self, record: NewRunRecord, number: int) -> None:
-        self.kind, self.step, self.name, self.body = record
+        self.kind = record.kind
+        self.step, self.name, self.body = record[1:]
         self.place = (record.step, number)
         self.gone = False
 
@@ -109,7 +110,7 @@ class RunRecords:
         if plan.name is not None:
             entries = run.names.get(plan.name, [])
         elif kinds is not None and len(kinds) == 1:
-            entries, kinds = next((run.kinds[kind] for kind in run.kinds if kind in kinds), []), None
+            entries, kinds = next((run.kinds[kind] for kind in run.kinds if kind in kinds), list[_Stored]()), None
         else:
             entries = run.all
         first = 0 if plan.step_from is None else bisect_left(entries, plan.step_from, key=_STEP)
