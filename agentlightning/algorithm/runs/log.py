@@ -184,8 +184,10 @@ class RunLog:
         """Return the records of these kinds, of all without any, in the order of their steps. Bounds are inclusive."""
 
         async def read(opened: LightningStore) -> list[RunRecord]:
-            steps = {"step_from": step_from, "step_to": step_to}
-            return list(await opened.query_run_records(self.run_id, kind_in=list(kinds) or None, **steps))
+            page = await opened.query_run_records(
+                self.run_id, kind_in=list(kinds) or None, step_from=step_from, step_to=step_to
+            )
+            return list(page)
 
         return await self._ask(read, [])
 

@@ -150,8 +150,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        int(manifest["format"]), int(manifest["step"]), dict(manifest["files"]), dict(manifest["facts"])
+        read = json.loads((path / MANIFEST).read_bytes())
+        manifest: dict[str, Any] = {"format": int(read["format"]), "step": int(read["step"])}
+        manifest |= {"files": dict(read["files"]), "facts": dict(read["facts"])}
     except FileNotFoundError:
         raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {MANIFEST} is missing") from None
     except (ValueError, KeyError, TypeError) as error:

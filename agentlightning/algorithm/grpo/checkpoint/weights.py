@@ -43,7 +43,7 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        found.update(memoryview(flat.view(torch.uint8).numpy()))
+        found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -96,8 +96,9 @@ class ChatService:
             )
         self._note_fields_without_effect(request)
         prompt_ids = self._format.prompt_ids(request.messages, request.tools, request.template_fields)
-        drawn = nullcontext(request.seed)
-        if request.seed is None:
+        if request.seed is not None:
+            drawn = nullcontext(request.seed)
+        else:
             drawn = self._seeds.draw(attempt, await self._seeds.place(attempt), prompt_ids)
         with drawn as seed:
             completions = await self._completions(request, prompt_ids, seed)
