@@ -100,16 +100,12 @@ class StoreRuntime:
             self._watched_in = os.getpid()
             watch(self)
 
-    def _watch_durable(self) -> None:
-        """What was there before this process may have a limit in time already."""
-        if self.backend.persistent:
-            self.watch()
-
     # --- scripts ---------------------------------------------------------------------------------------------------
 
     async def read(self, script: Callable[[Tx], R]) -> R:
         """Run a script that changes nothing."""
-        self._watch_durable()
+        if self.backend.persistent:  # what was there before this process may have a limit in time already
+            self.watch()
         result, notes = await self.backend.run(script, write=False)
         while notes.damaged:
             await self.write(partial(set_aside, rollout_ids=notes.damaged))
@@ -118,7 +114,8 @@ class StoreRuntime:
 
     async def write(self, script: Callable[[Tx], R]) -> R:
         """Run a script and wake the callers that wait for what it changed."""
-        self._watch_durable()
+        if self.backend.persistent:
+            self.watch()
         result, notes = await self.backend.run(script)
         self._notify(notes)
         return result
@@ -203,6 +200,18 @@ class StoreRuntime:
     def scan_interval(self) -> float:
         """Seconds between two looks of the timer."""
         return min(1.0, self._lease_seconds / 4)
+
+    def settled(self) -> float | None:
+        """Return the time at which a call begins; None if it is to `scan` first."""
+        now = self.now()
+        if self._timeline.was_set_back or time.monotonic() - self._last_scan >= self._scan_debounce_seconds:
+            return None
+        return now
+
+    async def begin(self) -> float:
+        """Scan and return the time at which a call begins."""
+        await self.scan()
+        return self.now()
 
     async def scan(self) -> None:
         """Look for lapsed attempts within a call, unless somebody did lately; and let what was queued before the clock

@@ -55,6 +55,7 @@ from agentlightning.store.rules.values import (
     checked,
     evolve,
     given,
+    new_request,
     public_attempt,
     public_attempted,
     public_rollout,
@@ -163,7 +164,8 @@ class EngineStore(RunEngine, LightningStore):
         self, input, mode=None, resources_id=None, config=None, metadata=None, worker_id=None, *, run_id=None
     ) -> AttemptedRollout:
         request = _request(input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id)
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
         call = call_of("start_rollout")
         token = call.token if call else None
         ids, attempt_id = call_ids(12, token), "at-" + call_ids(8, token)(0)
@@ -192,8 +194,8 @@ class EngineStore(RunEngine, LightningStore):
         return await self._enqueue(requests) if requests else []
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
-        await self._runtime.scan()
-        now, call = self._runtime.now(), call_of("enqueue_many_rollouts")
+        now = self._runtime.settled() or await self._runtime.begin()
+        call = call_of("enqueue_many_rollouts")
         ids = call_ids(12, call.token if call else None)
         made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
         return [public_rollout(rollout) for rollout in made]
@@ -216,12 +218,13 @@ class EngineStore(RunEngine, LightningStore):
         limit = check_limit(limit)
         if limit <= 0:
             return []
-        await self._runtime.scan()
-        token, looks, now = call_token("dequeue_many_rollouts"), 0, 0.0
-        ask = partial(claim, ids=call_ids(8, token), token=token, run_id=run_id, worker_id=worker_id, limit=limit)
+        now = self._runtime.settled() or await self._runtime.begin()
+        token, looks = call_token("dequeue_many_rollouts"), 0
+        ids = call_ids(8, token)
         if token is None and timeout <= 0:  # the most frequent call needs none of what follows
-            found = await self._runtime.write(partial(ask, now=self._runtime.now()))
+            found = await self._runtime.write(lambda tx: claim(tx, now, ids, None, run_id, worker_id, limit))
             return [self._hand_out(given) for given in found.claims]
+        ask = partial(claim, ids=ids, token=token, run_id=run_id, worker_id=worker_id, limit=limit)
         work: list[Key] = [("work", run_id)]
 
         def look() -> Awaitable[Claimed]:
@@ -250,8 +253,8 @@ class EngineStore(RunEngine, LightningStore):
 
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
-        await self._runtime.scan()
-        now, call = self._runtime.now(), call_of("start_attempt", worker_id=worker_id)
+        now = self._runtime.settled() or await self._runtime.begin()
+        call = call_of("start_attempt", worker_id=worker_id)
         attempt_id = "at-" + call_ids(8, call.token if call else None)(0)
         return self._hand_out(
             await self._runtime.write(lambda tx: start_attempt(tx, now, rollout_id, attempt_id, worker_id, call))
@@ -325,8 +328,8 @@ class EngineStore(RunEngine, LightningStore):
         changes = checked(Rollout, changes)
         if "status" in changes:
             check_rollout_status(changes["status"])
-        await self._runtime.scan()
-        now, call = self._runtime.now(), call_of("update_rollout", **changes)
+        now = self._runtime.settled() or await self._runtime.begin()
+        call = call_of("update_rollout", **changes)
 
         def change(tx: Tx) -> Rollout:
             return update_rollout(tx, now, rollout_id, dict(changes), call)
@@ -355,8 +358,8 @@ class EngineStore(RunEngine, LightningStore):
             check_attempt_status(changes["status"])
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
-        await self._runtime.scan()
-        now, call = self._runtime.now(), call_of("update_attempt", attempt_id=attempt_id, **changes)
+        now = self._runtime.settled() or await self._runtime.begin()
+        call = call_of("update_attempt", attempt_id=attempt_id, **changes)
 
         def change(tx: Tx) -> Attempt:
             return update_attempt(tx, now, rollout_id, attempt_id, dict(changes), call)
@@ -409,7 +412,8 @@ class EngineStore(RunEngine, LightningStore):
             limit=limit,
             offset=offset,
         )
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
         records, total = await self._runtime.read(lambda tx: tx.find(plan))
         items = [_public(record.rollout, record.latest) for record in records]
         return _result(items, limit, offset, total)
@@ -419,7 +423,8 @@ class EngineStore(RunEngine, LightningStore):
         self, rollout_id, *, sort_by="sequence_id", sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[Attempt]:
         check_page(Attempt, sort_by, limit, offset)
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
         return _page(attempts, sort_by, sort_order, limit, offset)
@@ -474,7 +479,8 @@ class EngineStore(RunEngine, LightningStore):
         check_page(Worker, sort_by, limit, offset)
         check_choices("status_in", status_in, WorkerStatus)
         combine([], filter_logic)
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
 
         notes = worker_id_contains is not None and worker_id_contains.startswith(CONTROL_PREFIX)
 
@@ -492,13 +498,15 @@ class EngineStore(RunEngine, LightningStore):
 
     @override
     async def get_rollout_by_id(self, rollout_id) -> AttemptedRollout | Rollout | None:
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return None if record is None else _public(record.rollout, record.latest)
 
     @override
     async def get_latest_attempt(self, rollout_id) -> Attempt | None:
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return public_attempt(record.latest) if record and record.latest else None
 
@@ -531,7 +539,8 @@ class EngineStore(RunEngine, LightningStore):
     @override
     async def wait_for_rollouts(self, *, rollout_ids, timeout=None) -> list[Rollout]:
         check_timeout(timeout)
-        await self._runtime.scan()
+        if self._runtime.settled() is None:
+            await self._runtime.scan()
 
         async def attempt() -> tuple[list[Rollout], list[str]]:
             return await self._runtime.read(lambda tx: ended_rollouts(tx, rollout_ids))
@@ -604,7 +613,7 @@ def _request(
 ) -> EnqueueRolloutRequest:
     """Return the request with values of its own."""
     with valid("the rollout"):
-        return EnqueueRolloutRequest(
+        return new_request(
             input=to_json(input),
             config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
             metadata=to_json(metadata, "metadata"),

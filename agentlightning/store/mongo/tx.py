@@ -164,6 +164,9 @@ class MongoTx(Queries):
         assert not self.records, "find is for reading scripts"
         return super().find(plan)
 
+    def holds(self, worker_id: str) -> bool:
+        return bool(self.held(worker_id, 1))
+
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         found: list[tuple[float, tuple[str, str]]] = []
         for rollout_id, record in self.records.items():

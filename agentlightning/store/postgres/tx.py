@@ -115,6 +115,9 @@ class PostgresTx:
         query = f"{queries.DUE} FOR UPDATE SKIP LOCKED" if self._writing else queries.DUE
         return self._locked_records(self._link.fetch(query, (self._partition, now, limit)))
 
+    def holds(self, worker_id: str) -> bool:
+        return bool(self.held(worker_id, 1))
+
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         written = self._writes.records
         if any(record is not None and record.holder == worker_id for record in written.values()):

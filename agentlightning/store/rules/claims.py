@@ -19,7 +19,7 @@ Claim = tuple[Rollout, Attempt]
 _LOADED_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claimed:
     """What a claim is given."""
 

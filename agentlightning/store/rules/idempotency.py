@@ -26,6 +26,7 @@ TOKEN_SECONDS = 600.0
 REMEMBERED = (ConflictError, NotFoundError)
 """Refusals that rest on the state of the store. A copy that comes when the state has changed is refused like the first;
 any other refusal is the same at any time, or is one that the client is to try again."""
+_JSON = json.JSONEncoder(sort_keys=True, default=to_jsonable_python)
 _REFUSED = "!"
 _IN_RECORD = 32
 """Calls that a record remembers by itself. Beyond that the older half of them moves into rows."""
@@ -89,7 +90,7 @@ def raise_if_refused(answer: str) -> None:
 
 def digest(value: object) -> str:
     """Return 8 hexadecimal characters that tell a value from another."""
-    return _hash(json.dumps(value, sort_keys=True, default=to_jsonable_python).encode(), 8)
+    return _hash(_JSON.encode(value).encode(), 8)
 
 
 def _hash(content: bytes, length: int) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -16,7 +16,8 @@ from pydantic_core import PydanticSerializationError
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import UNSET
-from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutConfig, Worker
+from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig, Worker
+from agentlightning.types.mode import RolloutMode
 
 M = TypeVar("M", bound=BaseModel)
 _MOST_NAMES = 100_000
@@ -257,6 +258,25 @@ def new_rollout(**fields: object) -> Rollout:
     return _build(Rollout, {**_ROLLOUT_DEFAULTS, **fields}, _NAMES[Rollout])
 
 
+def new_request(**fields: Any) -> EnqueueRolloutRequest:
+    """Return a request, validated unless a look at the classes of its values shows that they are right."""
+    request = {**_REQUEST_DEFAULTS, **fields}
+    metadata, priority = request["metadata"], request["priority"]
+    if (
+        request["config"] is None
+        and request["not_before"] is None
+        and request["mode"].__class__ in _TEXT_OR_NONE
+        and request["mode"] in _MODES
+        and priority.__class__ is int
+        and -(2**31) <= priority < 2**31
+        and (metadata is None or metadata.__class__ is dict)
+        and request["resources_id"].__class__ in _TEXT_OR_NONE
+        and request["run_id"].__class__ in _TEXT_OR_NONE
+    ):
+        return _build(EnqueueRolloutRequest, request, _NAMES[EnqueueRolloutRequest])
+    return EnqueueRolloutRequest(**fields)
+
+
 def new_attempt(**fields: object) -> Attempt:
     """Return an attempt out of values that are known to be right; missing fields have their defaults."""
     return _build(Attempt, {**_ATTEMPT_DEFAULTS, **fields}, _NAMES[Attempt])
@@ -271,8 +291,12 @@ DEFAULT_CONFIG = RolloutConfig()
 """What a rollout without limits of its own has; shared, as every value inside the store."""
 _ROLLOUT_DEFAULTS = _defaults(Rollout) | {"config": DEFAULT_CONFIG}
 _ATTEMPT_DEFAULTS = _defaults(Attempt)
+_REQUEST_DEFAULTS = _defaults(EnqueueRolloutRequest)
+_MODES = (None, *get_args(RolloutMode))
+_TEXT_OR_NONE = frozenset((str, type(None)))
 _NAMES: dict[type[BaseModel], set[str]] = {
-    cls: set(cls.model_fields) for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker)
+    cls: set(cls.model_fields)
+    for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker, EnqueueRolloutRequest)
 }
 """All fields of a class: what a value counts as given once the store has handed it out. Assigning one adds nothing."""
 

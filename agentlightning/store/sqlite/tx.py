@@ -202,6 +202,9 @@ class SQLiteTx:
         query = "SELECT body, rollout_id FROM rollouts WHERE deadline IS NOT NULL AND deadline < ?"
         return self._records(f"{query} ORDER BY deadline LIMIT ?", (now, limit))
 
+    def holds(self, worker_id: str) -> bool:
+        return bool(self.held(worker_id, 1))
+
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         records = self._records(
             "SELECT body, rollout_id FROM rollouts WHERE worker_id = ? ORDER BY number DESC LIMIT ?", (worker_id, limit)
