@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -55,11 +55,13 @@ def spans_of_answer(given: Sequence[Span], content: bytes) -> list[Span] | None:
     if not content.startswith(b'{"stored":'):
         return None
     spans: list[Span] = []
-    for entry in cast("list[Any]", from_json(content)["stored"]):
+    told: list[int | dict[str, Any]] = from_json(content)["stored"]
+    for entry in told:
         if isinstance(entry, int):
             spans.append(given[entry])
         elif "place" in entry:
-            spans.append(evolve(given[entry.pop("place")], **entry))
+            place: int = entry.pop("place")
+            spans.append(evolve(given[place], **entry))
         else:
             spans.append(_read(entry))
     return spans

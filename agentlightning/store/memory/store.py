@@ -166,19 +166,18 @@ class MemoryTx:
 
     def add_spans(self, spans: Sequence[Span | UnreadSpan]) -> list[int]:
         sizes: list[int] = []
+        rollout_id, stored, added = "", _NO_SPANS, dict[str, KeptSpan]()
         for span in spans:
-            rollout_id = span.rollout_id
-            stored = self._data.spans.get(rollout_id, _NO_SPANS)
-            added = self._spans.get(rollout_id)
-            if added is None:
-                added = self._spans[rollout_id] = {}
+            if span.rollout_id != rollout_id or not sizes:
+                rollout_id = span.rollout_id
+                stored, added = self._data.spans.get(rollout_id, _NO_SPANS), self._spans.setdefault(rollout_id, {})
             key = span_key(span.attempt_id, span.span_id)
             if key in stored or key in added:
                 sizes.append(0)
                 continue
             body = added[key] = span if isinstance(span, UnreadSpan) else _encode(span)
             sizes.append(len(body))
-            self._added += len(body)
+        self._added += sum(sizes)
         if not self._data.budget.room_for(self._added):
             raise BusyError(
                 f"The store holds {self._data.budget.bytes} bytes of spans of rollouts that have not ended, of at most "

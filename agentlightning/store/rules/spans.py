@@ -42,27 +42,48 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
     issued: dict[str, int] = {}
     stale: dict[tuple[str, str], bool] = {}
     ready: list[AnySpan] = []
+    record, place, is_stale = None, ("", ""), False
     for span in spans:
-        rollout_id, number = span.rollout_id, span.sequence_id
-        record = records.get(rollout_id)
-        if record is None:
-            record = records[rollout_id] = existing(tx, rollout_id)
-            issued[rollout_id] = record.spans_issued
-        place = rollout_id, span.attempt_id
-        is_stale = stale.get(place)
-        if is_stale is None:
-            attempt = attempt_of(record, span.attempt_id)
-            late = attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status)
-            is_stale = stale[place] = late
-        if number < 0:
+        if record is None or place != (span.rollout_id, span.attempt_id):
+            place = span.rollout_id, span.attempt_id
+            record = records.get(place[0])
+            if record is None:
+                record = records[place[0]] = existing(tx, place[0])
+                issued[place[0]] = record.spans_issued
+            if place not in stale:
+                attempt = attempt_of(record, place[1])
+                stale[place] = attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status)
+            is_stale = stale[place]
+        if span.sequence_id < 0:
             record.spans_issued += 1
             span = _numbered(span, record.spans_issued)
-        elif number > record.spans_issued:
-            record.spans_issued = number
+        elif span.sequence_id > record.spans_issued:
+            record.spans_issued = span.sequence_id
         ready.append(_marked_stale(span) if is_stale else span)
     sizes = tx.add_spans(cast("list[Span]", ready))
     stored: list[AnySpan | None] = list(ready)
     seen: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
+    if len(stale) == 1 and record is not None and all(sizes):  # of one attempt, and all of them new, as most are
+        record.span_count += len(sizes)
+        record.span_bytes += sum(sizes)
+        seen[place[0]][place[1]] = None
+    else:
+        _count(records, seen, spans, ready, sizes, stored)
+    for rollout_id, record in records.items():
+        if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
+            _record_heartbeats(tx, record, seen[rollout_id], now)
+    return stored
+
+
+def _count(
+    records: dict[str, Record],
+    seen: dict[str, dict[str, None]],
+    spans: Sequence[AnySpan],
+    ready: Sequence[AnySpan],
+    sizes: Sequence[int],
+    stored: list[AnySpan | None],
+) -> None:
+    """Count spans of several attempts, some of which perhaps were there already."""
     for place, (span, size) in enumerate(zip(ready, sizes, strict=True)):
         if size:
             record = records[span.rollout_id]
@@ -71,15 +92,10 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
             seen[span.rollout_id][span.attempt_id] = None
         else:
             stored[place] = None
-    if not all(sizes):
-        for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
-            record = records[span.rollout_id]
-            if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
-                record.spans_issued -= 1  # the number of a span that was there already is given to the next one
-    for rollout_id, record in records.items():
-        if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
-            _record_heartbeats(tx, record, seen[rollout_id], now)
-    return stored
+    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+        record = records[span.rollout_id]
+        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+            record.spans_issued -= 1  # the number of a span that was there already is given to the next one
 
 
 def _numbered(span: AnySpan, number: int) -> AnySpan:
