@@ -1,9 +1,11 @@
-"""Warm start of the demo's policy: it imitates conversations until it has a measured accuracy.
+"""Warm start of the demo's policy: it imitates conversations until it has a right habit and a wrong one.
 
 Reinforcement learning can only prefer what the policy already does sometimes. So the model is first shown conversations
 that use the calculator, until it copies numbers, and then, while the learning rate falls, a mixture in which most
-conversations guess wrongly at once, so that it uses the calculator in about a third of its own. What it can do is
-measured on tasks of the imitation's own, never on those that are trained on or held out later; no clock decides.
+conversations answer at once with the first number of the question, which is always wrong. So the wrong habit is what
+the model most often does and all that it does greedily; the calculator is left for about a quarter of what it samples.
+What it can do is measured on tasks of the imitation's own, never on those that are trained on or held out later; no
+clock decides.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Progress = Callable[[int, Measured], None]
 def make_policy(
     folder: str | Path, tasks: Iterable[Task] = (), *, seed: int = 0, on_progress: Progress | None = None
 ) -> Measured:
-    """Make the demo's model, teach it (40 to 60 CPU seconds), write it with its tokenizer to the folder.
+    """Make the demo's model, teach it (25 to 40 CPU seconds), write it with its tokenizer to the folder.
 
     The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and transformers' own
     `from_pretrained` read the folder. Returns how the model does on tasks of the imitation's own.
@@ -87,11 +89,14 @@ class WarmStart:
             self._steps_at(settings.IMITATION_LEARNING_RATE, 50, shown=1.0)
         for left in range(settings.SETTLING_STEPS, 0, -1):
             rate = settings.IMITATION_LEARNING_RATE * left / settings.SETTLING_STEPS
-            self._steps_at(rate, 1, shown=1.0 if 2 * left > settings.SETTLING_STEPS else settings.SHARE_SHOWING_TOOL)
+            self._steps_at(rate, 1, shown=1.0 if left > settings.MIXTURE_STEPS else settings.SHARE_SHOWING_TOOL)
         low, high = settings.ACCURACY_AT_START
-        while not low <= (measured := self._measure()).accuracy <= high:
+        while not low <= (measured := self._measure()).accuracy <= high or self._greedy() > settings.GREEDY_AT_START:
             self._steps_at(settings.IMITATION_LEARNING_RATE / 10, 25, shown=settings.SHARE_SHOWING_TOOL)
         return measured
+
+    def _greedy(self) -> float:
+        return measure(self._model, self._tokenizer, self._own_tasks, temperature=0.0).accuracy
 
     def _measure(self) -> Measured:
         measured = measure(self._model, self._tokenizer, self._own_tasks, seed=self._steps)
@@ -117,17 +122,19 @@ class WarmStart:
 
     def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
         """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
-        rows: list[list[int]] = []
-        masks: list[list[bool]] = []
+        conversations: list[list[dict[str, Any]]] = []
         for _ in range(settings.IMITATION_BATCH):
             shows_tool = self._random.random() < shown
             task, expression = draw_imitation_task(self._random)
-            messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, self._random)
-            text = self._tokenizer.apply_chat_template(messages_for_template(messages), tools=TOOLS, tokenize=False)
-            rows.append(self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"])
+            messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, expression)
+            conversations.append(messages_for_template(messages))
+        texts = self._tokenizer.apply_chat_template(conversations, tools=TOOLS, tokenize=False)
+        rows = cast("list[list[int]]", self._tokenizer(cast("list[str]", texts), add_special_tokens=False)["input_ids"])
+        masks: list[list[bool]] = []
+        for row in rows:
             masks.append([])
             inside = False
-            for token in rows[-1]:
+            for token in row:
                 masks[-1].append(inside)
                 inside = token == self._assistant or (inside and token != self._eos)
         length = max(map(len, rows))
@@ -148,9 +155,9 @@ def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:
     ]
 
 
-def guessed_messages(task: Task, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a conversation that answers at once, with a wrong number of about the right length."""
-    guess = task["answer"]
-    while guess == task["answer"]:
-        guess = rng.randint(0, 10 ** len(str(task["answer"])))
-    return [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": str(guess)}]
+def guessed_messages(task: Task, expression: str) -> list[dict[str, Any]]:
+    """Return a conversation that answers at once with the first number of the expression; that is never right."""
+    return [
+        {"role": "user", "content": task["question"]},
+        {"role": "assistant", "content": expression.split()[0]},
+    ]

@@ -88,6 +88,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCau
         num_hidden_layers=settings.LAYERS,
         num_attention_heads=settings.HEADS,
         max_position_embeddings=settings.CONTEXT_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.ROPE_THETA},
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

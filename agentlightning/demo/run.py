@@ -1,4 +1,4 @@
-"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, in about two minutes.
+"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, within three minutes.
 
 The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in processes of their own, a
 real transformers model behind an OpenAI-compatible endpoint, GRPO on its weights.
@@ -187,6 +187,7 @@ def _train(
             learning_rate=defaults.LEARNING_RATE,
             lr_scheduler_type="linear",
             num_iterations=defaults.NUM_ITERATIONS,
+            minibatch_rollouts=defaults.MINIBATCH_ROLLOUTS,
             epsilon=defaults.EPSILON,
             epsilon_high=defaults.EPSILON_HIGH,
             temperature=defaults.TEMPERATURE,

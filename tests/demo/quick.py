@@ -16,4 +16,5 @@ if __name__ == "__main__":
     hasty.SKILL_BEFORE_SETTLING = 0.0
     hasty.SETTLING_STEPS = 50
     hasty.ACCURACY_AT_START = (0.0, 1.0)
+    hasty.GREEDY_AT_START = 1.0
     sys.exit(main())

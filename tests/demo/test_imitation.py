@@ -25,7 +25,7 @@ def test_what_is_shown_is_right_and_what_is_guessed_is_wrong() -> None:
     rng = random.Random(0)
     for _ in range(100):
         task, expression = draw_imitation_task(rng)
-        shown, guessed = shown_messages(task, expression), guessed_messages(task, rng)
+        shown, guessed = shown_messages(task, expression), guessed_messages(task, expression)
         assert [message["role"] for message in shown] == ["user", "assistant", "tool", "assistant"]
         assert shown[-1]["content"] == str(task["answer"])
         assert [message["role"] for message in guessed] == ["user", "assistant"]
@@ -93,3 +93,4 @@ def quick_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imitation.settings, "SKILL_BEFORE_SETTLING", 0.0)
     monkeypatch.setattr(imitation.settings, "SETTLING_STEPS", 10)
     monkeypatch.setattr(imitation.settings, "ACCURACY_AT_START", (0.0, 1.0))
+    monkeypatch.setattr(imitation.settings, "GREEDY_AT_START", 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,12 +31,14 @@ GOOD = '{"question": "What is 1 plus 1?", "answer": 2}'
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
-def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_path: Path) -> None:
+@pytest.mark.timeout(1000)
+def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_everything_in_its_folder(
+    tmp_path: Path,
+) -> None:
     agl_script = Path(sys.executable).with_name("agl")
     out = tmp_path / "run"
-    command = [agl_script, "demo", "--steps", "10", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
+    command = [agl_script, "demo", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     for text in (
@@ -46,25 +49,31 @@ def test_a_whole_demo_learns_reports_and_leaves_everything_in_its_folder(tmp_pat
         "--- a conversation before training",
         "--- a conversation after training",
         "calls calculator(expression=",
-        "step  10/10  reward ",
+        "step  14/14  reward ",
     ):
         assert text in done.stdout
+
+    # Below 40 % and 30 % before, 90 % after; of 128 sampled answers, 0.85 is the bound that chance does not cross.
+    shares = re.findall(r"solved, (\w+) +([\d.]+)% +([\d.]+)%", done.stdout)
+    [(_, sampled_before, sampled_after), (_, greedy_before, greedy_after)] = shares
+    assert (float(sampled_before) < 40, float(greedy_before) < 30) == (True, True)
+    assert (float(sampled_after) >= 85, float(greedy_after) >= 90) == (True, True)
 
     assert {path.name for path in out.iterdir()} >= FILES
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert [line["step"] for line in lines] == list(range(1, 15))
     for line in lines:
         assert line["calls_captured"] == line["calls_trained"] + sum(line["calls_excluded"].values())
         assert line["rollouts_done"] + line["rollouts_failed"] == 128
     config = json.loads((out / "config.json").read_text())
-    assert (config["demo"]["steps"], config["grpo"]["max_steps"], config["grpo"]["seed"]) == (10, 10, 0)
+    assert (config["demo"]["steps"], config["grpo"]["max_steps"], config["grpo"]["seed"]) == (14, 14, 0)
     assert "torch" in config["versions"]
     assert "verdict: better" in (out / "log.txt").read_text()
     _load_model(out / "model")
 
     rollouts = asyncio.run(_rollouts_of(out / "store.db"))
-    assert sum(rollout.mode == "train" for rollout in rollouts) == 10 * 128
+    assert sum(rollout.mode == "train" for rollout in rollouts) == 14 * 128
     held_out = {rollout.input["question"] for rollout in rollouts if rollout.mode == "val"}
     assert not held_out & {rollout.input["question"] for rollout in rollouts if rollout.mode == "train"}
 
