@@ -1,0 +1,139 @@
+"""The player of the game of `game.py`: an agent, a tiny model that begins with a bad habit, and its exact value."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import urllib.request
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import agentlightning as agl
+from agentlightning.algorithm.grpo.engine.chat import ChatFormat
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.demo.model import make_model, make_tokenizer
+from bench.learning.game import NUMBERS, TURNS, Game, History, hint, histories, reward, value_of
+
+WARM_START_STEPS = 500
+WARM_START_LEARNING_RATE = 2e-3
+MIXTURE = 0.4
+CAREFUL = 0.3
+WARM_START_BATCH = 32
+
+
+@agl.rollout
+def play(task: Game, llm: agl.LLM) -> float:
+    """Play one game; the reward is that of `game.reward`."""
+    messages = [{"role": "user", "content": "?"}]
+    said = 0
+    for turn in range(1, TURNS + 1):
+        text = ask(llm, messages)
+        if text not in map(str, NUMBERS):
+            return 0.0
+        said = int(text)
+        if said == task["hidden"]:
+            return reward(said, said, turn)
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": hint(said, task["hidden"])},
+        ]
+    return reward(said, task["hidden"], TURNS)
+
+
+def ask(llm: agl.LLM, messages: list[dict[str, str]]) -> str:
+    """Make one model call and return the text of the reply."""
+    body = {"model": llm.model, "messages": messages, **llm.sampling_parameters}
+    request = urllib.request.Request(
+        f"{llm.endpoint}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def make_player(folder: Path, seed: int) -> float:
+    """Write a model that has seen careful and careless games, and return its exact value.
+
+    It imitates careful games until it knows them, and then, while the learning rate falls, mostly careless ones.
+    """
+    tokenizer = make_tokenizer(["lower", "higher"])
+    model = make_model(tokenizer, seed)
+    chat_format = ChatFormat(tokenizer)
+    row_of = functools.cache(functools.partial(_row, chat_format))
+    rng = random.Random(f"game {seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_START_LEARNING_RATE, betas=(0.9, 0.98))
+    with one_thread():
+        for step in range(WARM_START_STEPS):
+            left = 1 - step / WARM_START_STEPS
+            for group in optimizer.param_groups:
+                group["lr"] = WARM_START_LEARNING_RATE * min(1.0, 2 * left, (step + 1) / 30)
+            games = [_shown_game(rng, 1.0 if left > MIXTURE else CAREFUL) for _ in range(WARM_START_BATCH)]
+            tokens, mask = _batch([row_of(game) for game in games])
+            logits = cast("Any", model)(input_ids=tokens).logits[:, :-1][mask[:, 1:]]  # (N, V)
+            optimizer.zero_grad(set_to_none=True)
+            cross_entropy(logits, tokens[:, 1:][mask[:, 1:]]).backward()
+            optimizer.step()
+    Policy(model, tokenizer).save(folder)
+    return player_value(model, tokenizer)
+
+
+def _shown_game(rng: random.Random, careful: float) -> History:
+    """Return a game of a careful player, who says a number that fits all he heard, or of one who repeats his first."""
+    hidden, heeds = rng.choice(NUMBERS), rng.random() < careful
+    history: History = ()
+    while len(history) < TURNS and (not history or history[-1][0] != hidden):
+        fitting = [n for n in NUMBERS if all(s != n and hint(s, n) == where for s, where in history)]
+        said = rng.choice(fitting) if heeds or not history else history[0][0]
+        history = (*history, (said, hint(said, hidden)))
+    return history
+
+
+def _batch(shown: list[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows padded on the right, and the mask of what the player said: (B, T) each."""
+    length = max(len(row) for row, _ in shown)
+    tokens = torch.tensor([row + [0] * (length - len(row)) for row, _ in shown])
+    return tokens, torch.tensor([mask + [False] * (length - len(mask)) for _, mask in shown])
+
+
+def _row(chat_format: ChatFormat, game: History) -> tuple[list[int], list[bool]]:
+    """Return a game as tokens, and which of them the player said: (T,) each."""
+    row: list[int] = []
+    mask: list[bool] = []
+    for turn, (said, _) in enumerate(game):
+        prompt = _prompt(chat_format, game[:turn])
+        reply = chat_format.prompt_ids([{"role": "assistant", "content": str(said)}], None)[1:-1]
+        mask += [False] * (len(prompt) - len(row)) + [True] * len(reply)
+        row = prompt + reply
+    return row, mask
+
+
+def player_value(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Return the expected reward of a model, sampled at temperature 1, from its probabilities of every reply."""
+    chat_format = ChatFormat(tokenizer)
+    known = histories()
+    digits = [_token(tokenizer, number) for number in NUMBERS]
+    says: dict[History, list[float]] = {}
+    with torch.inference_mode(), one_thread():
+        for history in known:
+            prompt = _prompt(chat_format, history)
+            rows = torch.tensor([[*prompt, digit] for digit in digits])  # (N, T)
+            likely = cast("Any", model)(input_ids=rows).logits[:, -2:].float().softmax(-1)  # (N, 2, V)
+            ends = likely[:, 1, tokenizer.eos_token_id]  # (N,)
+            says[history] = (likely[0, 0, digits] * ends).tolist()
+    return value_of(lambda history: says[history])
+
+
+def _prompt(chat_format: ChatFormat, history: History) -> list[int]:
+    messages = [{"role": "user", "content": "?"}]
+    for said, where in history:
+        messages += [{"role": "assistant", "content": str(said)}, {"role": "user", "content": where}]
+    return chat_format.prompt_ids(messages, None)
+
+
+def _token(tokenizer: PreTrainedTokenizerBase, number: int) -> int:
+    return cast("int", tokenizer.convert_tokens_to_ids(str(number)))
