@@ -30,11 +30,14 @@ def main() -> None:
     """Make the start, run all, print."""
     parser = argparse.ArgumentParser(prog="bench.trl")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--model", help="folder of a model that the demo has warmed up; made anew without")
     parser.add_argument("--steps", type=int, default=settings.STEPS)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        train_tasks, held_out = tasks_of_demo()
-        make_policy(folder, [*train_tasks, *held_out])
+    with tempfile.TemporaryDirectory() as made:
+        folder = options.model or made
+        if not options.model:
+            train_tasks, held_out = tasks_of_demo()
+            make_policy(folder, [*train_tasks, *held_out])
         print(f"{options.steps} steps of {TASKS} tasks x {GROUP} rollouts, 2 updates each; CPU seconds of the training")
         print(f"{'seed':>4}  {'side':6}  {'CPU s':>6}  {'held-out before':>15}  {'after':>6}  last 4 steps' reward")
         runs: list[Run] = []

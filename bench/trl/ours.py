@@ -30,18 +30,20 @@ from bench.trl.shared import GROUP, LEARNING_RATE, TASKS, Run, cpu_seconds, task
 @dataclass
 class Episode:
     task: Task
-    row: Sample
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rows: list[Sample] = field(default_factory=list[Sample])
     reward: float | None = None
 
     def take(self, completion: Completion, chat_format: ChatFormat) -> None:
-        """Add a completed call to the row, and play the tool's part."""
-        known = len(self.row.token_ids)
-        assert completion.prompt_ids[:known] == self.row.token_ids, "the conversation did not go on with its own tokens"
-        prompt = completion.prompt_ids[known:]
-        self.row.token_ids.extend([*prompt, *completion.token_ids])
-        self.row.mask.extend([0] * len(prompt) + [1] * len(completion.token_ids))
-        self.row.logprobs.extend([0.0] * len(prompt) + completion.logprobs)
+        """Add a completed call to its row, a new one where the prompt does not go on with the last one's tokens, and
+        play the tool's part."""
+        if not self.rows or completion.prompt_ids[: len(self.rows[-1].token_ids)] != self.rows[-1].token_ids:
+            self.rows.append(Sample(f"{id(self)}", "a", [], [], [], ["c"], [0]))
+        row = self.rows[-1]
+        prompt = completion.prompt_ids[len(row.token_ids) :]
+        row.token_ids.extend([*prompt, *completion.token_ids])
+        row.mask.extend([0] * len(prompt) + [1] * len(completion.token_ids))
+        row.logprobs.extend([0.0] * len(prompt) + completion.logprobs)
         ended = completion.finish_reason == "stop"
         reply = chat_format.reply(completion.token_ids[:-1] if ended else completion.token_ids, with_tools=True)
         message = message_body(reply)
@@ -55,10 +57,7 @@ class Episode:
 
 def play(tasks: list[Task], decoder: Decoder, chat_format: ChatFormat, seeds: random.Random) -> list[Episode]:
     """Run a group of episodes for each task."""
-    episodes = [
-        Episode(task, Sample(str(number), "a", [], [], [], ["c"], [0]), [{"role": "user", "content": task["question"]}])
-        for number, task in enumerate(task for task in tasks for _ in range(GROUP))
-    ]
+    episodes = [Episode(task, [{"role": "user", "content": task["question"]}]) for task in tasks for _ in range(GROUP)]
     for _ in range(MAX_TURNS):
         running = [episode for episode in episodes if episode.reward is None]
         completions = [
@@ -87,7 +86,8 @@ def train(folder: str, seed: int, steps: int) -> Run:
         rewards = [episode.reward or 0.0 for episode in episodes]
         advantages = rollout_advantages(rewards, [number // GROUP for number in range(len(rewards))])
         rate = LEARNING_RATE * (1 - step / steps)
-        policy.update([episode.row for episode in episodes], advantages, num_iterations=2, learning_rate=rate)
+        rows = [(row, a) for episode, a in zip(episodes, advantages, strict=True) for row in episode.rows]
+        policy.update([row for row, _ in rows], [a for _, a in rows], num_iterations=2, learning_rate=rate)
         curve.append(sum(rewards) / len(rewards))
     spent = cpu_seconds() - began
     after = measure(policy.model, policy.tokenizer, held_out, seed=seed).accuracy
