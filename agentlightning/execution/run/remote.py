@@ -146,8 +146,8 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
         if not is_open.is_set():
             continue
         try:
-            note = await stop_note(store, run_id)
-        except NotImplementedError:  # a store of the user's that keeps no workers
+            note = await stop_note(store, run_id, told_only=True)
+        except NotImplementedError:  # a store of the user's that keeps no runs
             return
         except Exception as error:  # whoever works with the store meets the same, and has a say in it
             logger.debug("Could not look whether %s is to end: %s", name_of_run(run_id), error)

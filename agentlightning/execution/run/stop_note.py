@@ -45,14 +45,17 @@ async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "
     return StopNote(reason, run.stop_time or 0.0)
 
 
-async def stop_note(store: LightningStore, run_id: str | None) -> StopNote | None:
-    """Return what ends the run; None while it may go on, and before it is known."""
+async def stop_note(store: LightningStore, run_id: str | None, *, told_only: bool = False) -> StopNote | None:
+    """Return what ends the run; None while it may go on, and before it is known.
+
+    `told_only`: the end of an algorithm is none, for the algorithm itself, which may have been started twice.
+    """
     run = await complete(store).get_run_by_id(run_id or "")
     if run is None:
         return None
     if run.stop_reason is not None:
         return StopNote(run.stop_reason, run.stop_time or 0.0)
-    return None if run.state == "running" else StopNote(HAS_ENDED, run.end_time or 0.0)
+    return None if told_only or run.state == "running" else StopNote(HAS_ENDED, run.end_time or 0.0)
 
 
 def name_of_run(run_id: str | None) -> str:

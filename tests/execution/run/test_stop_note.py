@@ -14,6 +14,8 @@ from agentlightning.execution import (
     SharedMemoryExecutionStrategy,
     stop_run,
 )
+from agentlightning.execution.events import ThreadingEvent
+from agentlightning.execution.run.remote import heed
 from agentlightning.execution.run.stop_note import (
     CONTROL_PREFIX,
     HAS_ENDED,
@@ -73,6 +75,20 @@ async def test_the_end_of_a_run_is_a_note_too() -> None:
     await store.start_run("a")
     ended = await store.update_run("a", state="succeeded")
     assert await stop_note(store, "a") == StopNote(HAS_ENDED, ended.end_time or 0.0)
+
+
+async def test_an_algorithm_goes_on_when_another_start_of_its_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.execution.run.remote.LOOK_SECONDS", 0.01)
+    store, event, is_open = InMemoryLightningStore(), ThreadingEvent(), ThreadingEvent()
+    is_open.set()
+    await store.start_run("a")
+    await store.update_run("a", state="succeeded")
+    heeding = asyncio.create_task(heed(store, "a", event, is_open))
+    await asyncio.sleep(0.1)
+    assert not event.is_set()
+    await stop_run(store, "a")
+    await asyncio.wait_for(heeding, 10)
+    assert event.is_set()
 
 
 async def test_a_note_that_an_older_release_left_among_the_workers_says_nothing() -> None:
