@@ -96,7 +96,7 @@ class _Feed:
         """Note the changes of a page and return whether there may be more."""
         await self._note(page.events)
         self._cursor = page.cursor
-        return bool(page.events)
+        return bool(page.events or page.runs)
 
     async def _note(self, events: Sequence[RolloutEvent]) -> None:
         rewards = await asyncio.gather(*(self._reward(event) for event in events))

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 OnStall = Literal["report", "raise"]
 
+PAGE = 100
+"""Changes that are read at once."""
 DEFAULT_SECONDS = 300.0
 COMPUTING_SHARE = 0.2
 """A process that uses more of a core than this computes; one that waits uses next to nothing."""
@@ -61,15 +63,20 @@ class StallDetector:
         view, run_id = view_of(self.algorithm, self.store), getattr(self.algorithm, "run_id", None)
         count_open_work = open_work_counter(self.algorithm, self.store)
         cursor: str | None = None
+        recorded: dict[str, object] = {}
         cpu, reported = 0.0, False
         moved_at = looked_at = time.monotonic()
         while True:
             try:
-                page = None if cursor is None else await view.query_events(after=cursor, limit=1, run_id=run_id)
+                page = None if cursor is None else await view.query_events(after=cursor, limit=PAGE, run_id=run_id)
                 moved = page is None or bool(page.events)
+                for run in () if page is None else page.runs:  # a record is progress, a heartbeat is none
+                    moved = moved or recorded.get(run.run_id, {}) != run.records
+                    recorded[run.run_id] = run.records
                 if moved:
                     cursor = (await view.query_events(limit=1, run_id=run_id)).cursor
                 else:  # has this process computed since the last such look?
+                    cursor = page.cursor if page is not None else None
                     used, now = time.process_time(), time.monotonic()
                     computes = used - cpu > COMPUTING_SHARE * max(now - looked_at, 1e-9)
                     cpu, looked_at = used, now

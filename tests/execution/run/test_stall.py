@@ -19,6 +19,7 @@ from agentlightning.execution import (
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.types import Dataset
+from agentlightning.types.runs import RunRecord
 from tests.execution.bundles import Serve, Tasks, deaf_runner
 
 QUICK: dict[str, Any] = {"stall_timeout": 0.5, "on_stall": "raise"}
@@ -80,6 +81,25 @@ def test_slow_but_steady_progress_is_no_stall() -> None:
 
     patient = SharedMemoryExecutionStrategy(stall_timeout=2.0, on_stall="raise")
     assert len(patient.execute(Tasks(12), Slow(), InMemoryLightningStore())) == 12
+
+
+def test_a_heartbeat_is_no_progress_and_hides_none() -> None:
+    async def beats(store: LightningStore, event: ExecutionEvent) -> None:
+        await store.enqueue_rollout("nobody claims it")
+        while True:
+            await store.update_run("", heartbeat=True)
+            await asyncio.sleep(0.05)
+
+    async def records(store: LightningStore, event: ExecutionEvent) -> int:
+        for step in range(30):
+            await store.add_run_records("", [RunRecord(kind="step", step=step)])
+            await asyncio.sleep(0.1)
+        return 30
+
+    with pytest.raises(StalledError):
+        shm().execute(beats, deaf_runner, InMemoryLightningStore())
+    patient = SharedMemoryExecutionStrategy(stall_timeout=2.0, on_stall="raise")
+    assert patient.execute(records, deaf_runner, InMemoryLightningStore()) == 30
 
 
 def test_a_trainer_says_which_rollout_its_runner_has_in_hand_and_which_it_ended_last() -> None:
