@@ -32,7 +32,7 @@ class _Stored:
     __slots__ = ("body", "gone", "kind", "name", "place", "step")
 
     def __init__(self, record: NewRunRecord, number: int) -> None:
-        self.kind = record.kind
+        self.kind: RecordKind = record.kind
         self.step, self.name, self.body = record[1:]
         self.place = (record.step, number)
         self.gone = False
