@@ -168,8 +168,9 @@ def describe(
     if before is None:
         return f"call {names.get(call.call_id, call.call_id)} begins a row: {start.cause}"
     first, second = (names.get(each.call_id, each.call_id) for each in (before, call))
+    why = " (it leaves out the thinking of that reply)" if _leaves_out_thinking(start, before, call, decode) else ""
     lines = [
-        f"call {second} does not continue call {first}: {start.cause}, after {start.at} equal tokens",
+        f"call {second} does not continue call {first}: {start.cause}{why}, after {start.at} equal tokens",
         f"  recorded: {describe_tokens(tokens_of(before), start.at, decode)}",
         f"  prompt:   {describe_tokens(call.prompt_token_ids, start.at, decode)}",
     ]
@@ -187,6 +188,15 @@ def describe(
             old, new = (each[at].describe() if at < len(each) else "nothing" for each in (said, sent))
         lines += [f"  was said: {_brief(old)}", f"  is sent:  {_brief(new)}"]
     return "\n".join(lines)
+
+
+def _leaves_out_thinking(start: RowStart, before: ModelCall, call: ModelCall, decode: Decode | None) -> bool:
+    """Return whether a template shows an earlier reply without what stood between its tags of thinking."""
+    if start.cause != "template" or decode is None:
+        return False
+    thinking, closing, _ = decode(before.completion_token_ids).partition("</think>")
+    thinking = thinking.rpartition("<think>")[2].strip()
+    return bool(closing and thinking) and thinking not in decode(call.prompt_token_ids)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

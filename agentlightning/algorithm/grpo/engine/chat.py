@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from agentlightning.algorithm.grpo.engine.request_fields import RequestError
-from agentlightning.algorithm.grpo.engine.tool_calls import Reply, messages_for_template, parse_reply
+from agentlightning.algorithm.grpo.engine.tool_calls import Reply, messages_for_template, parse_reply, syntax_of
 
 _RESERVED: Final = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"} - {"kwargs"}
 """Names that are not the template's own."""
@@ -73,7 +73,12 @@ class ChatFormat:
     def reply(self, token_ids: Sequence[int], *, with_tools: bool) -> Reply:
         """Return the reply in tokens, the one that ends it left out; tool calls are read if tools were offered."""
         whole = self.text(token_ids)
-        return parse_reply(whole) if with_tools else Reply(content=whole)
+        return self.read(whole) if with_tools else Reply(content=whole)
+
+    def read(self, text: str, *, constrained: bool = False) -> Reply:
+        """Return what a text says and which tools it calls, in the syntax of the chat template; under a grammar calls
+        are always in that of Hermes."""
+        return parse_reply(text, "hermes" if constrained else syntax_of(str(self._tokenizer.chat_template)))
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""

@@ -28,7 +28,7 @@ from agentlightning.algorithm.grpo.engine.request import ChatRequest, SamplingFi
 from agentlightning.algorithm.grpo.engine.request_fields import RequestError
 from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceSeeds, hash_of
 from agentlightning.algorithm.grpo.engine.stopping import StopRule
-from agentlightning.algorithm.grpo.engine.tool_calls import CALL_CLOSING, CALL_OPENING, Reply, parse_reply
+from agentlightning.algorithm.grpo.engine.tool_calls import CALL_CLOSING, CALL_OPENING, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,8 @@ class ChatService:
 
     def _choice(self, request: ChatRequest, completion: Completion, index: int) -> dict[str, object]:
         text = self._text(completion)
-        reply = parse_reply(text) if request.tools is not None else Reply(content=text)
+        constrained = completion.grammar is not None
+        reply = self._format.read(text, constrained=constrained) if request.tools is not None else Reply(content=text)
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
         cut = completion.finish_reason == "length" and _is_unfinished(completion, reply)
         choice: dict[str, object] = {

@@ -1,8 +1,15 @@
 """Converts tool calls between the text of a model and the form of the OpenAI API.
 
-The syntax is the one of Hermes and Qwen models and of the demo, any number of times, after free text:
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. What does not parse stays text: a malformed call is the
-policy's own mistake, and the agent gets to see it.
+The syntax is the one that the model's chat template writes (`syntax_of`); names as vLLM's `--tool-call-parser` has them:
+
+- `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of times, after free text (Hermes,
+  Qwen 2.5 and 3, the demo); a list of such objects in one pair of tags is SmolLM's form.
+- `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`, values that are
+  JSON being read as such.
+- `llama3_json`: a reply that is nothing but `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not, several
+  of them parted by `;`. Plain JSON with `arguments`, or a list, is read as well.
+
+What does not parse stays text: a malformed call is the policy's own mistake, and the agent gets to see it.
 """
 
 from __future__ import annotations
@@ -11,11 +18,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
+
+Syntax = Literal["hermes", "qwen3_coder", "llama3_json"]
 
 CALL_OPENING: Final = "<tool_call>"
 CALL_CLOSING: Final = "</tool_call>"
 _IMAGES: Final = ("image_url", "image", "input_image")
+_PYTHON_TAG: Final = "<|python_tag|>"
+_FUNCTION: Final = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.DOTALL)
+_PARAMETER: Final = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _CALL: Final = re.compile(f"{CALL_OPENING}(.*?){CALL_CLOSING}", re.DOTALL)
 
 
@@ -35,20 +47,63 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-def parse_reply(text: str) -> Reply:
+def syntax_of(template: str) -> Syntax:
+    """Return how a chat template writes calls; `hermes` if it does not tell."""
+    if "<function=" in template:
+        return "qwen3_coder"
+    return "llama3_json" if CALL_OPENING not in template and '"parameters"' in template else "hermes"
+
+
+def parse_reply(text: str, syntax: Syntax = "hermes") -> Reply:
     """Return text and tool calls of a completion; all of it is text if any call in it is malformed."""
-    calls: list[ToolCall] = []
-    for body in _CALL.findall(text):
-        try:
-            call: object = json.loads(body)
-        except (json.JSONDecodeError, RecursionError):
-            return Reply(content=text)
-        fields = cast("dict[str, object]", call) if isinstance(call, dict) else {}
-        name, arguments = fields.get("name"), fields.get("arguments", {})
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return Reply(content=text)
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+    try:
+        if syntax == "llama3_json":
+            calls = _calls_in(text.strip().removeprefix(_PYTHON_TAG))
+            return Reply(None, tuple(calls)) if calls else Reply(content=text)
+        read = _calls_in if syntax == "hermes" else _calls_in_tags
+        calls = [call for body in _CALL.findall(text) for call in read(body)]
+    except (ValueError, RecursionError):
+        return Reply(content=text)
     return Reply(_CALL.sub("", text).strip() or None, tuple(calls)) if calls else Reply(content=text)
+
+
+def _calls_in(text: str) -> list[ToolCall]:
+    """Return the calls that a text of nothing but JSON holds: one, a list, or several parted by semicolons."""
+    calls: list[ToolCall] = []
+    rest = text.strip()
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        calls += [_call_of(one) for one in (cast("list[object]", value) if isinstance(value, list) else [value])]
+        rest = rest[end:].lstrip()
+        if rest and not rest.startswith(";"):
+            raise ValueError("calls are followed by text")
+        rest = rest[1:].lstrip()
+    return calls
+
+
+def _call_of(value: object) -> ToolCall:
+    fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError("a call has a name and arguments")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _calls_in_tags(text: str) -> list[ToolCall]:
+    function = _FUNCTION.fullmatch(text.strip())
+    if function is None:
+        raise ValueError("a call is one <function=...>")
+    arguments = {key: _value(value) for key, value in _PARAMETER.findall(function[2])}
+    if _PARAMETER.sub("", function[2]).strip():
+        raise ValueError("a function holds parameters alone")
+    return [ToolCall(function[1], json.dumps(arguments, ensure_ascii=False))]
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
