@@ -1,13 +1,13 @@
 """Converts tool calls between the text of a model and the form of the OpenAI API.
 
-The syntax is the one that the model's chat template writes (`syntax_of`); names as vLLM's `--tool-call-parser` has them:
+The syntax is the one that the model's chat template writes (`syntax_of`), named as in vLLM's `--tool-call-parser`:
 
 - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of times, after free text (Hermes,
   Qwen 2.5 and 3, the demo); a list of such objects in one pair of tags is SmolLM's form.
 - `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`, values that are
   JSON being read as such.
-- `llama3_json`: a reply that is nothing but `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not, several
-  of them parted by `;`. Plain JSON with `arguments`, or a list, is read as well.
+- `llama3_json`: a reply that is nothing but `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not,
+  or several of them parted by `;`. Plain JSON with `arguments`, or a list, is read as well.
 
 What does not parse stays text: a malformed call is the policy's own mistake, and the agent gets to see it.
 """
