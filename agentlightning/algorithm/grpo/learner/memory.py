@@ -190,7 +190,7 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
     first = torch.zeros((1, _MEASURED_TOKENS), dtype=torch.bool)
     first[0, 0] = True
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), head_sees_only(model, first):
-        output = model(input_ids=inputs, use_cache=False)
+        output = inner(input_ids=inputs, use_cache=False)
     whole = sum(kept.values()) * tokens // _MEASURED_TOKENS
     del output
     if not checkpointing:

@@ -64,7 +64,7 @@ def packed_inputs(tokens: Tensor, attention: Tensor) -> dict[str, Any]:
 @torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
     """Switch the model to attention by rows and return whether it keeps two rows apart; if not, switch it back."""
-    before: str = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage] -- it has no public name
+    before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage] -- it has no public name
     if before == BY_ROWS:
         return True
     if before != "sdpa":

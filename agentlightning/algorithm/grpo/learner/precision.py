@@ -32,7 +32,7 @@ class LearnedWeights:
                 continue
             master = nn.Parameter(live.detach().float())
             self.masters[name] = master
-            live.register_post_accumulate_grad_hook(lambda weight, master=master: _add_gradient(weight, master))
+            live.register_post_accumulate_grad_hook(partial(_add_gradient, master))
 
     def publish(self) -> None:
         """Round the master copies into the model."""
@@ -42,7 +42,7 @@ class LearnedWeights:
                     self._live[name].copy_(master)
 
 
-def _add_gradient(live: torch.Tensor, master: torch.Tensor) -> None:
+def _add_gradient(master: torch.Tensor, live: torch.Tensor) -> None:
     gradient = live.grad
     live.grad = None
     if gradient is not None:
