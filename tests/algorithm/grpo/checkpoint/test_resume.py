@@ -231,25 +231,30 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(
 
 
 @agl.rollout
-def sends_ctrl_c_once(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
+def sends_a_signal_once(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
     """Ends the run while its third step is played."""
     reward = two_turns(task, llm)
-    if (rollout.metadata or {})["step"] == 3 and not os.environ.get("AGL_TEST_SENT"):
-        os.environ["AGL_TEST_SENT"] = "1"
-        os.kill(os.getpid(), signal.SIGINT)
+    if (rollout.metadata or {})["step"] == 3 and (number := os.environ.pop("AGL_TEST_SIGNAL", None)):
+        os.kill(os.getpid(), int(number))
     return reward
 
 
 @pytest.mark.heavy
-def test_ctrl_c_leaves_a_checkpoint_of_the_last_complete_step(
-    untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: list[dict[str, Any]]
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_leaves_a_checkpoint_of_the_last_complete_step(
+    untrained_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: list[dict[str, Any]],
+    number: signal.Signals,
+    raised: type[BaseException],
 ) -> None:
-    monkeypatch.setenv("AGL_TEST_SENT", "")
+    monkeypatch.setenv("AGL_TEST_SIGNAL", str(int(number)))
     store = agl.SQLiteLightningStore(tmp_path / "store.db")
-    with pytest.raises(KeyboardInterrupt):
-        run(untrained_model, tmp_path, store, agent=sends_ctrl_c_once, save_steps=0)
+    with pytest.raises(raised):
+        run(untrained_model, tmp_path, store, agent=sends_a_signal_once, save_steps=0)
     assert CheckpointFolder(tmp_path / "run" / "checkpoints").steps() == [2]
-    lines = curve(run(untrained_model, tmp_path, store, agent=sends_ctrl_c_once, save_steps=0))
-    assert set(lines[2]["calls_excluded"]) <= {"cancelled", "unfinished"}  # of the rollouts that Ctrl+C ended
+    lines = curve(run(untrained_model, tmp_path, store, agent=sends_a_signal_once, save_steps=0))
+    assert set(lines[2]["calls_excluded"]) <= {"cancelled", "unfinished"}  # of the rollouts that the signal ended
     for line, other in zip(lines, whole, strict=True):
         assert {**line, "calls_captured": 0, "calls_excluded": 0} == {**other, "calls_captured": 0, "calls_excluded": 0}
