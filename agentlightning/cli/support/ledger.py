@@ -95,8 +95,8 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
     for place, (token, mask) in enumerate(zip(numbers["tokens"], numbers["mask"], strict=True)):
         trained += mask
         figures = {n: numbers[n][trained] for n in _FIGURES if n in numbers} if mask else {}
-        text = texts[token] if 0 <= token < len(texts) else None
-        call_id = owners[trained] if mask and trained < len(owners) else None
+        text: str | None = texts[int(token)] if 0 <= token < len(texts) else None
+        call_id: str | None = owners[int(trained)] if mask and trained < len(owners) else None
         lines.append({"place": place, "token": token, "text": text, "call_id": call_id, **figures})
     if as_json:
         show_json({"step": step, "row": row, "rollout_id": entry.get("rollout_id"), "tokens": lines})
