@@ -24,7 +24,6 @@ FILES = {
         algorithm/test_grpo_resumed algorithm/test_grpo_run
         algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
         algorithm/grpo/engine/test_smolagents execution/test_several_machines execution/test_endings
-        algorithm/grpo/engine/test_smolagents execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_never_hangs legacy/test_legacy
         emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
         runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture test_dependencies
