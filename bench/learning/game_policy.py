@@ -66,7 +66,7 @@ def make_player(folder: Path, seed: int) -> float:
     chat_format = ChatFormat(tokenizer)
     row_of = functools.cache(functools.partial(_row, chat_format))
     rng = random.Random(f"game {seed}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_START_LEARNING_RATE, betas=(0.9, 0.98))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=WARM_START_LEARNING_RATE, betas=(0.9, 0.98))
     with one_thread():
         for step in range(WARM_START_STEPS):
             left = 1 - step / WARM_START_STEPS
@@ -76,7 +76,7 @@ def make_player(folder: Path, seed: int) -> float:
             tokens, mask = _batch([row_of(game) for game in games])
             logits = cast("Any", model)(input_ids=tokens).logits[:, :-1][mask[:, 1:]]  # (N, V)
             optimizer.zero_grad(set_to_none=True)
-            cross_entropy(logits, tokens[:, 1:][mask[:, 1:]]).backward()
+            cast("Any", cross_entropy(logits, tokens[:, 1:][mask[:, 1:]])).backward()
             optimizer.step()
     Policy(model, tokenizer).save(folder)
     return player_value(model, tokenizer)

@@ -30,7 +30,7 @@ from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.collect import evidence
 from agentlightning.algorithm.grpo.checkpoint.weights import digest_of
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.rows import choose_rows
+from agentlightning.algorithm.grpo.rows import choose_rows, read_records
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.ledger.ledger import Ledger
 from agentlightning.algorithm.runs.check import check_ledger
@@ -120,7 +120,7 @@ async def update_anew(store: LightningStore, settings: GRPOSettings) -> list[str
         good.sort(key=lambda rollout: ((rollout.metadata or {})["task"], (rollout.metadata or {})["sample"]))
         found = [await evidence(store, rollout) for rollout in good]
         groups = [(rollout.metadata or {})["task"] for rollout in good]
-        rows = choose_rows(found, groups, TracerTraceToTriplet(), Ledger(step=step))
+        rows = choose_rows(read_records(found, TracerTraceToTriplet()), groups, Ledger(step=step), settings)
         policy.update(
             rows.samples,
             rows.advantages,
