@@ -184,7 +184,8 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    adapted: Any = model
+    inner: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
     inner.set_attn_implementation(_COUNTING)
     inputs = torch.zeros((1, _MEASURED_TOKENS), dtype=torch.int64, device="meta")
     first = torch.zeros((1, _MEASURED_TOKENS), dtype=torch.bool)
