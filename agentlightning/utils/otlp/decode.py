@@ -71,7 +71,7 @@ def unread_steps_of(
                 rejections.add(f"{text}, at most {MAX_SHARED_BYTES}", len(scoped.spans))
                 continue
             scope = _scope(scoped.scope, scoped.schema_url)
-            together = SpanGroup(resource, scope, group.resource.ByteSize() + scoped.scope.ByteSize())
+            together = SpanGroup(resource, scope, group.resource.ByteSize() + scoped.scope.ByteSize(), span_of)
             for message in scoped.spans:
                 parts = len(message.attributes) + len(message.events) + len(message.links)
                 if parts > MAX_PARTS:
