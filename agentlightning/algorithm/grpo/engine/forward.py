@@ -185,7 +185,7 @@ def _direct_forward(model: PreTrainedModel) -> LlamaForward | None:
     if not _has_llama_layout(model):
         return None
     direct = LlamaForward(cast("LlamaForCausalLM", model))
-    count = min(8, model.config.vocab_size)
+    count = min(8, model.config.vocab_size, model.config.max_position_embeddings)
     tokens, last = torch.arange(count)[None], torch.tensor([count - 1])
     own, other = (forward.prompts(tokens, last, 0) for forward in (ModelForward(model), direct))
     if torch.allclose(own, other, rtol=_TOLERANCE, atol=_TOLERANCE):
@@ -197,11 +197,12 @@ def _direct_forward(model: PreTrainedModel) -> LlamaForward | None:
 def _has_llama_layout(model: PreTrainedModel) -> bool:
     if type(model) is not LlamaForCausalLM or model.device.type != "cpu" or model.dtype != torch.float32:
         return False
-    config = model.config
+    config, projections = model.config, ("_proj", "lm_head")
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     return (
         model.num_parameters() < SMALL_MODEL_PARAMETERS
         and config.hidden_act == "silu"
         and rope in _STATIC_ROPE
         and config.max_position_embeddings <= _MOST_POSITIONS
-    )
+        and all(type(part) is torch.nn.Linear for name, part in model.named_modules() if name.endswith(projections))
+    )  # an adapter that does nothing yet would pass the comparison, and learn later

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentlightning.algorithm.grpo.engine.forward import Forward, LlamaForward, ModelForward, forward_of
@@ -46,6 +47,17 @@ def logits_of(forward: Forward) -> list[torch.Tensor]:
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
         {"head_dim": 6},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        {"max_position_embeddings": 7},
     ],
 )
 def test_logits_are_those_of_the_modules(settings: dict[str, Any]) -> None:
@@ -71,6 +83,12 @@ def test_changed_weights_are_used_at_once() -> None:
 @pytest.mark.parametrize("settings", [{"hidden_act": "gelu"}, {"hidden_size": 1024, "vocab_size": 8000}])
 def test_other_layouts_and_larger_models_keep_their_own_forward(settings: dict[str, Any]) -> None:
     assert isinstance(forward_of(make_model(**settings)), ModelForward)
+
+
+def test_adapters_within_the_layers_keep_their_own_forward_while_they_do_nothing_yet() -> None:
+    model = make_model()
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    assert isinstance(forward_of(model.eval()), ModelForward)
 
 
 def test_a_model_that_computes_something_else_keeps_its_own_forward() -> None:
