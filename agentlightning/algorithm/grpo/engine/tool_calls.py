@@ -58,7 +58,7 @@ def parse_reply(text: str, syntax: Syntax = "hermes") -> Reply:
     """Return text and tool calls of a completion; all of it is text if any call in it is malformed."""
     try:
         if syntax == "llama3_json":
-            calls = _calls_in(text.strip().removeprefix(_PYTHON_TAG))
+            calls = _calls_in(text.strip().removeprefix(_PYTHON_TAG), tagged=False)
             return Reply(None, tuple(calls)) if calls else Reply(content=text)
         read = _calls_in if syntax == "hermes" else _calls_in_tags
         calls = [call for body in _CALL.findall(text) for call in read(body)]
@@ -67,13 +67,18 @@ def parse_reply(text: str, syntax: Syntax = "hermes") -> Reply:
     return Reply(_CALL.sub("", text).strip() or None, tuple(calls)) if calls else Reply(content=text)
 
 
-def _calls_in(text: str) -> list[ToolCall]:
-    """Return the calls that a text of nothing but JSON holds: one, a list, or several parted by semicolons."""
+def _calls_in(text: str, *, tagged: bool = True) -> list[ToolCall]:
+    """Return the calls that a text of nothing but JSON holds: one, a list, or several parted by semicolons.
+
+    Without tags a call must name its arguments, if there are none too: else it may be any answer with a name in it.
+    """
     calls: list[ToolCall] = []
     rest = text.strip()
     while rest:
         value, end = json.JSONDecoder().raw_decode(rest)
-        calls += [_call_of(one) for one in (cast("list[object]", value) if isinstance(value, list) else [value])]
+        calls += [
+            _call_of(one, tagged) for one in (cast("list[object]", value) if isinstance(value, list) else [value])
+        ]
         rest = rest[end:].lstrip()
         if rest and not rest.startswith(";"):
             raise ValueError("calls are followed by text")
@@ -81,9 +86,9 @@ def _calls_in(text: str) -> list[ToolCall]:
     return calls
 
 
-def _call_of(value: object) -> ToolCall:
+def _call_of(value: object, tagged: bool) -> ToolCall:
     fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
-    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {} if tagged else None))
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("a call has a name and arguments")
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
@@ -101,9 +106,13 @@ def _calls_in_tags(text: str) -> list[ToolCall]:
 
 def _value(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_json)
     except ValueError:
         return text
+
+
+def _no_json(word: str) -> object:
+    raise ValueError(f"{word} is no JSON")
 
 
 def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -153,6 +153,11 @@ def test_the_syntax_is_that_of_the_template() -> None:
             "</parameter>\n</function>\n</tool_call>",
             [("run", {"code": "if a:\n    b", "n": [1]})],
         ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=find><parameter=word>NaN</parameter></function></tool_call>",
+            [("find", {"word": "NaN"})],
+        ),
     ],
 )
 def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
@@ -169,6 +174,7 @@ def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
         ("llama3_json", 'I call {"name": "a", "parameters": {}}'),
         ("llama3_json", '{"name": "a", "parameters": {}} so it is'),
         ("llama3_json", '{"answer": 42}'),
+        ("llama3_json", '{"name": "Ann", "age": 3}'),
         ("llama3_json", "[" * 100_000),
         ("llama3_json", ""),
         ("qwen3_coder", "<tool_call><function=a><parameter=x>1</function></tool_call>"),
