@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from agentlightning.algorithm.grpo.engine.adjustments import Adjustments
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
@@ -196,6 +196,8 @@ class ChatService:
         text = self._text(completion)
         constrained = completion.grammar is not None
         reply = self._format.read(text, constrained=constrained) if request.tools is not None else Reply(content=text)
+        if request.one_call:  # where a call has no closing tag of its own, several may have come before the end
+            reply = replace(reply, tool_calls=reply.tool_calls[:1])
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
         cut = completion.finish_reason == "length" and _is_unfinished(completion, reply)
         choice: dict[str, object] = {

@@ -12,7 +12,9 @@ import pytest
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.engine import grammar
+from agentlightning.algorithm.grpo.engine.chat import ChatFormat
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.calculator import TOOLS
 from tests.algorithm.grpo.engine.clients import HI, ask, client_of, content, logprobs, stream, tokens
@@ -229,3 +231,13 @@ def test_without_parallel_calls_the_reply_ends_with_the_first_one(engine: Infere
     assert len(tokens(reply)) == 1
     assert reply["choices"][0]["stop_reason"] is None
     assert len(tokens(ask(engine, tools=TOOLS, logit_bias=bias, max_tokens=9))) > 1
+
+
+def test_without_parallel_calls_of_a_list_of_them_the_first_one_counts(
+    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = parse_reply('<tool_call>[{"name": "a"}, {"name": "b"}]</tool_call>')
+    monkeypatch.setattr(ChatFormat, "read", lambda *_, **__: several)
+    for fields, names in (({}, ["a", "b"]), ({"parallel_tool_calls": False}, ["a"])):
+        [choice] = ask(engine, tools=TOOLS, max_tokens=1, **fields)["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == names
