@@ -105,6 +105,7 @@ async def test_a_server_that_is_not_there_is_502_in_openais_form(caplog: pytest.
             status, body = await harness.ask(attempt)
         assert status == 502
         assert "'policy' cannot be reached" in body["error"]["message"]
+        assert "127.0.0.1" not in body["error"]["message"]
         assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
     assert len(caplog.records) == 1
 
@@ -133,6 +134,24 @@ async def test_a_reply_that_cannot_be_used_is_502_and_recorded(harness: GatewayH
     [call] = await harness.raw(attempt)
     assert (call["state"], call["upstream_tries"]) == ("upstream_error", 1)
     assert "prompt_token_ids" not in call
+
+
+async def test_what_is_no_http_is_not_quoted_to_the_agent() -> None:
+    async def say_the_key(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(head.lower().partition(b"authorization: ")[2])
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(say_the_key, "127.0.0.1", 0) as server:
+        model = entry(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+        model["litellm_params"]["api_key"] = "sk-of-the-gateway"
+        async with GatewayHarness(model_list=[model]) as harness:
+            attempt = await harness.attempt()
+            status, body = await harness.ask(attempt)
+            assert status == 502
+            assert "what came is no HTTP answer" in body["error"]["message"]
+            assert "sk-of" not in str(body) + str(await harness.spans(attempt))
 
 
 async def test_a_connection_cut_before_the_reply_is_tried_once_more(harness: GatewayHarness) -> None:

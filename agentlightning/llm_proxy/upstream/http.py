@@ -280,10 +280,11 @@ class Upstream:
         headers.pop("Accept-Encoding", None)  # the connections name it themselves
         try:
             answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
-        except (NotConnectedError, TimeoutError) as error:
-            return UpstreamResponse(failure="unreachable", detail=str(error) or type(error).__name__)
-        except BrokenAnswerError as error:
-            return UpstreamResponse(error.status, failure="garbage", detail=str(error))
+        except (NotConnectedError, TimeoutError) as error:  # the agent reads it: no address
+            return UpstreamResponse(failure="unreachable", detail=type(error.__cause__ or error).__name__)
+        except BrokenAnswerError as error:  # nor what came, a key perhaps, which the text of an unread answer quotes
+            detail = str(error) if error.status else "what came is no HTTP answer"
+            return UpstreamResponse(error.status, failure="garbage", detail=detail)
         except OSError as error:
             return UpstreamResponse(failure="cut", detail=type(error).__name__)
         encoding, retry_after = (answer.headers.get(name, b"") for name in (b"content-encoding", b"retry-after"))
