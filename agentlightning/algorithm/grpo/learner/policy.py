@@ -55,7 +55,7 @@ class Policy:
     Attributes:
         model: the live weights, always in evaluation mode: without dropout the ratio of the first pass is one.
         tokenizer: with its chat template.
-        weight_version: 0 as loaded, one more with every update that took a step.
+        weight_version: 0 as loaded, one more with every update that took a step, also if it ended in an error after it.
         lock: held by whoever reads or writes the weights.
     """
 
@@ -216,9 +216,11 @@ class Policy:
         """
         checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
-            result = self._updater.update(samples, advantages, checked, learning_rate)
-            self.weight_version += result.figures["steps"] > 0
-        return result
+            taken = self._updater.steps_taken
+            try:
+                return self._updater.update(samples, advantages, checked, learning_rate)
+            finally:  # also where a later mini-batch fails: the weights of the version before are gone
+                self.weight_version += self._updater.steps_taken > taken
 
     def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
         """Return the divergence of each row from the model as it was loaded, in nats, for a penalty in the reward: (B,)

@@ -140,6 +140,8 @@ class Updater:
         self.optimizer = torch.optim.AdamW(
             parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused
         )
+        self.steps_taken = 0
+        """Optimizer steps since the start, those of an update that ended in an error too."""
         self._notes: list[str] = []
         self._looked = False
 
@@ -282,8 +284,9 @@ class Updater:
             torch.cuda.empty_cache()
         if rows == 1:
             raise OutOfMemoryError(
-                f"one row of {tokens} tokens is too much for the memory of {self._model.device} ({cause}); no weight "
-                "was changed. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or shorter rows"
+                f"one row of {tokens} tokens is too much for the memory of {self._model.device} ({cause}); this "
+                "optimizer step changed no weight. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or "
+                "shorter rows"
             )
         self.max_tokens = tokens // 2
         self._notes.append(
@@ -338,6 +341,7 @@ class Updater:
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
         taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if taken:
+            self.steps_taken += 1
             self.optimizer.step()
             self.weights.publish()
         return {**figures, "taken": taken, "grad_norm": float(grad_norm)}, [seen[row] for row in range(len(lengths))]

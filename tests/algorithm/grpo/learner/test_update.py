@@ -8,13 +8,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.update import UpdateResult
+from agentlightning.algorithm.grpo.learner.update import Updater, UpdateResult
 from tests.algorithm.grpo.learner.rows import make_advantages, make_rows
 
 VOCABULARY = 80
@@ -110,6 +111,37 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing(policy: Policy,
     with pytest.raises(ValueError, match=r"not that of this model.*lora_A"):
         policy.restore(Policy.load(model_folder, lora=lora).state())
     assert digest(policy) == before
+
+
+def test_an_update_that_fails_after_its_first_step_leaves_another_version(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(policy)
+    descend, steps = Updater._descend, iter([True, False])
+
+    def fails_the_second_time(self: Updater, *arguments: Any) -> Any:
+        if next(steps):
+            return descend(self, *arguments)
+        raise RuntimeError("here")
+
+    monkeypatch.setattr(Updater, "_descend", fails_the_second_time)
+    with pytest.raises(RuntimeError, match="here"):
+        learn(policy)
+    assert (digest(policy) != before, policy.weight_version) == (True, 1)
+
+
+def test_an_update_that_fails_in_its_first_step_leaves_the_version_that_was(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(policy)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("here")
+
+    monkeypatch.setattr(Updater, "_descend", fails)
+    with pytest.raises(RuntimeError, match="here"):
+        learn(policy)
+    assert (digest(policy) == before, policy.weight_version) == (True, 0)
 
 
 _CHILD = """
