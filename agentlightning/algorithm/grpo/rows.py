@@ -107,7 +107,8 @@ def choose_rows(
     Shapes: records: (N,) rollouts, groups: (N,) the group of each.
 
     Args:
-        replaced: groups in whose place others were sampled: they do not count in the means of the step.
+        replaced: groups in whose place others were sampled: they count neither in the mean of the loss nor in the
+            statistics of the rewards that advantages are made of.
         kl: the divergence of each rollout from the reference by rollout id, for `use_kl_in_reward`.
 
     Raises:
@@ -121,21 +122,24 @@ def choose_rows(
     reasons = _teach_nothing(own, of, settings)
     earned = [record.reward for record, _ in scored if record.reward is not None]
     rows = StepRows(rewards=earned, seams=_seams(records), records=list(records), groups=list(groups))
-    for record, group, advantage in zip(own, of, _advantages(own, of, settings, kl or {}), strict=True):
-        rows.idle_rollouts += group in reasons and group not in replaced
+    advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
+    for record, group in usable:
         cut = settings.mask_truncated_completions and _was_cut(record)
+        is_idle = group in reasons and group not in replaced and not cut
+        rows.idle_rollouts += is_idle
         for sample in record.samples:
             if group in reasons:
                 ledger.exclude(sample, reasons[group])
-                rows.idle_tokens += 0 if group in replaced else sum(sample.mask)
-                rows.idle_rows += group not in replaced
+                rows.idle_tokens += sum(sample.mask) if is_idle else 0
+                rows.idle_rows += is_idle
             elif cut:
                 ledger.exclude(sample, "over_length")
             else:
                 rows.samples.append(sample)
-                rows.advantages.append(advantage)
+                rows.advantages.append(advantages[record.rollout_id])
+    compared = {record.rollout_id for record in own}
     for record, _ in scored:
-        if record.samples and record not in own:
+        if record.samples and record.rollout_id not in compared:
             ledger.exclude([ref for sample in record.samples for ref in sample.call_refs()], "no_reward")
     return rows
 
@@ -187,15 +191,19 @@ def _was_cut(record: RolloutRecord) -> bool:
 
 
 def _advantages(
-    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings, kl: Mapping[str, float]
-) -> list[float]:
+    usable: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings, kl: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the advantage of each rollout by its id."""
+    records, groups = [record for record, _ in usable], [group for _, group in usable]
     if settings.multi_objective_aggregation == "normalize_then_sum":
         assert settings.reward_weights is not None
-        return several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
-    rewards = [_reward(record, settings) - settings.beta * kl.get(record.rollout_id, 0.0) for record in records]
-    tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
-    by = settings.scales_by
-    return rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
+        found = several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
+    else:
+        rewards = [_reward(record, settings) - settings.beta * kl.get(record.rollout_id, 0.0) for record in records]
+        tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
+        by = settings.scales_by
+        found = rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
+    return {record.rollout_id: value for record, value in zip(records, found, strict=True)}
 
 
 def _teach_nothing(

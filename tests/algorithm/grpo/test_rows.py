@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
-from agentlightning.adapter.rows.samples import Sample
+from agentlightning.adapter.rows.samples import Sample, SampleReading
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.objective import LossInputs, policy_loss
 from agentlightning.algorithm.grpo.losses.weights import token_weights
-from agentlightning.algorithm.grpo.rows import StepRows
-from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.algorithm.grpo.rows import StepRows, choose_rows
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.ledger.ledger import Ledger, RolloutRecord
 
 Aggregation = Literal["token", "rollout"]
 
@@ -74,3 +75,41 @@ def test_the_ledger_is_told_whether_the_rows_were_trained(trained: bool, counts:
 def _call(rollout: str, produced: int) -> ModelCall:
     ref = CallRef(rollout, "at", f"call-{rollout}")
     return ModelCall(ref, 1, None, [7, 7], [7] * produced, [-1.0] * produced, "stop", 0, "ok")
+
+
+def _record(rollout: str, reward: float, *, finish: str = "stop", **dimensions: float) -> RolloutRecord:
+    """A rollout of one call of three tokens."""
+    call = ModelCall(CallRef(rollout, "at", f"call-{rollout}"), 1, None, [7, 7], [7] * 3, [-1.0] * 3, finish, 0, "ok")
+    reading = SampleReading([_sample(rollout, 3)], [])
+    return RolloutRecord(rollout, "at", "scored", None, reward, dimensions, reading, [call])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"scale_rewards": "batch"},
+        {"advantage": "reinforce_plus_plus_baseline"},
+        {"reward_weights": {"x": 1.0}, "multi_objective_aggregation": "normalize_then_sum"},
+    ],
+)
+def test_groups_that_were_replaced_change_no_advantage(given: dict[str, Any]) -> None:
+    settings = GRPOSettings(model="m", max_num_gen_batches=2, **given)
+    kept = [_record(f"k{i}", r, x=r) for i, r in enumerate((0.0, 1.0, 0.0, 3.0))]
+    equal = [_record(f"e{i}", 1.0, x=1.0) for i in range(6)]
+    alone = choose_rows(kept, [1, 1, 2, 2], Ledger(step=1), settings)
+    ledger = Ledger(step=1)
+    rows = choose_rows([*equal, *kept], [0] * 6 + [1, 1, 2, 2], ledger, settings, replaced={0})
+    assert rows.advantages == alone.advantages
+    assert (rows.share("token"), rows.share("sequence"), rows.share("rollout")) == (1.0, 1.0, 1.0)
+    rows.enter(ledger, trained=True)
+    assert ledger.close().excluded == {"equal_rewards": 6}
+
+
+def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> None:
+    settings = GRPOSettings(model="m", mask_truncated_completions=True)
+    taught = [_record("a", 0.0), _record("b", 1.0), _record("c", 1.0, finish="length")]
+    idle = [_record("d", 1.0), _record("e", 1.0, finish="length")]
+    rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
+    assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
+    assert (rows.idle_tokens, rows.idle_rows, rows.idle_rollouts) == (3, 1, 1)
