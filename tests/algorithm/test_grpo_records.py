@@ -13,8 +13,13 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
+from agentlightning.algorithm.grpo.held_out import Evaluation
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.progress import StepFigures
 from agentlightning.algorithm.runs.check import check_ledger
 from agentlightning.algorithm.runs.ledger_record import LedgerEntry, numbers_of
+from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.types.runs import RunRecord
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns
 from tests.algorithm.test_grpo_ledger import ENDS, many_ends
@@ -137,6 +142,21 @@ async def test_without_held_out_tasks_the_best_figure_is_the_mean_reward(untrain
     assert run is not None
     assert run.best is not None
     assert (run.best.name, run.best.value) == ("mean_reward", max(f.mean_reward or 0.0 for f in result.metrics))
+
+
+async def test_a_later_start_does_not_put_the_mean_reward_in_the_place_of_the_held_out_figure(
+    untrained_model: Path,
+) -> None:
+    policy = Policy.load(untrained_model)
+    store = agl.InMemoryLightningStore()
+    await store.start_run("r")
+    first, second = (RunRecorder(RunLog(store, "r"), policy, has_held_out=True) for _ in range(2))
+    await first.evaluation(0, Evaluation(0, "sampled", [1.0, 0.0], ["a", "b"], 0.1), ["x", "y"])
+    await second.step(StepFigures(1, 2, 0.9, 2, 0, 2, 2, {}, 1.0, {}))
+    run = await store.get_run_by_id("r")
+    assert run is not None
+    assert run.best is not None
+    assert (run.best.name, run.best.value) == ("held_out_sampled", 0.5)
 
 
 @pytest.mark.parametrize(("record_tokens", "share"), [("none", 0), ("sample", 1)])

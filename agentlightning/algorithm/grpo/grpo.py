@@ -156,7 +156,7 @@ class GRPO(Algorithm):
                 tasks=tasks,
                 held_out=held_out,
                 guard=DriftGuard(self.settings.max_drift, _decoder(policy.tokenizer)),
-                recorder=RunRecorder(log, policy, settings.record_tokens),
+                recorder=RunRecorder(log, policy, settings.record_tokens, has_held_out=bool(held_out)),
                 rollout_config=self.get_rollout_config(),
             )
             result = await run.train()

@@ -32,12 +32,14 @@ ROW_TOKENS = 200_000
 class RunRecorder:
     """Writes the records of one run. Belongs to the loop."""
 
-    def __init__(self, log: RunLog, policy: Policy, record_tokens: RecordTokens = "auto") -> None:
+    def __init__(
+        self, log: RunLog, policy: Policy, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
+    ) -> None:
         self._log = log
         self._policy = policy
         self._tokens = record_tokens if record_tokens != "auto" else "all" if policy.is_small else "sample"
         self._vocabulary: str | None = None
-        self._has_held_out = False
+        self._has_held_out = has_held_out
 
     async def step(self, figures: StepFigures) -> None:
         """Record the figures of a step; the mean reward is the best figure of a run without held-out tasks."""
@@ -58,7 +60,6 @@ class RunRecorder:
 
     async def evaluation(self, step: int, found: Evaluation, tasks: Sequence[object]) -> None:
         """Record an evaluation after a step, task by task; tasks as digests, so that runs can be compared in pairs."""
-        self._has_held_out = True
         data = {
             "sampling": found.sampling,
             "weight_version": found.step,
