@@ -30,9 +30,9 @@ def rollout_advantages(
     """Return the advantage of each rollout of a step.
 
     - `grpo`: `A = (r - mean(group)) / (std + eps)`, std that of the `group` or of all rewards (`batch`), or 1 for
-      `none` (DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.2; PPO-Lite,
-      arXiv:2508.08221, section 4.1).
-    - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section 3.2).
+      `none` (DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.2; Lite PPO,
+      arXiv:2508.08221, section on normalization).
+    - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section on RLOO).
     - `reinforce_plus_plus`: rewards less their mean over the step, divided by their deviation over the step; with
       `_baseline` the group's mean is taken off first (REINFORCE++, arXiv:2501.03262). As in VERL,
       each token counts once in these two statistics, so that a rollout weighs with its length.

@@ -1,7 +1,7 @@
 """The weight of each token in the loss of an optimizer step: what is averaged, and over what.
 
 `token`: DAPO, arXiv:2503.14476, equation 12. `sequence`: GRPO, arXiv:2402.03300, equation 3, a row being a sequence.
-`rollout`: the same with all rows of a rollout as one sequence. `constant`: Dr. GRPO, arXiv:2503.20783, appendix A.
+`rollout`: the same with all rows of a rollout as one sequence. `constant`: Dr. GRPO, arXiv:2503.20783, section 3.2.
 
 Weights are taken over a whole mini-batch. A micro-batch is given its part of them, so the losses and gradients of
 micro-batches add up to those of the mini-batch, however it was cut.
