@@ -26,7 +26,7 @@ class Command:
 
 _TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
 COMMANDS: dict[str, Command] = {
-    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, within three minutes.", _TRY),
+    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, in three to four minutes.", _TRY),
     "doctor": Command("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
     "export": Command("export:export", "Write a trained model merged, as an adapter, or as GGUF.", _RUN),
