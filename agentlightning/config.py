@@ -7,6 +7,7 @@ as words one after the other, an enum by its value. Parts of a Trainer are names
 from __future__ import annotations
 
 import argparse
+import builtins
 import collections.abc
 import inspect
 import json
@@ -104,14 +105,26 @@ def _members(annotation: object) -> Iterator[object]:
         yield annotation
 
 
+class _Known(dict[str, Any]):
+    """Names for annotations: one that only the type checker sees is `Any`."""
+
+    def __init__(self, module: dict[str, Any]) -> None:
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._module or hasattr(builtins, name):
+            raise KeyError(name)  # it is found there
+        return Any
+
+
 def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     """Add the options of a class and return them by name."""
     key = cls.__name__.lower()
     parameters = inspect.signature(cls).parameters
     constructor: Any = inspect.unwrap(cls.__init__)
     try:
-        hints: dict[str, object] = typing.get_type_hints(constructor)
-    except Exception:  # a name that only the type checker sees; jsonargparse has ways of its own for these
+        hints: dict[str, object] = typing.get_type_hints(constructor, localns=_Known(constructor.__globals__))
+    except Exception:  # no type after all; jsonargparse has ways of its own for these
         hints = dict(getattr(constructor, "__annotations__", {}))
     found = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
     specs = [name for name, option in found.items() if option.is_spec]

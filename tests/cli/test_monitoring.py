@@ -18,6 +18,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.types import RunRecord
 from agentlightning.utils.metrics import PrometheusMetricsBackend
 from tests.stubs.model_server import ModelServer
 from tests.test_one_rollout import agent as asks_twice
@@ -47,6 +48,9 @@ async def scraped() -> Samples:
         failed = await server.start_rollout("hello", worker_id="w")
         await server.fail_rollout(failed.rollout_id, reason="of_my_own")
         await server.enqueue_rollout("later")
+        await server.start_run("run-1")
+        figures = {"mean_reward": 0.5, "update": {"loss": 0.1}, "calls_trained": 2, "calls_excluded": {"no_reward": 1}}
+        await server.add_run_records("run-1", [RunRecord(kind="step", step=1, data=figures)])
         async with aiohttp.ClientSession() as session:
             for _ in range(2):  # the first page is the first request that is counted
                 async with session.get(f"{server.endpoint}/v1/prometheus") as reply:

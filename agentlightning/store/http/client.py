@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -45,6 +46,7 @@ _TRIES = 6
 """The first try gets this part of the deadline, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
 """Bytes per second; what a large body may take beside that."""
+_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
@@ -104,6 +106,7 @@ class LightningStoreClient(LightningStore):
             raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
         self.server_address_root = given[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
+        self._shown_address = _PASSWORD.sub(r"\1:***@", self.server_address_root)
         self._settings: dict[str, Any] = {
             "retry_delays": retry_delays,
             "request_timeout": request_timeout,
@@ -254,7 +257,7 @@ class LightningStoreClient(LightningStore):
                 return stored if row.name == "add_many_spans" else next(iter(stored), None)
             except _NoSuchPath as failure:
                 raise NotImplementedError(
-                    f"The store at {self.server_address_root} does not know the operation {row.name}: it is "
+                    f"The store at {self._shown_address} does not know the operation {row.name}: it is "
                     f"agentlightning {failure.version}, and this client is {VERSION}. Upgrade the server ({failure})"
                 ) from None
             except _Retry as failure:
@@ -265,7 +268,7 @@ class LightningStoreClient(LightningStore):
                 spent = time.monotonic() - began
                 if pause is None or (self._delays is None and spent + pause > self._deadline + wait):
                     raise StoreUnreachableError(
-                        f"The store at {self.server_address_root} did not answer {row.name} "
+                        f"The store at {self._shown_address} did not answer {row.name} "
                         f"(tried {tries} times in {spent:.1f} s; last: {failure}). Is the server running there?"
                     ) from failure.__cause__
             await asyncio.sleep(pause)
@@ -300,7 +303,7 @@ class LightningStoreClient(LightningStore):
         if version is not None and not self._met:  # compared once, at the first answer that carries one
             if not same_major(VERSION, version):
                 raise ConflictError(
-                    f"This client is agentlightning {VERSION} and the store at {self.server_address_root} is "
+                    f"This client is agentlightning {VERSION} and the store at {self._shown_address} is "
                     f"{version}; install the same version on both sides"
                 )
             self._met = True
@@ -308,7 +311,7 @@ class LightningStoreClient(LightningStore):
             return content
         if answer.status < 400:
             raise BadRequestError(
-                f"The server at {self.server_address_root} answers {answer.status} and sends to "
+                f"The server at {self._shown_address} answers {answer.status} and sends to "
                 f"{answer.header('location')!r}; give the address of the store itself"
             )
         if answer.status in _RETRIED_STATUS:
