@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class Answer:
 class HttpConnections:
     """The connections of one event loop to the server at `address`, each with one request at a time.
 
-    There is no bound on their number: the callers are the bound. Owned by the loop that first uses it.
+    There is no bound on their number: the callers are the bound. Owned by the loop that first uses it, in the process
+    that made it.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class HttpConnections:
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
         self._closed = False
+        self._process = os.getpid()
 
     async def request(
         self,
@@ -122,6 +125,7 @@ class HttpConnections:
         try:
             answer = await connection.ask(loop, head, body or b"")
         except BaseException:  # a cancelled caller, too: what comes is the answer to nobody
+            connection.forget()
             connection.drop()
             raise
         finally:
@@ -151,11 +155,17 @@ class HttpConnections:
         return None
 
     def close(self) -> None:
-        """Close all connections; requests under way fail. May be called twice, and after the loop has ended."""
+        """Close all connections; requests under way fail. May be called twice, and after the loop has ended.
+
+        A forked process closes its copies: the loop's selector is shared with the process that goes on using them.
+        """
         self._closed = True
         self._idle.clear()
         for connection in list(self._all):
-            connection.drop()
+            if os.getpid() == self._process:
+                connection.drop()
+            else:
+                connection.let_go()
 
 
 class _Connection(asyncio.Protocol):
@@ -198,6 +208,11 @@ class _Connection(asyncio.Protocol):
         """The time for the answer is over."""
         self._fail(TimeoutError("no answer came in time"))
 
+    def forget(self) -> None:
+        """Let nobody be told of the answer any more."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
     def drop(self) -> None:
         """Close the connection at once."""
         self.is_kept = False
@@ -205,9 +220,15 @@ class _Connection(asyncio.Protocol):
         try:
             self._transport.abort()
         except RuntimeError:  # its loop has ended, and calls nothing any more
-            end: Any = getattr(self._transport, "_call_connection_lost", None)
-            if end is not None:
-                end(None)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the socket, and leave the loop alone."""
+        self.is_kept = False
+        self.owner.discard(self)
+        end: Any = getattr(self._transport, "_call_connection_lost", None)
+        if end is not None:
+            end(None)
 
     @property
     def _status(self) -> int:
@@ -268,12 +289,15 @@ class _Connection(asyncio.Protocol):
     # --- the parser ------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A new answer begins."""
+        """A new answer begins; one for which nobody asked makes the connection useless."""
         self._headers, self._body, self._body_bytes = {}, [], 0
+        if self._waiting is None or self._waiting.done():
+            self.is_kept = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._headers[name.lower()] = value
+        """One header, or one of those that may follow a body in chunks, which are passed over."""
+        if not self._in_body:
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """The body follows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
 import ssl
 import subprocess
@@ -196,6 +197,45 @@ async def test_a_connection_that_the_server_closed_or_spoke_on_is_not_used_again
             await asyncio.sleep(0.06)
 
 
+async def test_the_beginning_of_an_answer_that_nobody_asked_for_is_no_part_of_the_next_one() -> None:
+    more = OK + b"HTTP/1.1 200 OK\r\ncontent-length: 40\r\n\r\nother"
+    async with serving(answering(more, OK)) as connections:
+        for _ in range(3):
+            assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+
+
+async def test_headers_after_a_body_in_chunks_are_not_kept() -> None:
+    form = b"HTTP/1.1 200 OK\r\nx-name: first\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n"
+    async with serving(answering(form + b"x-name: second\r\nx-other: 1\r\n\r\n")) as connections:
+        answer = await connections.request("GET", "/", {}, None, 10.0)
+        assert (answer.content, answer.header("x-name"), answer.header("x-other")) == (b"ok", "first", None)
+
+
+async def test_a_caller_that_gives_up_while_it_sends_leaves_no_error_that_nobody_reads() -> None:
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    came, done = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await done.wait()
+
+    async with serving(serve) as connections:
+        sending = asyncio.create_task(connections.request("POST", "/", {}, bytes(64 << 20), 10.0))
+        await came.wait()
+        (connection,) = connections._all
+        while connection._room is None:  # noqa: ASYNC110  # the transport tells only the connection
+            await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await asyncio.sleep(0)  # in which the connection is told that it is lost
+        done.set()
+    del sending, connection
+    gc.collect()
+    assert told == []
+
+
 async def test_a_line_break_in_a_header_is_refused() -> None:
     async with serving(answering(OK)) as connections:
         with pytest.raises(BadRequestError, match="line break"):
@@ -220,6 +260,23 @@ def test_connections_of_a_loop_that_ended_without_a_word_are_closed() -> None:
         connections.close()
         assert [getattr(each._transport, "_sock", None) for each in kept] == [None]
         gc.collect()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_a_forked_process_that_closes_its_copies_leaves_the_connections_usable() -> None:
+    async with serving(answering(OK, OK)) as connections:
+        assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+        kept = set(connections._all)
+        child = os.fork()
+        if child == 0:
+            try:
+                connections.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)  # noqa: ASYNC222  # it ends at once
+        assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+        assert connections._all <= kept
 
 
 @pytest.fixture
