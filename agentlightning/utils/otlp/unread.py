@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentlightning.semconv import STALE
 from agentlightning.types import OtelResource, Span
@@ -21,6 +21,18 @@ class SpanGroup:
     """Bytes of both, which count for each span: one that is read repeats them."""
     reader: Callable[[bytes, SpanGroup], Span]
     """Reads the bytes of one of them."""
+
+    def copied(self) -> SpanGroup:
+        """Return the same with values of its own, for a span that is handed out."""
+        resource = self.resource.model_copy(update={"attributes": _copied(self.resource.attributes)})
+        return SpanGroup(resource, None if self.scope is None else _copied(self.scope), self.size, self.reader)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of plain data; `copy.deepcopy` takes ten times as long."""
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in cast("dict[str, Any]", value).items()}
+    return list(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 class UnreadSpan:
@@ -50,8 +62,8 @@ class UnreadSpan:
         return marked
 
     def read(self) -> Span:
-        """Return the span."""
-        span = self.group.reader(self.body, self.group)
+        """Return the span, with values of its own."""
+        span = self.group.reader(self.body, self.group.copied())
         span.sequence_id = self.sequence_id
         if self.is_stale:
             span.attributes[STALE] = True

@@ -28,10 +28,10 @@ from typing_extensions import override
 
 from agentlightning.errors import BusyError, StoreUnreachableError, StoreWriteError
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.http.otlp import otlp_routes
+from agentlightning.store.http.otlp import otlp_routes, store_spans
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span
-from agentlightning.utils.otlp import JSON_CT, PROTOBUF_CT, encode_spans, handle_otlp_export
+from agentlightning.utils.otlp import JSON_CT, PROTOBUF_CT, Rejections, encode_spans, handle_otlp_export
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 
@@ -404,3 +404,25 @@ async def test_what_spans_share_counts_for_the_bound_of_the_store() -> None:
         async with session.post(url, data=request.SerializeToString(), headers=headers) as reply:
             assert reply.status == 429
     await server.stop()
+
+
+async def test_what_is_done_to_a_span_that_was_read_changes_nothing_in_the_store() -> None:
+    store = InMemoryLightningStore()
+    claim = await store.start_rollout({"x": 1})
+    span = Span.from_attributes(
+        rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=1, attributes={"a": 1}
+    )
+    span.resource.attributes["of"] = ["all"]
+    span.scope = {"name": "mine", "attributes": {"b": 1}}
+    message = ExportTraceServiceRequest.FromString(encode_spans([span]))
+    await store_spans(store, message, Rejections())
+    (first,) = await store.query_spans(claim.rollout_id)
+    first.resource.attributes["of"].append("none")  # type: ignore[union-attr]
+    first.resource.attributes["other"] = 1
+    assert first.scope is not None
+    first.scope["attributes"]["b"] = 2
+    (second,) = await store.query_spans(claim.rollout_id)
+    assert second.resource.attributes["of"] == ["all"]
+    assert "other" not in second.resource.attributes
+    assert second.scope is not None
+    assert second.scope["attributes"] == {"b": 1}
