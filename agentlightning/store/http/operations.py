@@ -269,9 +269,8 @@ class Operation:
         """Take the arguments out that travel in the path, and return the path with them, escaped."""
         path = self.row.path
         for name in self.in_path:
-            text = str(arguments.pop(name))
-            if name == "run_id":
-                text = NO_NAME if check_run_id(text) == "" else text
+            value = arguments.pop(name)
+            text = check_run_id(value) or NO_NAME if name == "run_id" else str(value)
             # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/path_table.py`)
             segment = f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
             path = path.replace("{" + name + "}", segment)

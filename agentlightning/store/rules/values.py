@@ -64,7 +64,8 @@ def check_run_id(run_id: str) -> str:
     Raises:
         BadRequestError: it may not; says why.
     """
-    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", run_id.startswith(CONTROL_PREFIX))
+    taken = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
+    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", taken)
 
 
 def check_vocabulary_id(vocabulary_id: str) -> str:

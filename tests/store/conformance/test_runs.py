@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -299,7 +299,7 @@ async def test_runs_may_have_odd_names_and_are_kept_apart(store: LightningStore)
 
 
 async def test_names_that_cannot_be_used_are_refused_with_the_reason(store: LightningStore) -> None:
-    for run_id in ("-", f"{CONTROL_PREFIX}run:x", "a\0b", "A" * 513, "A" * 65536):
+    for run_id in ("-", cast(str, None), f"{CONTROL_PREFIX}run:x", "a\0b", "A" * 513, "A" * 65536):
         with pytest.raises((BadRequestError, TooLargeError), match=r"512|URL"):
             await store.start_run(run_id)
     assert (await store.query_runs()).total == 0
