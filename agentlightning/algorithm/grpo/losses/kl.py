@@ -14,8 +14,9 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
 
     With `d = log p - log q`: k1 is d, k2 is d**2 / 2, k3 is exp(-d) + d - 1 (J. Schulman, "Approximating KL
     Divergence", 2020). The means of k1 and k3 are the divergence; k3 is never negative and varies least. Of the three,
-    k2 alone has a gradient whose mean is that of the divergence; times the ratio of learner to sampler (the unbiased
-    estimate of DeepSeek-V3.2, arXiv:2512.02556) the others have it too.
+    k2 alone has a gradient whose mean is that of the divergence. Times the ratio of learner to sampler (the unbiased
+    estimate of DeepSeek-V3.2, arXiv:2512.02556) k1 and k3 have it too, for any sampler; k2 has it for any sampler times
+    the ratio without gradient.
 
     Shapes: logprobs, reference_logprobs, result: (B, T).
     """

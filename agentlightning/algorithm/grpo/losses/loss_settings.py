@@ -55,7 +55,8 @@ class LossSettings:
     kl_estimator: KLEstimator = "k3"
     """`k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p. [`actor.kl_loss_type`]"""
     use_bias_correction_kl: bool = True
-    """Multiply the penalty of a token by its ratio, so that its gradient is that of the divergence."""
+    """Multiply the penalty of a token by its ratio (with `k2`, by its ratio without gradient), so that its gradient is
+    that of the divergence."""
     use_kl_in_reward: bool = False
     """Take the penalty from the rollout's reward, not into the loss. [`algorithm.use_kl_in_reward`]"""
     importance_sampling_correction: bool = False

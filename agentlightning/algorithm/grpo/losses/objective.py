@@ -135,8 +135,8 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
         if inputs.reference_logprobs is None:
             raise ValueError(f"beta={settings.beta} needs the reference's log-probabilities")
         kl = torch.where(mask, kl_divergence(logprobs, inputs.reference_logprobs, settings.kl_estimator), 0.0)
-        if settings.use_bias_correction_kl:
-            kl = kl * ratio
+        if settings.use_bias_correction_kl:  # the gradient of k2 is that of the divergence already: see `kl.py`
+            kl = kl * (ratio.detach() if settings.kl_estimator == "k2" else ratio)
         per_token = per_token + settings.beta * kl
     loss = (inputs.weights * torch.where(mask, per_token, 0.0)).sum()
     mean_entropy = torch.where(mask, entropy, 0.0).sum() / inputs.tokens

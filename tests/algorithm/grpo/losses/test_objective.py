@@ -108,6 +108,26 @@ def test_the_gradient_on_a_vocabulary_of_two_tokens() -> None:
     assert logits.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_gradient_of_the_corrected_penalty_is_that_of_the_divergence_whoever_sampled(estimator: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, reference, sampler = torch.randn(3, 1, 5, generator=generator)  # (1, 5): a vocabulary of five tokens
+    logits.requires_grad_()
+    logprobs, reference, sampler = (values.log_softmax(dim=-1) for values in (logits, reference, sampler))
+    inputs = LossInputs(  # each token once, with the weight of its probability: the exact mean over samples
+        mask=torch.ones(1, 5, dtype=torch.bool),
+        advantages=torch.zeros(1),
+        weights=sampler.exp(),
+        tokens=5,
+        sampler_logprobs=sampler,
+        reference_logprobs=reference,
+    )
+    found = policy_loss(LossSettings(beta=1.0, kl_estimator=estimator), inputs, logprobs, torch.zeros(1, 5))
+    [gradient] = torch.autograd.grad(found.loss, logits, retain_graph=True)
+    [expected] = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits)
+    assert torch.allclose(gradient, expected, atol=1e-6)
+
+
 def test_a_clipped_token_gives_no_gradient_and_one_of_cispo_does() -> None:
     rows = {**random_rows(), "advantages": torch.ones(6)}
     rows["sampler_logprobs"] = rows["logprobs"] - 1.0  # every ratio is e
