@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -48,7 +49,18 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write weights (of an adapter alone, if there is one), tokenizer, optimizer and random states into a folder."""
+    """Write weights (of an adapter alone, if there is one), tokenizer, optimizer and random states into a folder.
+
+    Raises:
+        OSError: a file cannot be written, as on a full disk.
+    """
+    try:
+        _save(policy, folder)
+    except SafetensorError as error:  # which is how safetensors reports an error of the file system
+        raise OSError(str(error)) from error
+
+
+def _save(policy: Policy, folder: Path) -> None:
     with policy.lock, no_progress_bar():
         policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)

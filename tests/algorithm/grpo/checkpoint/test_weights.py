@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_the_next_updates_are_the_same_bit_for_bit(model_folder: Path, tmp_path:
     assert learn(again) == figures
     assert digest_of(again) == digest_of(policy)
     assert again.weight_version == policy.weight_version == 2
+
+
+def test_a_full_disk_is_an_error_of_the_system(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_policy(policy, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_transformers_reads_a_checkpoint_as_a_model(model_folder: Path, tmp_path: Path) -> None:
