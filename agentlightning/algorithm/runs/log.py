@@ -14,11 +14,14 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import cut
 from agentlightning.types.runs import BestFigure, RecordKind, Run, RunRecord
+from agentlightning.utils.concurrency.loops import within
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
+_LAST_SECONDS = 2.0
+"""What is not stored yet when an algorithm fails has so long."""
 _MOST_PENDING = 10_000
 """Records that nobody waits for and that are not stored yet."""
 _TEXT_CHARACTERS = 4096
@@ -193,7 +196,8 @@ class RunLog:
 
     @contextlib.asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None]:
-        """Send a heartbeat every ten seconds during the body, and wait at its end for what is not stored yet."""
+        """Send a heartbeat every ten seconds during the body, and wait at its end for what is not stored yet: two
+        seconds at most if the body raises, and then its error is what counts."""
 
         async def beat() -> None:
             while self._store is not None:
@@ -205,7 +209,12 @@ class RunLog:
 
         beating = asyncio.create_task(beat(), name="run-heartbeat")
         try:
-            yield
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(Exception):  # that of the body goes on
+                    await within(_LAST_SECONDS, self.flush())
+                raise
             await self.flush()
         finally:
             beating.cancel()

@@ -69,6 +69,30 @@ async def test_a_record_that_nobody_waits_for_is_stored_in_its_order_before_the_
     assert [record.name for record in await log.records("alarm")] == ["a", "b", "c"]
 
 
+async def test_a_record_that_nobody_waits_for_is_stored_when_the_algorithm_fails(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = store.add_run_records
+
+    async def add_later(*arguments: Any, **named: Any) -> int:
+        for _ in range(100):  # turns of the loop
+            await asyncio.sleep(0)
+        return await add(*arguments, **named)
+
+    monkeypatch.setattr(store, "add_run_records", add_later)
+    log = RunLog(store, "r")
+
+    async def fails() -> None:
+        async with log.kept_alive():
+            log.alarm(1, "why", "told")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fails()
+    page = await store.query_run_records("r", kind_in=["alarm"])
+    assert [record.name for record in page] == ["why"]
+
+
 async def test_a_record_that_cannot_be_stored_is_an_error_where_it_is_awaited_or_else_at_the_end() -> None:
     log = RunLog(InMemoryLightningStore(), "unknown")
     with pytest.raises(agl.NotFoundError):
