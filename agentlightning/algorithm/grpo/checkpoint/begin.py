@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from agentlightning.algorithm.grpo.checkpoint.weights import fingerprint_of
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -24,6 +24,8 @@ _MAY_CHANGE: Final = frozenset(
 )
 """Settings that a later start may change: they do not say what a step learns. The model may lie elsewhere; its files
 are compared."""
+
+_FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 
 
 def facts_of(
@@ -84,7 +86,8 @@ def read_run_file(folder: Path, run_id: str) -> dict[str, Any] | None:
         facts = json.loads((folder / RUN_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return facts if facts["run_id"] == run_id else None
+    is_ours = isinstance(facts, dict) and facts.keys() >= _FACTS  # `agl runs export` writes a file of that name, too
+    return cast("dict[str, Any]", facts) if is_ours and facts["run_id"] == run_id else None
 
 
 def _digest(tasks: Sequence[object]) -> list[Any]:
