@@ -42,45 +42,49 @@ class CheckpointKeeper:
     saved: int = 0
     """The step of the newest checkpoint."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
+    _unrecorded: Checkpoint | None = None
+    """Written, and not yet among the run's records."""
 
     async def step_done(self, after: AfterStep, alarm: Callable[[str], None]) -> None:
         """Write a checkpoint if it is due. One that cannot be written is told, and the run goes on."""
         if not self.every or after.step % self.every:
             return
         try:
-            written = await asyncio.to_thread(self._write, after)
+            await asyncio.to_thread(self._write, after)
         except OSError as error:
             last = f"the last good one is of step {self.saved}" if self.saved else "there is none yet"
             alarm(f"step {after.step}: the checkpoint could not be written to {self.folder.path} ({error}); {last}")
             return
-        if written is not None:
-            await self.log.checkpoint(after.step, **record_of(written))
+        await self._record()
 
     async def end(self, after: AfterStep | None) -> None:
-        """Write the checkpoint of the last step that is complete, if the weights are still those after it.
+        """Write the checkpoint of the last step that is complete, if the weights are still those after it. One whose
+        writing was not waited for, because the run was interrupted, is recorded.
 
         Raises:
             OSError: it cannot be written; the last good one is what it was.
         """
-        if after is None or after.step <= self.saved:
-            return
-        written = self._write(after)  # not on another thread: whoever ends the run may cancel what waits
-        if written is not None:
-            await self.log.checkpoint(after.step, **record_of(written))
+        if after is not None:
+            self._write(after)  # not on another thread: whoever ends the run may cancel what waits
+        await self._record()
 
-    def _write(self, after: AfterStep) -> Checkpoint | None:
+    async def _record(self) -> None:
+        written, self._unrecorded = self._unrecorded, None
+        if written is not None:
+            await self.log.checkpoint(written.step, **record_of(written))
+
+    def _write(self, after: AfterStep) -> None:
         with self._writing, self.policy.lock:
             if after.step <= self.saved:
-                return None
+                return
             if self.policy.weight_version != after.weight_version:
                 logger.warning("step %d is not saved: a later update has begun; step %d is", after.step, self.saved)
-                return None
+                return
             facts = {**self.run_facts, "digest": after.digest, "weight_version": after.weight_version}
-            written = self.folder.write(
+            self._unrecorded = self.folder.write(
                 after.step, lambda folder: save_policy(self.policy, folder), {**facts, "state": after.state()}
             )
             self.saved = after.step
-            return written
 
 
 def record_of(checkpoint: Checkpoint) -> dict[str, Any]:
