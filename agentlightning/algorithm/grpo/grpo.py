@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,7 +43,7 @@ from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
-from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -112,15 +112,17 @@ class GRPO(Algorithm):
         settings, store, log = self.settings, self.get_store(), self.get_run_log()
         run_id = log.run_id or getattr(store, "run_id", None) or ""
         facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out)
-        resume = await find_resumption(store, log, facts, settings.output_dir)
-        folder = RunFolder(resume.folder or settings.output_dir or new_run_folder())
-        if resume.folder is None:
-            folder.check_unused()
-            facts["folder"] = str(folder.path.resolve())
-            write_run_file(folder.path, facts)
-            await log.state(0, facts, STATE_NAME)
-        folder.write_config(grpo=settings.as_json())
         async with AsyncExitStack() as stack:
+            held = stack.enter_context(ExitStack())
+            resume = await find_resumption(store, log, facts, settings.output_dir, held)
+            folder = RunFolder(resume.folder or settings.output_dir or new_run_folder())
+            if resume.folder is None:
+                folder.check_unused()
+                held.enter_context(held_folder(folder.path))
+                facts["folder"] = str(folder.path.resolve())
+                write_run_file(folder.path, facts)
+                await log.state(0, facts, STATE_NAME)
+            folder.write_config(grpo=settings.as_json())
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
             await asyncio.to_thread(check_memory, settings, keeps_reference=settings.needs_reference)
             policy = await asyncio.to_thread(self._load_policy, resume)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,6 +57,35 @@ def check_writable(folder: str | Path) -> Path:
             "Choose another one, or make it writable."
         ) from error
     return path
+
+
+@contextlib.contextmanager
+def held_folder(folder: str | Path) -> Generator[None]:
+    """Keep other processes from training in this folder during the body. The system lets it go when this process ends,
+    however it ends; children do not inherit it.
+
+    Raises:
+        BadRequestError: another process trains in it.
+    """
+    path = check_writable(folder)
+    with open_private(path / ".lock", "a") as file:
+        if not _locked(file.fileno()):
+            raise BadRequestError(
+                f"Another process trains in the output folder {str(path)!r}: wait until that run has ended, or stop it"
+            )
+        yield
+
+
+def _locked(file: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: two processes in one folder are not noticed
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)  # else a file system without locks
+    return True
 
 
 class RunFolder:

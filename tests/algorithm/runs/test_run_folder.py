@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from agentlightning.algorithm.runs.run_folder import RunFolder, check_writable, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder, check_writable, held_folder, new_run_folder
 from agentlightning.errors import BadRequestError
 
 
@@ -70,3 +72,25 @@ def test_metrics_are_one_line_of_json_per_step_and_numbers_that_are_not_finite_a
         {"step": 1, "update": {"loss": None, "values": [1.0, None]}},
         {"step": 2},
     ]
+
+
+_HOLDER = """
+import sys
+from agentlightning.algorithm.runs.run_folder import held_folder
+
+with held_folder(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path)], stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(BadRequestError, match="Another process trains"), held_folder(tmp_path):
+            pass
+        holder.kill()
+    with held_folder(tmp_path):
+        pass

@@ -64,7 +64,7 @@ class CheckpointFolder:
         """
         private_folder(self.path)
         unfinished = self.path / f"{_UNFINISHED}{step}"
-        self._tidy()
+        self.tidy()
         unfinished.mkdir(mode=0o700)
         place = self.path / f"checkpoint-{step}"
         try:
@@ -79,11 +79,11 @@ class CheckpointFolder:
                 os.rename(place, self.path / f"{_REPLACED}{step}")
             os.rename(unfinished, place)
         except BaseException:
-            self._tidy()
+            self.tidy()
             raise
         _flush_folder(self.path)
-        self._tidy()
-        self._remove_old()
+        self.tidy()
+        self._remove_old(step)
         return Checkpoint(place, step, dict(facts))
 
     def steps(self) -> list[int]:
@@ -94,8 +94,7 @@ class CheckpointFolder:
 
     def last_good(self, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest checkpoint whose files are as they were written, of a step below `before`; None without
-        any. Each broken one on the way is logged."""
-        self._tidy()
+        any. Each broken one on the way is logged. Changes nothing: another process may be writing one."""
         for step in reversed(self.steps()):
             if before is not None and step >= before:
                 continue
@@ -105,13 +104,16 @@ class CheckpointFolder:
                 logger.warning("%s; the one before it is used", error)
         return None
 
-    def _remove_old(self) -> None:
-        """Keep the newest ones; the one that was just written is among them."""
-        for step in self.steps()[: -self._limit] if self._limit else ():
+    def _remove_old(self, written: int) -> None:
+        """Keep the newest ones up to the one that was just written. Later ones do not count: a run that goes on from an
+        earlier checkpoint found them broken."""
+        steps = [step for step in self.steps() if step <= written]
+        for step in steps[: -self._limit] if self._limit else ():
             shutil.rmtree(self.path / f"checkpoint-{step}", ignore_errors=True)
 
-    def _tidy(self) -> None:
-        """Remove what an interrupted `write` has left; what it was about to replace takes its place again."""
+    def tidy(self) -> None:
+        """Remove what an interrupted `write` has left; what it was about to replace takes its place again. For the
+        process that writes here."""
         for path in self.path.glob(f"{_REPLACED}*"):
             place = self.path / f"checkpoint-{path.name.removeprefix(_REPLACED)}"
             if not place.exists():

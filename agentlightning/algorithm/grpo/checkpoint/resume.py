@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +20,11 @@ from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
 from agentlightning.algorithm.collect import evidence
 from agentlightning.algorithm.grpo.checkpoint.begin import check_same, read_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.keeper import record_of
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import read_lines, write_lines
 from agentlightning.algorithm.ledger.record import ExclusionReason
 from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.algorithm.runs.run_folder import held_folder
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.types import Rollout
@@ -102,7 +105,8 @@ class Resumption:
             return []
         booked = {
             (record.name, call["attempt_id"], call["call_id"])
-            for record in await self.log.records("ledger", step_from=self.steps + 1)
+            for step in sorted(self.recorded)  # one at a time: records hold token rows
+            for record in await self.log.records("ledger", step_from=step, step_to=step)
             for call in record.data["calls"]
         }
         found: list[tuple[list[ModelCall], ExclusionReason]] = []
@@ -123,12 +127,14 @@ class Resumption:
 
 
 async def find_resumption(
-    store: LightningStore, log: RunLog, now: Mapping[str, Any], output_dir: str | Path | None
+    store: LightningStore, log: RunLog, now: Mapping[str, Any], output_dir: str | Path | None, held: ExitStack
 ) -> Resumption:
-    """Return how a run goes on; one without an earlier start begins.
+    """Return how a run goes on; one without an earlier start begins. The folder of one that goes on is kept from other
+    processes until `held` is closed.
 
     Raises:
-        BadRequestError: it was begun with something else (see `check_same`), or its folder is not there.
+        BadRequestError: it was begun with something else (see `check_same`), its folder is not there, or another
+            process trains in it.
     """
     run_id: str = now["run_id"]
     if not run_id:  # nobody can say which one goes on
@@ -147,10 +153,14 @@ async def find_resumption(
             f"Run {run_id!r} keeps its checkpoints in {before['folder']!r}, and {str(folder)!r} does not hold them. "
             "Say where they are with output_dir=, or begin a new run with another run_id"
         )
-    checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good()
+    held.enter_context(held_folder(folder))
+    checkpoints = CheckpointFolder(folder / CHECKPOINTS)
+    checkpoints.tidy()
+    checkpoint = checkpoints.last_good()
     state: dict[str, Any] = {} if checkpoint is None else dict(checkpoint.facts["state"])
     found = Resumption(log=log, folder=folder, checkpoint=checkpoint, state=state, take=state.get(_OPEN))
     await _read_steps(found)
+    await _record_missing(found, before)
     found._watched = [(rollout_id, {CallRef(*ref) for ref in counted}) for rollout_id, counted in state.get("late", [])]
     found._old = await _old_rollouts(store, found)
     last = max(found.recorded, default=found.steps)
@@ -159,6 +169,15 @@ async def find_resumption(
         *(run_id, found.steps, checkpoint.path if checkpoint else "no checkpoint yet", last - found.steps),
     )
     return found
+
+
+async def _record_missing(found: Resumption, begun: Mapping[str, Any]) -> None:
+    """Record what the run began with, in a store that does not know it yet, and the checkpoint, whose writer may have
+    been killed before it was recorded. What is there already stays as it was."""
+    assert found.folder is not None
+    await found.log.state(0, {**begun, "folder": str(found.folder.resolve())}, STATE_NAME)
+    if found.checkpoint is not None:
+        await found.log.checkpoint(found.checkpoint.step, **record_of(found.checkpoint))
 
 
 async def _read_steps(found: Resumption) -> None:

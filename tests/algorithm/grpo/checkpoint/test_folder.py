@@ -151,6 +151,7 @@ def test_a_writer_that_is_killed_leaves_what_was_there(tmp_path: Path) -> None:
         os.kill(writer.pid, signal.SIGKILL)
     assert len(list(tmp_path.iterdir())) == 2
     assert folder.last_good() == good
+    folder.tidy()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
@@ -158,4 +159,26 @@ def test_one_that_was_killed_between_its_two_renamings_is_put_right(tmp_path: Pa
     folder = CheckpointFolder(tmp_path)
     good = folder.write(1, fill("abc"), {})
     shutil.move(good.path, tmp_path / ".replaced-1")
+    folder.tidy()
     assert folder.last_good() == good
+
+
+def test_whoever_looks_for_the_last_good_one_leaves_alone_what_is_being_written(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    good = folder.write(1, fill("abc"), {})
+
+    def look_meanwhile(path: Path) -> None:
+        assert CheckpointFolder(tmp_path).last_good() == good
+        fill("def")(path)
+        assert CheckpointFolder(tmp_path).last_good() == good
+
+    assert folder.write(2, look_meanwhile, {}) == folder.last_good()
+
+
+def test_the_one_just_written_stays_beside_a_later_one_that_is_broken(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, limit=1)
+    (folder.write(10, fill("abc"), {}).path / "weights").unlink()
+    written = folder.write(7, fill("abc"), {})
+    assert folder.last_good() == written
+    folder.write(8, fill("abc"), {})
+    assert folder.steps() == [8, 10]

@@ -1,0 +1,71 @@
+"""Where a run that is started again goes on, told by its store and its folder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.grpo.checkpoint.begin import write_run_file
+from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.runs.log import RunLog
+from agentlightning.store import InMemoryLightningStore
+
+_SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}
+_NOW: dict[str, Any] = {"run_id": "r", "settings": _SETTINGS, "model_files": "", "tasks": [], "held_out": []}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run's folder with a checkpoint after step 3."""
+    write_run_file(tmp_path, {**_NOW, "folder": str(tmp_path)})
+    facts = {"digest": "d", "weight_version": 3, "state": {}}
+    CheckpointFolder(tmp_path / CHECKPOINTS).write(3, lambda place: (place / "w").write_text("x") and None, facts)
+    return tmp_path
+
+
+async def found_in(store: InMemoryLightningStore, output_dir: Path | None) -> Resumption:
+    await store.start_run("r")
+    with ExitStack() as held:
+        return await find_resumption(store, RunLog(store, "r"), _NOW, output_dir, held)
+
+
+async def test_a_store_that_meets_the_run_for_the_first_time_knows_it_from_then_on(folder: Path) -> None:
+    store = InMemoryLightningStore()
+    assert (await found_in(store, None)).folder is None
+    assert (await found_in(store, folder)).steps == 3
+    again = await found_in(store, None)
+    assert (again.steps, again.folder) == (3, folder)
+    log = RunLog(store, "r")
+    assert (await log.records("state"))[0].name == STATE_NAME
+    [point] = await log.records("checkpoint")  # that no store has recorded
+    assert (point.step, point.data["path"]) == (3, str(folder / CHECKPOINTS / "checkpoint-3"))
+
+
+async def test_the_ledgers_of_later_steps_are_read_one_step_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = InMemoryLightningStore()
+    await store.start_run("r")
+    log = RunLog(store, "r")
+    for step in (4, 5, 6):
+        rollout = await store.start_rollout(
+            input="task", mode="train", run_id="r", metadata={"step": step, "task": 0, "sample": 0}
+        )
+        await log.ledger(step, [{"rollout_id": rollout.rollout_id, "calls": []}])
+        await log.step(step, {"step": step, "weights": "w"})
+    resumption = await found_in(store, folder)
+    assert sorted(resumption.recorded) == [4, 5, 6]
+    asked: list[Any] = []
+    read = RunLog.records
+
+    async def records(self: RunLog, *kinds: Any, **bounds: Any) -> Any:
+        asked.append((*kinds, *bounds.values()))
+        return await read(self, *kinds, **bounds)
+
+    monkeypatch.setattr(RunLog, "records", records)
+    assert await resumption.unaccounted(store, ()) == []
+    assert asked == [("ledger", step, step) for step in (4, 5, 6)]
