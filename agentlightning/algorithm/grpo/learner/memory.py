@@ -78,7 +78,8 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     kind = str(model.dtype).removeprefix("torch.")
     row = row_tokens(settings, config.max_position_embeddings)
     tokens = max(settings.max_tokens_per_forward, row)
-    calls, heads = settings.engine_batch, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    calls = min(settings.engine_batch, settings.batch_size * settings.num_generations)  # one of each rollout of a step
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     of_call = 2 * config.num_hidden_layers * heads * width * (torch.finfo(model.dtype).bits // 8)
     adapters, shorter = "lora={'r': 16}", "a smaller max_model_length or max_completion_length"

@@ -62,6 +62,13 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     assert part(plain, "keys") == 2 * part(half, "keys")
 
 
+def test_no_more_calls_are_counted_than_a_step_has_rollouts(model_folder: Path) -> None:
+    plain = settings(model_folder)
+    few = settings(model_folder, batch_size=1, num_generations=2)
+    assert part(plain, "keys and values of 64 calls") == 32 * part(few, "keys and values of 2 calls")
+    assert part(plain, "logits of 64 calls") == 32 * part(few, "logits of 2 calls")
+
+
 def test_a_run_that_cannot_fit_is_refused_with_the_sum_and_what_to_change(model_folder: Path) -> None:
     check_memory(settings(model_folder))
     tokens = 2**40
