@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from agentlightning.algorithm.grpo.checkpoint.metrics_file import read_lines, wr
 from agentlightning.algorithm.ledger.record import ExclusionReason
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.run_folder import held_folder
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.types import Rollout
 from agentlightning.utils.id import generate_id
@@ -115,7 +115,8 @@ class Resumption:
             if rollout is None:
                 continue
             if rollout.status not in FINISHED:
-                rollout = await store.update_rollout(rollout_id, status="cancelled")
+                with suppress(ConflictError):  # it ended in this moment
+                    rollout = await store.update_rollout(rollout_id, status="cancelled")
             seen = await evidence(store, rollout)
             calls = [call for call in model_calls(seen.spans) if call.ref not in counted and call.ref not in booked]
             if calls:

@@ -69,3 +69,26 @@ async def test_the_ledgers_of_later_steps_are_read_one_step_at_a_time(
     monkeypatch.setattr(RunLog, "records", records)
     assert await resumption.unaccounted(store, ()) == []
     assert asked == [("ledger", step, step) for step in (4, 5, 6)]
+
+
+async def test_an_old_rollout_that_ends_while_it_is_cancelled_stays_as_it_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = InMemoryLightningStore()
+    await store.start_run("r")
+    begun = await store.start_rollout(
+        input="task", mode="train", run_id="r", metadata={"step": 4, "task": 0, "sample": 0}
+    )
+    resumption = await found_in(store, folder)
+    read = store.get_rollout_by_id
+
+    async def read_before_its_end(rollout_id: str) -> Any:
+        found = await read(rollout_id)
+        await store.update_attempt(rollout_id, begun.attempt.attempt_id, status="succeeded")
+        return found
+
+    monkeypatch.setattr(store, "get_rollout_by_id", read_before_its_end)
+    assert await resumption.unaccounted(store, ()) == []
+    ended = await read(begun.rollout_id)
+    assert ended is not None
+    assert ended.status == "succeeded"
