@@ -28,6 +28,11 @@ _HEAD_BYTES = 64 * 1024
 """Status line and headers of an answer."""
 
 
+_PIECES = 1024
+"""Pieces of an answer's body that are kept as they came; more are put together, for small ones take many times their
+bytes."""
+
+
 class NotConnectedError(ConnectionError):
     """There is no connection to the server: nothing was sent."""
 
@@ -178,7 +183,7 @@ class _Connection(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         """Set while the transport takes no more."""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._head_bytes = self._body_bytes = 0
         self._in_body = False
         self.most_bytes: int | None = None
@@ -307,6 +312,10 @@ class _Connection(asyncio.Protocol):
         """A part of the body."""
         self._body.append(body)
         self._body_bytes += len(body)
+        if len(self._body) > _PIECES:
+            whole = self._body[0] if isinstance(self._body[0], bytearray) else bytearray(self._body[0])
+            whole += b"".join(self._body[1:])
+            self._body = [whole]
         if self.most_bytes is not None and self._body_bytes > self.most_bytes:
             self._body.clear()
             self._fail(BrokenAnswerError(f"an answer above {self.most_bytes} bytes", self._status))

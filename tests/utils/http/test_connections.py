@@ -8,6 +8,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -234,6 +235,27 @@ async def test_a_caller_that_gives_up_while_it_sends_leaves_no_error_that_nobody
     del sending, connection
     gc.collect()
     assert told == []
+
+
+async def test_an_answer_in_many_small_pieces_takes_little_more_than_its_bytes() -> None:
+    pieces = [b"%04d" % (number % 10_000) for number in range(30_000)]
+    chunks = b"".join(b"4\r\n%s\r\n" % piece for piece in pieces)
+    held = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal held
+        await read_request(reader)
+        (connection,) = connections._all
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        await writer.drain()
+        while connection._body_bytes < 4 * len(pieces):  # noqa: ASYNC110  # nobody tells of a part of an answer
+            await asyncio.sleep(0.001)
+        held = sum(map(sys.getsizeof, connection._body))
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(serve) as connections:
+        assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"".join(pieces)
+    assert held < 2 * 4 * len(pieces)
 
 
 async def test_a_line_break_in_a_header_is_refused() -> None:
