@@ -135,6 +135,7 @@ class HttpConnections:
             raise
         finally:
             timer.cancel()
+        connection.forget()
         if connection.is_kept and not fresh and not self._closed:
             connection.idle_since = loop.time()
             self._idle.append(connection)
@@ -214,9 +215,11 @@ class _Connection(asyncio.Protocol):
         self._fail(TimeoutError("no answer came in time"))
 
     def forget(self) -> None:
-        """Let nobody be told of the answer any more."""
-        if self._waiting is not None:
-            self._waiting.cancel()
+        """Hold nothing of the last answer, and let nobody be told of it any more."""
+        waiting, self._waiting = self._waiting, None
+        self._headers, self._body = {}, []
+        if waiting is not None and not waiting.cancel() and not waiting.cancelled():
+            waiting.exception()  # nobody may have asked for it
 
     def drop(self) -> None:
         """Close the connection at once."""

@@ -237,6 +237,16 @@ async def test_a_caller_that_gives_up_while_it_sends_leaves_no_error_that_nobody
     assert told == []
 
 
+async def test_a_kept_connection_does_not_hold_its_last_answer() -> None:
+    async with serving(answering(OK, OK)) as connections:
+        answer = await connections.request("GET", "/", {}, None, 10.0)
+        (connection,) = connections._all
+        await asyncio.sleep(0)  # the step of the loop that woke this caller holds it, too
+        assert not [held for held in gc.get_referrers(answer) if isinstance(held, asyncio.Future)]
+        assert (connection._body, connection._headers) == ([], {})
+        assert (answer.content, answer.header("content-length")) == (b"ok", "2")
+
+
 async def test_an_answer_in_many_small_pieces_takes_little_more_than_its_bytes() -> None:
     pieces = [b"%04d" % (number % 10_000) for number in range(30_000)]
     chunks = b"".join(b"4\r\n%s\r\n" % piece for piece in pieces)
