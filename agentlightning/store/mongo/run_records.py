@@ -82,13 +82,12 @@ def find(partition: Partition, plan: RecordPlan) -> tuple[list[bytes | str], int
     if plan.name is not None:
         query["name"] = plan.name
     total = count(partition.run_records, query)  # the row may not have counted what a process that died has stored
-    skip, most, backwards = plan.window(total)
-    if not most:
+    most = max(0, total - plan.offset) if plan.limit == -1 else plan.limit
+    if not most or plan.offset >= total:
         return [], total
-    way = -1 if backwards else 1
+    way = -1 if plan.descending else 1  # never from the other end: the total may be another by now
     order = [("step", way), ("number", way)]
-    found = list(partition.run_records.find(query, {"size": 1}, sort=order, skip=skip, limit=most))
-    found = found if backwards == plan.descending else found[::-1]
+    found = list(partition.run_records.find(query, {"size": 1}, sort=order, skip=plan.offset, limit=most))
     ids = [document["_id"] for document in found[: plan.cut(document["size"] for document in found)]]
     chosen = partition.run_records.find({"_id": {"$in": ids}}, {"body": 1})
     bodies = {document["_id"]: document["body"] for document in chosen}
