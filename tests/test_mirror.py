@@ -19,7 +19,8 @@ FOLDERS = {
 
 FILES = {
     "a whole run, or a promise of several modules": """
-        algorithm/test_baseline algorithm/test_algo algorithm/test_grpo_faults algorithm/test_grpo_family
+        algorithm/grpo/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
+        algorithm/test_grpo_faults algorithm/test_grpo_family
         algorithm/test_grpo_killed algorithm/test_grpo_ledger algorithm/test_grpo_records
         algorithm/test_grpo_resumed algorithm/test_grpo_run
         algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
