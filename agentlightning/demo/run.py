@@ -94,7 +94,8 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
         if folder is None:
             _say(out, "interrupted; nothing was written")
         else:
-            held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing yet"
+            names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+            held = ", ".join(names) or "nothing yet"
             _say(out, f"interrupted; the run lies in {folder} and holds: {held}")
         raise
     except Exception:  # whatever ended the demo is in its log, and ends the command
