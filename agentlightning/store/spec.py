@@ -22,6 +22,7 @@ from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.process_secrets import hide
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RetentionPolicy
+from agentlightning.utils.texts import without_password
 
 FORMS = (
     "memory",
@@ -98,7 +99,7 @@ def database_of(spec: str) -> tuple[str, str]:
 
 def public_form(spec: str) -> str:
     """Return a spec for people to read: without its settings, and without the password if it has one."""
-    return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", spec.partition("?")[0])
+    return without_password(spec.partition("?")[0])
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -157,3 +157,8 @@ def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
             after = line + len("-----") if line >= 0 else closing + len(_END)
             found.append((at, after))
         at = text.find(_BEGIN, after)
+
+
+def without_password(address: str) -> str:
+    """Return an address for people to read, without the password if it has one."""
+    return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", address)

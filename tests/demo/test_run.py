@@ -311,7 +311,8 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
     assert process.returncode == 130
     assert "Traceback" not in said
     run = tmp_path / "run"
-    assert said.splitlines()[-1].startswith(f"interrupted; the run lies in {run} and holds: checkpoints, config.json, ")
+    begin = f"interrupted; the run lies in {run} and holds: checkpoints, config.json, log.txt, "
+    assert said.splitlines()[-1].startswith(begin)
     assert {"config.json", "log.txt", "metrics.jsonl", "model", "store.db"} <= {path.name for path in run.iterdir()}
     _, alive = psutil.wait_procs(family, timeout=1)
     assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]

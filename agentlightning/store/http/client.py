@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -35,6 +34,7 @@ from agentlightning.utils.backoff import backoff_delay, doubled, retry_after_sec
 from agentlightning.utils.http.auth import auth_headers, server_token
 from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.texts import without_password
 from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ _TRIES = 6
 """The first try gets this part of the deadline, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
 """Bytes per second; what a large body may take beside that."""
-_PASSWORD = re.compile(r"(://[^:/@]*):.*@")
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
@@ -106,7 +105,7 @@ class LightningStoreClient(LightningStore):
             raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
         self.server_address_root = given[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
-        self._shown_address = _PASSWORD.sub(r"\1:***@", self.server_address_root)
+        self._shown_address = without_password(self.server_address_root)
         self._settings: dict[str, Any] = {
             "retry_delays": retry_delays,
             "request_timeout": request_timeout,
