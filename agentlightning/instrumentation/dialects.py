@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agentlightning.instrumentation.reply_tokens import ReplyTokens, entries, fields_of
 from agentlightning.types import Attributes, AttributeValue
@@ -203,8 +203,7 @@ class ResponseStream:
 # --- the dialects ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(NamedTuple):
     """One route of a client library."""
 
     operation: str

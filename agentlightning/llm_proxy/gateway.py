@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentlightning.llm_proxy.access.address import MODELS, RESPONSE, CallAddress, dialect_of, parse_address
 from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slots, check_key
@@ -207,40 +206,32 @@ class Gateway:
 
     async def _while_connected(self, call: GatewayCall, request: _AgentRequest) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
-        has_body = asyncio.Event()
-
-        async def serve() -> AgentReply:
-            raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
-            has_body.set()
-            await self._hold_value(raw, request.hold)
-            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
+        until, has_left = asyncio.timeout(self._limits.call_seconds), False
 
         async def wait_for_disconnect() -> None:
-            await has_body.wait()  # nothing is read before the body is there
+            nonlocal has_left
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            has_left = True
+            if not until.expired():
+                until.reschedule(0.0)  # now: the call ends as if its time were up, its connection to the server too
 
-        work = asyncio.ensure_future(serve())
-        gone = asyncio.ensure_future(wait_for_disconnect())
-        tasks: set[asyncio.Future[Any]] = {work, gone}
         try:
-            await asyncio.wait(tasks, timeout=self._limits.call_seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            finished = [task for task in tasks if task.done()]
-            running = [task for task in tasks if not task.done()]
-            for task in running:
-                task.cancel()
-            if running:  # until they have ended, so that the connection to the model server is closed too
-                await asyncio.wait(running)
-            for task in running:
-                if not task.cancelled():
-                    task.exception()  # retrieved, so that asyncio does not warn
-        if work in finished:
-            return work.result()
-        if finished:
-            raise ClientLeft
-        text = f"The call took longer than {self._limits.call_seconds} seconds"
-        raise CallFailed(504, text, code="timeout", state="upstream_error")
+            async with until:
+                raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
+                gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
+                try:
+                    await self._hold_value(raw, request.hold)
+                    return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
+                finally:
+                    gone.cancel()
+        except TimeoutError:
+            if not until.expired():
+                raise
+            if has_left:
+                raise ClientLeft from None
+            text = f"The call took longer than {self._limits.call_seconds} seconds"
+            raise CallFailed(504, text, code="timeout", state="upstream_error") from None
 
     async def _conclude(
         self,

@@ -39,7 +39,7 @@ from types import TracebackType
 from typing import Any
 
 from agentlightning.emitter.reward_values import as_reward
-from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault
+from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault, ServiceError
 from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
 from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
 from agentlightning.store.base import LightningStore, request_token
@@ -154,7 +154,10 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
     if isinstance(error, PolicyFault):
         reward = float(error.reward)
     else:  # what a fault of the policy earns, by the nearest class in the mapping
-        nearest = next((cls for cls in type(error).__mro__ if cls in policy_faults), None)
+        classes = type(error).__mro__
+        if isinstance(error, ServiceError):  # a judge that does not answer, say: no name above says that this counts
+            classes = classes[: classes.index(ServiceError) + 1]
+        nearest = next((cls for cls in classes if cls in policy_faults), None)
         reward = None if nearest is None else float(policy_faults[nearest])
     if reward is None:
         return Ending("failed", "infrastructure_fault", "exception", described, cause=error)

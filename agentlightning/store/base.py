@@ -2,7 +2,8 @@
 
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
-`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds.
+`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. The
+operations that only read are in `read_operations.py`, those of runs in `run_operations.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
-from agentlightning.store.run_operations import RunOperations, SortOrder
+from agentlightning.store.read_operations import ReadOperations
+from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.traces import Traces
 from agentlightning.store.unset import UNSET, Unset
 from agentlightning.types import (
@@ -25,7 +27,6 @@ from agentlightning.types import (
     AttemptError,
     AttemptStatus,
     EnqueueRolloutRequest,
-    EventPage,
     FilterOptions,
     NamedResources,
     Outcome,
@@ -38,7 +39,6 @@ from agentlightning.types import (
     Span,
     TaskInput,
     Worker,
-    WorkerStatus,
 )
 
 QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
@@ -145,11 +145,10 @@ _ELSEWHERE: Final[dict[str, str]] = {
 }
 """Names that programs try, and what does it here."""
 
-FilterLogic = Literal["and", "or"]
 T = TypeVar("T")
 
 
-class LightningStore(RunOperations):
+class LightningStore(ReadOperations, RunOperations):
     """Where tasks, attempts, spans, resources, workers and runs meet."""
 
     if TYPE_CHECKING:
@@ -361,103 +360,6 @@ class LightningStore(RunOperations):
         """
         raise NotImplementedError
 
-    # --- reading ---------------------------------------------------------------------------------------------------
-
-    async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-        status: Sequence[RolloutStatus] | None = None,
-        rollout_ids: Sequence[str] | None = None,
-        run_id: str | Unset | None = UNSET,
-    ) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names."""
-        raise NotImplementedError
-
-    async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-    ) -> PaginatedResult[Attempt]:
-        """Return the attempts of a rollout; none for an unknown one."""
-        raise NotImplementedError
-
-    async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        limit: int = -1,
-        offset: int = 0,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-    ) -> PaginatedResult[Span]:
-        """Return spans of a rollout, or of one attempt. Unknown ids give an empty page.
-
-        Raises:
-            GoneError: the spans of this rollout were evicted from memory.
-        """
-        raise NotImplementedError
-
-    async def query_resources(
-        self,
-        *,
-        resources_id: str | None = None,
-        resources_id_contains: str | None = None,
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-    ) -> PaginatedResult[ResourcesUpdate]:
-        """Return the newest version of each set of resources; API keys are null."""
-        raise NotImplementedError
-
-    async def query_workers(
-        self,
-        *,
-        status_in: Sequence[WorkerStatus] | None = None,
-        worker_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-    ) -> PaginatedResult[Worker]:
-        """Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them."""
-        raise NotImplementedError
-
-    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
-        """Return one rollout, with its latest attempt if it has one; None if unknown."""
-        raise NotImplementedError
-
-    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        """Return the attempt with the highest number; None if there is none."""
-        raise NotImplementedError
-
-    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        """Return one worker; None if unknown."""
-        raise NotImplementedError
-
     async def update_worker(
         self,
         worker_id: str,
@@ -473,27 +375,6 @@ class LightningStore(RunOperations):
         """
         raise NotImplementedError
 
-    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
-
-        `timeout` is in seconds; None waits without limit. Unknown ids are left out and not waited for.
-        """
-        raise NotImplementedError
-
-    async def query_events(
-        self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
-    ) -> EventPage:
-        """Return which rollouts and runs changed after a cursor, each once and as it stands; waits for the first one.
-
-        `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
-        of this or an earlier process. Waits up to `timeout` seconds. A page may be empty and its cursor newer, when all
-        changes were of other runs.
-
-        Raises:
-            BadRequestError: not a cursor of this store.
-        """
-        raise NotImplementedError
-
     # --- resources -------------------------------------------------------------------------------------------------
 
     async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
@@ -504,14 +385,6 @@ class LightningStore(RunOperations):
         self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
     ) -> ResourcesUpdate:
         """Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1."""
-        raise NotImplementedError
-
-    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
-        """Return one version of a set (the newest by default), API keys included; None if unknown."""
-        raise NotImplementedError
-
-    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
-        """Return what was published last for the run, else for no run; None if there is nothing."""
         raise NotImplementedError
 
     # --- short forms, the same for every store ---------------------------------------------------------------------

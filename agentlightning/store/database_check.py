@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentlightning.errors import DamagedRecordError
 from agentlightning.store.rules.durable import Stored, check_not_newer, read_record, read_row
-from agentlightning.store.rules.tx import ROW_TYPES
+from agentlightning.store.rules.tx import KINDS
 from agentlightning.store.spec import database_of, public_form
 from agentlightning.store.sqlite.check import FileReport
 from agentlightning.types import RunRecord, Span
@@ -49,7 +49,7 @@ def _problems(stored: Stored) -> Iterator[str]:
     for name, removal, body in stored.rows:
         kind, _, key = name.partition(" ")
         try:
-            if kind in ROW_TYPES:
+            if kind in KINDS:
                 read_row(kind, key, body)
         except DamagedRecordError as error:
             yield f"the row {key!r} of kind {kind!r} cannot be read: {_reason(error)}. Remove it: {removal}"

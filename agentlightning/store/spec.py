@@ -44,7 +44,11 @@ _OF_EVERY_ENGINE: dict[str, _Value] = {
     "max_bytes": "a whole number",
     "max_run_age": "a number",
 }
-_OF_MEMORY: dict[str, _Value] = {"max_span_bytes": "a whole number", "max_record_bytes": "a whole number"}
+_OF_MEMORY: dict[str, _Value] = {
+    "max_span_bytes": "a whole number",
+    "max_decoded_span_bytes": "a whole number",
+    "max_record_bytes": "a whole number",
+}
 
 
 def is_store_spec(text: str) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from agentlightning.field_help import explain_fields
+from agentlightning.utils.concurrency.collector import short_pauses
 from agentlightning.utils.http.auth import ASGIApp
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen, outbound_address
@@ -217,7 +218,8 @@ class PythonServerLauncher:
     async def _serve(self, server: AsgiServer, listening: socket.socket) -> Exception | None:
         try:
             async with self._serve_context():
-                await server.serve(sockets=[listening])
+                with short_pauses():
+                    await server.serve(sockets=[listening])
         except Exception as error:  # boundary: whoever waits for the server gets what ended it
             return error
         return None

@@ -67,7 +67,7 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.cli.agentops import Traces, agentops_routes
+    from agentlightning.cli.servers.agentops import Traces, agentops_routes
     from agentlightning.cli.support.serving import app_with_checks, serving
 
     store = InMemoryLightningStore()

@@ -113,8 +113,7 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
             if other is span or (reading.prompt_token_ids and reading.logprobs):
                 continue
             twin = read_call(other, found)
-            reading = replace(
-                reading,
+            reading = reading._replace(
                 prompt_token_ids=reading.prompt_token_ids or twin.prompt_token_ids,
                 completion_token_ids=reading.completion_token_ids or twin.completion_token_ids,
                 logprobs=reading.logprobs or twin.logprobs,

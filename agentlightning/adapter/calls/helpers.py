@@ -19,7 +19,9 @@ Ignore = str | re.Pattern[str] | Callable[[ModelCall], bool]
 """Which calls are helpers: a regular expression that is searched in `call_text`, or a function of the call."""
 
 _PROMPT: Final = "gen_ai.prompt"
-_MOST_SYSTEM_MESSAGES: Final = 3
+_FIRST_ROLE, _FIRST_CONTENT = f"{_PROMPT}.0.role", f"{_PROMPT}.0.content"
+_SECOND_ROLE: Final = f"{_PROMPT}.1.role"
+_MAY_BE_SYSTEM: Final = tuple((f"{_PROMPT}.{index}.role", f"{_PROMPT}.{index}.content") for index in range(3))
 _SYSTEM: Final = (
     "extract a 2-3 word title that captures the new topic",  # Claude Code: the title of the terminal
     "Summarize this coding conversation in under 50 characters",  # Claude Code: the list of sessions
@@ -96,22 +98,26 @@ def without_calls(spans: Sequence[Span], calls: Iterable[ModelCall]) -> Sequence
 
 
 def _says_helper(attributes: Mapping[str, object]) -> bool:
-    first = attributes.get(f"{_PROMPT}.0.content")
+    first = attributes.get(_FIRST_CONTENT)
     if not isinstance(first, str):
         return False
-    for index in range(_MOST_SYSTEM_MESSAGES):
-        if attributes.get(f"{_PROMPT}.{index}.role") not in ("system", "developer"):
+    for role, content in _MAY_BE_SYSTEM:
+        if attributes.get(role) not in ("system", "developer"):
             break
-        text = str(attributes.get(f"{_PROMPT}.{index}.content"))
+        text = str(attributes.get(content))
         if text.startswith(_SYSTEM_OPENING) or any(known in text for known in _SYSTEM):
             return True
-    if f"{_PROMPT}.1.role" not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
+    if _SECOND_ROLE not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
-    last = _last_message(attributes)
-    if attributes.get(f"{_PROMPT}.{last}.role") != "user":
+    role, content = _FIRST_ROLE, _FIRST_CONTENT
+    if _SECOND_ROLE in attributes:
+        last = f"{_PROMPT}.{_last_message(attributes)}"
+        role, content = f"{last}.role", f"{last}.content"
+    if attributes.get(role) != "user":
         return False
-    text = str(attributes.get(f"{_PROMPT}.{last}.content"))
-    return any(_opens(text, known) for known in _LAST_OPENINGS)
+    text = str(attributes.get(content))
+    found = [known for known in _LAST_OPENINGS if known in text]  # a cheap first look: this is asked of every span
+    return bool(found) and any(_opens(text, known) for known in found)
 
 
 def _opens(text: str, known: str) -> bool:

@@ -126,7 +126,9 @@ def spans_by_call(
             twin.also.append(span)
     if nameless and not keep_nested:
         nameless = _standing_for_calls(nameless, spans, seen)
-    if alone or nameless:
+    if not calls and not nameless:
+        calls = alone
+    elif alone or nameless:
         _Joining(calls).join(alone, [CallSpans(seen=span) for span in nameless])
     for call, name in further:
         if (first_one := found.get(name)) is not None:

@@ -80,8 +80,9 @@ class AttributeReader:
 
     def token_ids(self, *keys: str) -> list[int] | None:
         """Return the first non-empty list of integers among the keys; of a list of lists the first one counts."""
+        get = self.attributes.get
         for key in keys:
-            if key not in self.attributes or (value := self.decoded(key)) is None:
+            if (value := get(key)) is None or (isinstance(value, str) and (value := self.decoded(key)) is None):
                 continue
             ids = integers(value)
             if ids is None and is_list(value) and len(value) > 0:
@@ -129,8 +130,9 @@ def dicts_in(value: object) -> list[Fields]:
 
 def integers(value: object) -> list[int] | None:
     """Return a copy of a list or tuple of integers; None for anything else (a list of booleans is none)."""
-    if not is_list(value) or (value and type(value[0]) is not int):
+    if not isinstance(value, (list, tuple)) or (value and type(cast(Any, value[0])) is not int):
         return None
+    value = cast(Sequence[Any], value)
     try:
         if type(sum(value)) is int:  # the fastest look at every element: anything else would show in the sum
             return list(value)

@@ -12,12 +12,12 @@ from agentlightning.types import Span
 from agentlightning.utils.otel import extract_links_from_attributes
 
 _PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
-_STATED: Final = (_PRIMARY, "agentops.task.output", "agentops.entity.output")
 
 
 def reward_value(span: Span) -> float | None:
     """Return the primary reward of a span; None if it has none that is a finite number."""
-    stated = any(key in span.attributes for key in _STATED)
+    told = span.attributes
+    stated = _PRIMARY in told or "agentops.task.output" in told or "agentops.entity.output" in told
     if stated or span.name == AGL_ANNOTATION:
         return as_reward(get_reward_value(span))
     return None  # after a cheap first look: most spans of a trace are no rewards

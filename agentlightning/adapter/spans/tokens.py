@@ -12,8 +12,7 @@ Of several choices only the first is read; further ones are reported as `extra_c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from agentlightning.adapter.spans.attributes import (
     AttributeReader,
@@ -53,6 +52,7 @@ _ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
 _CONSTRAINED_BY: Final = LightningCallAttributes.CONSTRAINED_BY.value
 _ROLE: Final = LightningCallAttributes.ROLE.value
 _CHOICE: Final = LightningCallAttributes.CHOICE.value
+_FINISH_REASON_KEYS: Final = ("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
 _CLIENT_LOGPROBS: Final = "logprobs.content"
 _PROMPT_KEYS: Final = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
@@ -67,10 +67,16 @@ _CLIENT_COMPLETION_KEYS: Final = (
     _OUTPUT + ".choices.0.token_ids",
     _OUTPUT + ".choices.0.provider_specific_fields.token_ids",
 )
+_GATEWAY_KEYS: Final = frozenset(
+    (
+        *(_COMPLETION, _VLLM + "response_token_ids", _LOGPROBS, _FINISH_REASON, _CHOICES, _WEIGHT_VERSION, _STATE),
+        *(_POLICY, _ROLE, _CONSTRAINED_BY, _CALL_ID),
+    )
+)
+"""What `read_call` looks for beside the prompt and what clients write; most spans of tracers have none of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallReading:
+class CallReading(NamedTuple):
     """One model call as one span records it. Empty lists and None stand for what is not recorded."""
 
     call_id: str | None
@@ -167,41 +173,44 @@ def read_call(span: Span, problems: list[Problem]) -> CallReading:
     """Return what a span says of its model call; unusable attributes are added to `problems`."""
     read = AttributeReader(span, problems)
     prompt = read.token_ids(*_PROMPT_KEYS) or []
-    typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
-    logprobs = read.floats(_LOGPROBS)
-    finish_reason = read.text(_FINISH_REASON)
-    choices = read.attributes.get(_CHOICES)
-    may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it would be slow
-    told = typed and logprobs and finish_reason and not may_have_several
-    choice = {} if told else _first_choice(read)
-    content = read.decoded(_CLIENT_LOGPROBS)
-    if content is not None and not (is_list(content) and _logprobs({"content": content}) is not None):
-        read.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
-        content = None
-    content = None if content is None else list(content)
+    by_gateway = not _GATEWAY_KEYS.isdisjoint(span.attributes)
+    typed = logprobs = finish_reason = weight_version = None
+    choice: Fields = {}
+    if by_gateway:
+        typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
+        logprobs = read.floats(_LOGPROBS)
+        finish_reason = read.text(_FINISH_REASON)
+        choices = read.attributes.get(_CHOICES)
+        may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it is slow
+        told = typed and logprobs and finish_reason and not may_have_several
+        choice = {} if told else _first_choice(read)
+    content = _client_logprobs(read) if _CLIENT_LOGPROBS in span.attributes else None
     completion = typed or integers(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
     logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
     finish_reason = finish_reason or _finish_reason(choice, read)
-    weight_version = read.integer(_WEIGHT_VERSION)
-    state = read.text(_STATE)
-    if state is not None and state not in _STATES:
-        read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
+    state = None
+    if by_gateway:
+        weight_version = read.integer(_WEIGHT_VERSION)
+        state = read.text(_STATE)
+        if state is not None and state not in _STATES:
+            read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
     if state not in _STATES:
         state = "ok" if prompt and completion else "upstream_error" if has_failed(span) else "no_tokens"
-    return CallReading(
-        call_id=gateway_call_id(span),
-        response_id=response_id(span),
-        prompt_token_ids=prompt,
-        completion_token_ids=completion,
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        weight_version=weight_version,
-        state=cast(CallState, state),
-        logprobs_content=content,
-        policy=read.text(_POLICY),
-        role=read.text(_ROLE),
-        constrained_by=_constrained_by(span),
-    )
+    common = prompt, completion, logprobs, finish_reason, weight_version, cast(CallState, state), content
+    if not by_gateway:
+        return CallReading(None, response_id(span), *common)
+    ids = gateway_call_id(span), response_id(span)
+    return CallReading(*ids, *common, read.text(_POLICY), read.text(_ROLE), _constrained_by(span))
+
+
+def _client_logprobs(read: AttributeReader) -> list[Any] | None:
+    content = read.decoded(_CLIENT_LOGPROBS)
+    if content is None:
+        return None
+    if is_list(content) and _logprobs({"content": content}) is not None:
+        return list(content)
+    read.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
+    return None
 
 
 def _constrained_by(span: Span) -> tuple[str, ...]:
@@ -229,7 +238,7 @@ def _finish_reason(choice: Fields, read: AttributeReader) -> str | None:
     reasons = read.attributes.get("gen_ai.response.finish_reasons")
     if is_list(reasons) and reasons and isinstance(reasons[0], str):
         return reasons[0]
-    return read.text("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
+    return read.text(*_FINISH_REASON_KEYS)
 
 
 def _logprobs(value: object) -> list[float] | None:

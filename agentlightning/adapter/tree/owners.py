@@ -54,10 +54,9 @@ class Owners(Generic[NodeT]):
     def of(self, call: CallSpans) -> Owner:
         """Return whose a call is."""
         nodes = [node for span in call.certain if (node := self._nodes.get(span.span_id)) is not None]
-        stated = (self.of_node(node) for node in nodes)
-        found = next((owner for owner in stated if owner is not None), None)
-        if found is not None:
-            return found
+        for node in nodes:
+            if (found := self.of_node(node)) is not None:
+                return found
         for spans, may_be_none in call.unsure:
             owners = self._owners(spans)
             names = frozenset(name for owner in owners for name in owner.names or (NOBODY,))
@@ -93,7 +92,8 @@ class Owners(Generic[NodeT]):
             at = parent.span.parent_id
         else:
             found = None if at is None else self._stated[at]
-        self._stated.update(dict.fromkeys(path, found))
+        if path:
+            self._stated.update(dict.fromkeys(path, found))
         return found
 
     def _around(self, node: NodeT) -> Owner:

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from agentlightning.adapter.spans.tokens import response_id
 from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
+from agentlightning.types import Span
 
 NodeT = TypeVar("NodeT", bound=SpanNode)
 
@@ -33,14 +34,8 @@ def repair(root: SpanNode) -> None:
     fork = root
     while len(fork.children) == 1:
         fork = fork.children[0]
-    below = [node for child in fork.children for node in child.walk()]
-    possible = [  # a moment, as of a reward, covers nothing
-        node.span.name not in (RAW_SPAN, REQUEST_SPAN)
-        and (own := _interval(node, 0)) is not None
-        and own.end > own.start
-        and response_id(node.span) is None
-        for node in below
-    ]
+    _, *below = fork.walk()
+    possible = [_may_cover(node.span) for node in below]
     if not any(possible):  # a trace of model calls and rewards alone
         return
     covers = _Covers(below, possible, asked=fork.children)
@@ -58,6 +53,13 @@ def repair(root: SpanNode) -> None:
         parents[id(child)] = target
         remaining -= 1
     fork.children[:] = stay
+
+
+def _may_cover(span: Span) -> bool:
+    """True if other spans may belong below a span: it is no model call, and no moment such as that of a reward."""
+    start, end = span.start_time, span.end_time
+    is_long = start is not None and end is not None and end > start
+    return is_long and span.name not in (RAW_SPAN, REQUEST_SPAN) and response_id(span) is None
 
 
 def _is_below(node: NodeT, ancestor: NodeT, parents: dict[int, NodeT]) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from agentlightning.adapter.spans.rewards import links, reward_value
@@ -170,7 +171,7 @@ def _by_recency(
     scopes = _Scopes(nodes, rewards)
     recorded = _Recorded(calls)
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
-    timed.sort(key=lambda item: item[:2])
+    timed.sort(key=itemgetter(0, 1))
     by_arrival = all(call.record is not None for call in calls)  # as the calls themselves are ordered then
     heaps: dict[str | None, list[tuple[float, int, str]]] = {}
     added = 0

@@ -7,10 +7,12 @@ every agent that it may belong to matches, and refuses it as `unknown_agent` if 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import Final, Generic, TypeVar
 
 from agentlightning.adapter.calls.calls import ANY_AGENT, is_of_other_policy
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call, tells_of_call
@@ -60,7 +62,8 @@ class SelectedCall(Generic[NodeT]):
     @property
     def start_time(self) -> float:
         """Seconds since the epoch; infinity where it is unknown."""
-        return float("inf") if self.node.start_time is None else self.node.start_time
+        start = self.node.span.start_time
+        return math.inf if start is None else start
 
     def span(self) -> Span:
         """Return one span that says all that is known of the call; the gateway's word counts most."""
@@ -73,13 +76,6 @@ class SelectedCall(Generic[NodeT]):
         return self.node.span.model_copy(update={"attributes": attributes, "sequence_id": self.record.sequence_id})
 
 
-class _Place(NamedTuple):
-    """What the spans above a node say of it."""
-
-    order: int
-    in_reward: bool
-
-
 def select_calls(
     root: NodeT, rules: SelectionRules, problems: list[Problem], *, by_time: bool = False
 ) -> list[SelectedCall[NodeT]]:
@@ -89,47 +85,47 @@ def select_calls(
     proves whose they are, are added to `problems`.
     """
     pattern = re.compile(rules.llm_call_match)
-    nodes: dict[str, NodeT] = {}
-    places: dict[str, _Place] = {}
-    for order, (node, in_reward) in enumerate(_in_reward(root)):
-        nodes[node.id] = node
-        places[node.id] = _Place(order, in_reward)
+    placed = list(_in_reward(root))
+    nodes = {node.id: node for node, _ in placed}
+    order = {node.id: place for place, (node, _) in enumerate(placed)}
+    in_reward = {node.id for node, is_below in placed if is_below} if rules.exclude_llm_call_in_reward else set[str]()
     spans = [node.span for node in nodes.values()]
+    named = {name for name in {span.name for span in spans} if pattern.search(name)}
     found = spans_by_call(
         spans,
-        lambda span: tells_of_call(span) or pattern.search(span.name) is not None,
+        lambda span: tells_of_call(span) or span.name in named,
         keep_nested=not rules.drop_unnamed_nested,
     )
     owners = Owners(root, by_time)
     taken: list[tuple[bool, int, SelectedCall[NodeT]]] = []
     for call in found:
-        own = _spans_to_judge_by(call)
-        if any(is_stale(span) for span in own) or (call.record is not None and generated_nothing(call.record)):
+        record, certain = call.record, call.certain
+        own = certain if record is None else [record, *certain]
+        if any(map(is_stale, own)) or (record is not None and generated_nothing(record)):
             continue
-        if call.record is None and not any(pattern.search(span.name) for span in own):
+        if record is None and named.isdisjoint([span.name for span in own]):
             continue
-        if is_of_other_policy(call.record, rules.policy):
+        if is_of_other_policy(record, rules.policy):
             continue
-        if rules.exclude_llm_call_in_reward and any(places[span.span_id].in_reward for span in _placed(call)):
+        if in_reward and any(span.span_id in in_reward for span in _placed(call)):
             continue
         owner = owners.of(call)
         if rules.agent_above is not None and not owner.names:
             owner = owner._replace(names=frozenset((rules.agent_above,)))
         if rules.agent_match is not None:
             above = rules.agent_above is not None and owner.names == {rules.agent_above}
-            verdict = above or _matches(owner, call_role(call.record), rules.agent_match)
+            verdict = above or _matches(owner, call_role(record), rules.agent_match)
             if verdict is None:
                 problems.append(Problem("unknown_agent", own[0].span_id, _why_unknown(owner, rules.agent_match)))
             if not verdict:
                 continue
-        told_by = () if call.is_further_choice else call.certain
-        seen = next((nodes[span.span_id] for span in told_by), None)
-        gateway = call.request or call.record
-        assert seen is not None or gateway is not None
-        node = seen if seen is not None else nodes[gateway.span_id] if gateway is not None else root
-        selected = SelectedCall(node, owner.name or ANY_AGENT, owner.branch, call.record, call.request)
-        taken.append((seen is None, places[node.id].order, selected))
-    return [call for _, _, call in sorted(taken, key=lambda each: each[:2])]
+        is_seen = bool(certain) and not call.is_further_choice
+        shown = certain[0] if is_seen else call.request or record
+        assert shown is not None
+        node = nodes[shown.span_id]
+        selected = SelectedCall(node, owner.name or ANY_AGENT, owner.branch, record, call.request)
+        taken.append((not is_seen, order[node.id], selected))
+    return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
 
 
 def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
@@ -143,14 +139,10 @@ def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
             waiting.extend((child, inside) for child in reversed(node.children))
 
 
-def _spans_to_judge_by(call: CallSpans) -> list[Span]:
-    return [span for span in (call.record, *call.certain) if span is not None]
-
-
 def _placed(call: CallSpans) -> list[Span]:
     """Return the spans by whose place a call is judged: those of tracers, or else the gateway's."""
     unsure = [span for each in call.unsure for span in each.spans]
-    return call.certain or unsure or _spans_to_judge_by(call)
+    return call.certain or unsure or [span for span in (call.record,) if span is not None]
 
 
 def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:

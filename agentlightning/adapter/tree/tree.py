@@ -16,6 +16,7 @@ What differs from the described system (each for a reason given in the contract'
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from agentlightning.adapter.calls.calls import ANY_AGENT
@@ -243,8 +244,8 @@ class TraceTree(SpanNode):
         """
         calls = select_calls(self, rules, self.problems, by_time=self.is_repaired)
         if all(call.record is not None for call in calls):
-            return sorted(calls, key=lambda call: (call.sequence_id, call.start_time))
-        return sorted(calls, key=lambda call: (call.start_time, call.sequence_id))
+            return sorted(calls, key=attrgetter("sequence_id", "start_time"))
+        return sorted(calls, key=attrgetter("start_time", "sequence_id"))
 
     def answered(self, calls: Sequence[SelectedCall[Self]]) -> Iterator[tuple[SelectedCall[Self], Span]]:
         """Yield the calls that gave the agent an answer, each with all that is known of it; report the others."""
@@ -271,14 +272,18 @@ class TraceTree(SpanNode):
 
 def known_metadata(call: CallReading, span: Span) -> Fields:
     """Return what is known of a call beyond the fields that every triplet has."""
-    known = {
-        "call_id": call.call_id or (span.span_id if call.response_id is None else None),
-        "finish_reason": call.finish_reason,
-        "weight_version": call.weight_version,
-        "policy": call.policy,
-        "state": call.state if call.call_id is not None and call.state != "ok" else None,
-    }
-    return {key: value for key, value in known.items() if value is not None}
+    known: Fields = {}
+    if (call_id := call.call_id or (span.span_id if call.response_id is None else None)) is not None:
+        known["call_id"] = call_id
+    if call.finish_reason is not None:
+        known["finish_reason"] = call.finish_reason
+    if call.weight_version is not None:
+        known["weight_version"] = call.weight_version
+    if call.policy is not None:
+        known["policy"] = call.policy
+    if call.call_id is not None and call.state != "ok":
+        known["state"] = call.state
+    return known
 
 
 def put_reward(triplet: Triplet, span: Span | None) -> None:

@@ -24,6 +24,7 @@ from agentlightning.tracer.export.exporter import mirror_spans
 from agentlightning.tracer.mending import span_without_keys
 from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.backoff import backoff_delays
+from agentlightning.utils.concurrency.within import within
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -87,8 +88,7 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
         CallFailed: 503, the store did not answer in time or failed. One raised by the question itself passes.
     """
     try:
-        async with asyncio.timeout(seconds):  # no task of its own, as `wait_for` makes in Python 3.11
-            return await question
+        return await within(seconds, question)
     except CallFailed:
         raise
     except Exception as error:  # boundary: any failure of a store, ours or a user's, is an answer for the agent
@@ -114,8 +114,7 @@ async def keep(
         except Exception as error:  # boundary: `redact` is the user's; if it fails, nothing leaves
             return error
         try:
-            async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
-                await store.add_many_spans(spans)
+            await within(max(0.01, deadline - time.monotonic()), store.add_many_spans(spans))
             mirror_spans(spans)
             return None
         except Exception as error:  # boundary: any failure of a store is retried or returned

@@ -242,7 +242,8 @@ class Upstream:
         forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
         headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
         if call.engine is EMBEDDED:
-            headers[ATTEMPT_HEADER] = f"{quote(call.rollout_id, safe='')}/{quote(call.attempt_id, safe='')}"
+            names = (call.rollout_id, call.attempt_id, call.call_id)
+            headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
         if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
             return await self._post_plain(kept, endpoint, f"/{wire.route}", body, headers)
         try:

@@ -27,7 +27,7 @@ from agentlightning.store.rules.runs import (
     start_run,
     update_run,
 )
-from agentlightning.store.rules.tx import ROW_TYPES, RunRow, VocabularyRow
+from agentlightning.store.rules.tx import RunRow, VocabularyRow, row_type
 from agentlightning.store.rules.values import check_run_id, check_vocabulary_id, checked, given, to_json
 from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.unset import UNSET
@@ -123,7 +123,7 @@ class RunEngine(RunOperations):
         if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
             raise BadRequestError("tokens must be a list of texts, one for each token id")
         row = VocabularyRow(to_json(list(tokens), "tokens"))
-        check_size(f"The vocabulary {check_vocabulary_id(vocabulary_id)!r}", ROW_TYPES["vocabulary"].dump_json(row))
+        check_size(f"The vocabulary {check_vocabulary_id(vocabulary_id)!r}", row_type("vocabulary").dump_json(row))
         return await self._runtime.write(lambda tx: add_vocabulary(tx, vocabulary_id, row.tokens))
 
     @override
@@ -138,7 +138,7 @@ def _fields(run_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name in arguments:
             arguments[name] = to_json(arguments[name], name)
     fields = checked(Run, arguments)
-    check_size(f"Run {run_id!r}", ROW_TYPES["run"].dump_json(RunRow(Run.model_construct(run_id=run_id, **fields))))
+    check_size(f"Run {run_id!r}", row_type("run").dump_json(RunRow(Run.model_construct(run_id=run_id, **fields))))
     return fields
 
 

@@ -60,6 +60,7 @@ class StoreRuntime:
         if lease_seconds <= 0:
             raise BadRequestError(f"lease_seconds must be positive; got {lease_seconds}")
         self.backend = backend
+        self._inline = getattr(backend, "inline", False)
         self.policy = policy
         self.started = time.monotonic()
         self.on_end: Callable[[Rollout], None] | None = None
@@ -114,10 +115,14 @@ class StoreRuntime:
 
     async def write(self, script: Callable[[Tx], R]) -> R:
         """Run a script and wake the callers that wait for what it changed."""
-        if self.backend.persistent:
-            self.watch()
-        result, notes = await self.backend.run(script)
-        self._notify(notes)
+        if self._inline:
+            result, notes = self.backend.execute(script)
+        else:
+            if self.backend.persistent:
+                self.watch()
+            result, notes = await self.backend.run(script)
+        if notes.changed:
+            self._notify(notes)
         return result
 
     def write_now(self, script: Callable[[Tx], R]) -> R:

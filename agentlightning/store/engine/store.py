@@ -1,5 +1,6 @@
 """EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
-once per call, runs the script of `store/rules/` and returns copies. Waiting and the timer are in `runtime.py`."""
+once per call, runs the script of `store/rules/` and returns copies. What only reads is in `reading.py`, what runs keep
+in `runs.py`, waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -13,7 +14,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
@@ -27,26 +28,22 @@ from agentlightning.store.base import (
     call_token,
 )
 from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
+from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
-from agentlightning.store.engine.waiters import ANY_CHANGE, Key
+from agentlightning.store.engine.waiters import Key
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
-from agentlightning.store.rules.events import ended_rollouts, events
 from agentlightning.store.rules.idempotency import Call, refusable
 from agentlightning.store.rules.lifecycle import check_attempt_status, check_rollout_status
-from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
-from agentlightning.store.rules.resources import latest_resources, publish, resources_by_id
+from agentlightning.store.rules.resources import publish
 from agentlightning.store.rules.spans import (
     AnySpan,
     add_spans,
-    decode_all,
     next_sequence_ids,
-    numbered_page,
-    read_spans,
 )
-from agentlightning.store.rules.tx import Backend, ResourcesRow, Tx, WorkerRow
+from agentlightning.store.rules.tx import Backend, Tx
 from agentlightning.store.rules.updates import update_attempt, update_rollout
 from agentlightning.store.rules.values import (
     check_limit,
@@ -62,18 +59,16 @@ from agentlightning.store.rules.values import (
     public_worker,
     to_json,
     valid,
+    wrong_value,
 )
 from agentlightning.store.rules.workers import heartbeat
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import (
-    LLM,
     Attempt,
     AttemptedRollout,
     CustomResource,
     EnqueueRolloutRequest,
-    EventPage,
     NamedResources,
-    PaginatedResult,
     ResourcesUpdate,
     ResourceUnion,
     RetentionPolicy,
@@ -81,10 +76,8 @@ from agentlightning.types import (
     RolloutConfig,
     Span,
     Worker,
-    WorkerStatus,
 )
 from agentlightning.types.core import with_mode_of_config
-from agentlightning.types.query import AnyPage
 from agentlightning.types.resources import stored_forms
 
 if TYPE_CHECKING:
@@ -93,13 +86,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
-_MANY = 100
-"""A wait for more rollouts than this stays parked when it times out, for the next chunk of the same wait."""
 _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(RunEngine, LightningStore):
+class EngineStore(RunEngine, ReadingEngine, LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(
@@ -196,7 +187,7 @@ class EngineStore(RunEngine, LightningStore):
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
         now = self._runtime.settled() or await self._runtime.begin()
         call = call_of("enqueue_many_rollouts")
-        ids = call_ids(12, call.token if call else None)
+        ids = call_ids(12, None if call is None else call.token)
         made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
         return [public_rollout(rollout) for rollout in made]
 
@@ -289,7 +280,7 @@ class EngineStore(RunEngine, LightningStore):
     async def _add_any(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
-        known = [] if None not in stored else [span for span, new in zip(spans, stored, strict=True) if new is None]
+        known = [span for span, new in zip(spans, stored, strict=True) if new is None]
         if known:
             text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
             logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))
@@ -391,130 +382,6 @@ class EngineStore(RunEngine, LightningStore):
             await self._runtime.write(lambda tx: delete(tx, now, ids, "force" if force else "refuse", call))
         )
 
-    # --- reading ---------------------------------------------------------------------------------------------------
-
-    @override
-    async def query_rollouts(
-        self, *, status_in=None, rollout_id_in=None, rollout_id_contains=None, filter_logic="and",
-        sort_by=None, sort_order="asc", limit=-1, offset=0, status=None, rollout_ids=None, run_id=UNSET,
-    ) -> PaginatedResult[AttemptedRollout | Rollout]:  # fmt: skip
-        _warn_old_name("status", status, "status_in")
-        _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
-        combine([], filter_logic)
-        plan = Plan(
-            status_in=status_in if status_in is not None else status,
-            ids=rollout_id_in if rollout_id_in is not None else rollout_ids,
-            id_contains=rollout_id_contains,
-            any_of=filter_logic == "or",
-            run_id=None if isinstance(run_id, Unset) else (run_id,),
-            sort_by=sort_by,
-            descending=_descending(sort_order),
-            limit=limit,
-            offset=offset,
-        )
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-        records, total = await self._runtime.read(lambda tx: tx.find(plan))
-        items = [_public(record.rollout, record.latest) for record in records]
-        return _result(items, limit, offset, total)
-
-    @override
-    async def query_attempts(
-        self, rollout_id, *, sort_by="sequence_id", sort_order="asc", limit=-1, offset=0
-    ) -> PaginatedResult[Attempt]:
-        check_page(Attempt, sort_by, limit, offset)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
-        attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
-        return _page(attempts, sort_by, sort_order, limit, offset)
-
-    @override
-    async def query_spans(
-        self, rollout_id, attempt_id=None, *,
-        trace_id=None, trace_id_contains=None, span_id=None, span_id_contains=None,
-        parent_id=None, parent_id_contains=None, name=None, name_contains=None, filter_logic="and",
-        limit=-1, offset=0, sort_by="sequence_id", sort_order="asc",
-    ) -> PaginatedResult[Span]:  # fmt: skip
-        check_page(Span, sort_by, limit, offset)
-        combine([], filter_logic)
-
-        def keep(span: Span) -> bool:
-            results = text_filter(trace_id, trace_id_contains, span.trace_id)
-            results += text_filter(span_id, span_id_contains, span.span_id)
-            results += text_filter(parent_id, parent_id_contains, span.parent_id)
-            results += text_filter(name, name_contains, span.name)
-            return combine(results, filter_logic)
-
-        only = span_id if filter_logic == "and" else None
-        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
-        filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
-        if sort_by == "sequence_id" and span_id == only and all(text is None for text in filters):
-            items = numbered_page(bodies, _descending(sort_order), limit, offset, rollout_id)
-            return _result(items, limit, offset, len(bodies))
-        spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
-        return _page(spans, sort_by, sort_order, limit, offset)
-
-    @override
-    async def query_resources(
-        self, *, resources_id=None, resources_id_contains=None, sort_by=None, sort_order="asc", limit=-1, offset=0
-    ) -> PaginatedResult[ResourcesUpdate]:
-        check_page(ResourcesUpdate, sort_by, limit, offset)
-        rows = await self._runtime.read(lambda tx: tx.scan("resources"))
-        updates = [
-            cast("ResourcesRow", row).update.model_copy(deep=True)
-            for key, row in rows
-            if combine(text_filter(resources_id, resources_id_contains, key), "and")
-        ]
-        for resource in (resource for update in updates for resource in update.resources.values()):
-            if isinstance(resource, LLM):
-                resource.api_key = None
-        return _page(updates, sort_by, sort_order, limit, offset)
-
-    @override
-    async def query_workers(
-        self, *, status_in=None, worker_id_contains=None, filter_logic="and",
-        sort_by=None, sort_order="asc", limit=-1, offset=0,
-    ) -> PaginatedResult[Worker]:  # fmt: skip
-        check_page(Worker, sort_by, limit, offset)
-        check_choices("status_in", status_in, WorkerStatus)
-        combine([], filter_logic)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-
-        notes = worker_id_contains is not None and worker_id_contains.startswith(CONTROL_PREFIX)
-
-        def keep(worker: Worker) -> bool:
-            if worker.worker_id.startswith(CONTROL_PREFIX) != notes:
-                return False
-            results = text_filter(None, worker_id_contains, worker.worker_id)
-            if status_in is not None:
-                results.append(worker.status in status_in)
-            return combine(results, filter_logic)
-
-        rows = await self._runtime.read(lambda tx: tx.scan("worker"))
-        workers = [public_worker(cast("WorkerRow", row).worker) for _, row in rows]
-        return _page([worker for worker in workers if keep(worker)], sort_by, sort_order, limit, offset)
-
-    @override
-    async def get_rollout_by_id(self, rollout_id) -> AttemptedRollout | Rollout | None:
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
-        return None if record is None else _public(record.rollout, record.latest)
-
-    @override
-    async def get_latest_attempt(self, rollout_id) -> Attempt | None:
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-        record = await self._runtime.read(lambda tx: tx.load(rollout_id))
-        return public_attempt(record.latest) if record and record.latest else None
-
-    @override
-    async def get_worker_by_id(self, worker_id) -> Worker | None:
-        row = await self._runtime.read(lambda tx: tx.get("worker", worker_id))
-        return public_worker(cast("WorkerRow", row).worker) if row else None
-
     @override
     async def update_worker(self, worker_id, heartbeat_stats=UNSET, *, run_id=None, attempts=None) -> Worker:
         if heartbeat_stats is None:
@@ -536,44 +403,6 @@ class EngineStore(RunEngine, LightningStore):
             await self._runtime.write(lambda tx: heartbeat(tx, now, worker_id, stats, run_id, named, call))
         )
 
-    @override
-    async def wait_for_rollouts(self, *, rollout_ids, timeout=None) -> list[Rollout]:
-        check_timeout(timeout)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-
-        async def attempt() -> tuple[list[Rollout], list[str]]:
-            return await self._runtime.read(lambda tx: ended_rollouts(tx, rollout_ids))
-
-        if timeout is not None and timeout <= 0:
-            finished, _ = await attempt()
-        else:
-            keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
-            again = ("end", tuple(rollout_ids)) if len(keys) > _MANY else None
-            finished, _ = await self._runtime.until(
-                attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout, again=again
-            )
-        return [public_rollout(rollout) for rollout in finished]
-
-    @override
-    async def query_events(self, *, after=None, limit=100, timeout=0.0, run_id=UNSET) -> EventPage:
-        if not 1 <= limit <= 1000:
-            raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
-        check_timeout(timeout)
-        run = None if isinstance(run_id, Unset) else (run_id,)
-        cursor = after
-
-        async def look() -> EventPage:
-            nonlocal cursor
-            page = await self._runtime.read(lambda tx: events(tx, cursor, limit, run))
-            cursor = page.cursor
-            return page
-
-        def missing(page: EventPage) -> list[Key]:
-            return [] if page.events or page.runs else [ANY_CHANGE]
-
-        return await (look() if timeout <= 0 else self._runtime.until(look, missing, [ANY_CHANGE], timeout))
-
     # --- resources -------------------------------------------------------------------------------------------------
 
     @override
@@ -593,16 +422,6 @@ class EngineStore(RunEngine, LightningStore):
         update = await self._runtime.write(lambda tx: publish(tx, now, resources_id, token, own, run_id))
         return update.model_copy(deep=True)
 
-    @override
-    async def get_resources_by_id(self, resources_id, version=None) -> ResourcesUpdate | None:
-        update = await self._runtime.read(lambda tx: resources_by_id(tx, resources_id, version))
-        return update.model_copy(deep=True) if update else None
-
-    @override
-    async def get_latest_resources(self, *, run_id=None) -> ResourcesUpdate | None:
-        update = await self._runtime.read(lambda tx: latest_resources(tx, run_id))
-        return update.model_copy(deep=True) if update else None
-
 
 class _AnsweredBefore(Exception):
     """This is a copy of a claim that was given nothing; if work woke it, another one is to be woken instead."""
@@ -612,13 +431,13 @@ def _request(
     input: object, config: RolloutConfig | None, metadata: Mapping[str, object] | None, **others: Any
 ) -> EnqueueRolloutRequest:
     """Return the request with values of its own."""
-    with valid("the rollout"):
-        return new_request(
-            input=to_json(input),
-            config=config.model_copy(deep=True) if isinstance(config, RolloutConfig) else config,
-            metadata=to_json(metadata, "metadata"),
-            **others,
-        )
+    if isinstance(config, RolloutConfig):
+        config = config.model_copy(deep=True)
+    own = None if metadata is None else to_json(metadata, "metadata")
+    try:
+        return new_request(to_json(input), config=config, metadata=own, **others)
+    except ValidationError as error:
+        raise wrong_value("the rollout", error) from error
 
 
 def _json_resource(name: str, resource: ResourceUnion) -> ResourceUnion:
@@ -633,29 +452,3 @@ def _accepted(answer: R | Exception) -> R:
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:
-    return public_rollout(rollout) if latest is None else public_attempted(rollout, latest)
-
-
-def _page(items: list[M], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[M]:
-    page, total = page_of(items, sort_by, _descending(sort_order), limit, offset)
-    return _result(page, limit, offset, total)
-
-
-def _result(items: Sequence[M], limit: int, offset: int, total: int) -> PaginatedResult[M]:
-    return AnyPage.model_construct(items=items, limit=limit, offset=offset, total=total)
-
-
-def _descending(order: str) -> bool:
-    if order not in ("asc", "desc"):
-        raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
-    return order == "desc"
-
-
-def _warn_old_name(old: str, value: object, new: str) -> None:
-    if value is not None:
-        import warnings
-
-        warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from pydantic_core import PydanticSerializationError
 from typing_extensions import override
@@ -118,6 +118,13 @@ class LightningStoreClient(LightningStore):
         self._request_timeout = request_timeout
         self._connection_timeout = connection_timeout
         self._token = token or server_token()
+        if self._token and "@" in urlsplit(self.server_address_root).netloc:
+            where = "token=" if token else "AGL_TOKEN"
+            raise BadRequestError(
+                f"The address {self._shown_address} names a user, and {where} gives a token: a request has one "
+                "Authorization header, so give one of them. A server of ours takes the token; a proxy in front of one "
+                "that asks for a password must be told the token's header in its own settings"
+            )
         self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False

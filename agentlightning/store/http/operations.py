@@ -2,8 +2,7 @@
 
 From a row and the signature in `base.py` follow, at import: how the server reads the arguments, how it writes the
 answer, what the client sends and how it reads the reply. To add an operation: a method in `base.py`, a script in
-`rules/` with its method in `engine/store.py`, a row here. `tests/store/http/test_operations.py` fails when one is
-missing.
+`rules/` with its method in `engine/`, a row here. `tests/store/http/test_operations.py` fails when one is missing.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing_extensions import TypedDict
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
-from agentlightning.store.rules.values import check_run_id, valid
-from agentlightning.types import PaginatedResult, RolloutConfig, RunRecord
+from agentlightning.store.rules.values import check_run_id, evolve, to_json, valid
+from agentlightning.types import EnqueueRolloutRequest, PaginatedResult, RolloutConfig, RunRecord
 from agentlightning.types.core import with_mode_of_config
 from agentlightning.types.resources import stored_forms
 
@@ -259,6 +258,14 @@ class Operation:
             arguments["mode"], arguments["config"] = with_mode_of_config(arguments.get("mode"), config)
         if self.row.body == "resources":
             arguments["resources"] = stored_forms(arguments["resources"])
+        if self.name == "enqueue_many_rollouts":  # as the store itself takes them, or refuses them
+            with valid("rollouts"):
+                given = cast("Iterable[object]", arguments["rollouts"])
+                requests = [EnqueueRolloutRequest.model_validate(each) for each in given]
+            arguments["rollouts"] = [
+                evolve(each, input=to_json(each.input), metadata=each.metadata and to_json(each.metadata, "metadata"))
+                for each in requests
+            ]
         if self.name == "add_run_records":  # whose numbers may be none that JSON has
             records = cast("Iterable[RunRecord]", arguments["records"])
             with valid("records"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.errors import DamagedRecordError
 from agentlightning.store.base import LightningStore
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+logger = logging.getLogger(__name__)
 MOST_RUNS = 20
 """Runs on the page, the newest ones: each is a label of its own."""
 GAUGES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -28,7 +31,11 @@ async def figures_of_runs(store: LightningStore) -> list[tuple[str, str, float]]
     found: list[tuple[str, str, float]] = []
     try:
         for run in await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS):
-            page = await store.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", limit=1)
+            try:
+                page = await store.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", limit=1)
+            except DamagedRecordError as error:
+                logger.info("the figures of run %a are left out: %s", run.run_id, error)
+                continue
             for record in page:
                 found.append(("agl_run_step", run.run_id, float(record.step)))
                 for gauge, (names, _) in GAUGES.items():

@@ -15,11 +15,11 @@ from agentlightning.store.base import FINISHED
 from agentlightning.store.memory.eviction import SpanBudget
 from agentlightning.store.memory.index import View
 from agentlightning.store.memory.run_records import RunRecords
+from agentlightning.store.memory.spans import KeptSpan, Rows
 from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
-from agentlightning.utils.otlp.unread import UnreadSpan
 
-KeptSpan = bytes | UnreadSpan
-"""Its JSON, or what came from an exporter until somebody reads it."""
+StoredSpan = bytes | KeptSpan
+"""A span that has more in it than most is stored as its JSON."""
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
@@ -126,7 +126,7 @@ class Deadlines:
 class Slot:
     """One rollout. Slots stand in the order of their last change."""
 
-    __slots__ = ("change", "entry", "number", "record")
+    __slots__ = ("change", "entry", "holder", "number", "record")
 
     def __init__(self, record: Record, number: int) -> None:
         self.record = record
@@ -136,14 +136,16 @@ class Slot:
         """Number of its last change."""
         self.entry: Entry | None = None
         """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
+        self.holder: str | None = None
+        """The worker under which it stands in `Data.held`."""
 
 
 class Data:
     """The contents of one store. Its backend's lock is held by whoever uses it."""
 
-    def __init__(self, budget: SpanBudget, run_records: RunRecords) -> None:
+    def __init__(self, budget: SpanBudget, run_records: RunRecords, rows: Rows) -> None:
         self.slots: dict[str, Slot] = {}
-        self.spans: dict[str, dict[str, KeptSpan]] = {}
+        self.spans: dict[str, dict[str, StoredSpan]] = {}
         """Of each rollout that has any, by `span_key`."""
         self.rows: dict[Kind, dict[str, Row]] = {}
         self.sizes: dict[str | None, Counts] = {}
@@ -151,6 +153,7 @@ class Data:
         self.deadlines = Deadlines()
         self.budget = budget
         self.run_records = run_records
+        self.rows_of_spans = rows
         self.last_change = 0
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
@@ -214,25 +217,28 @@ class Data:
             known = None
             self._last_number += 1
             slot = Slot(record, self._last_number)
-            moved = True
         else:
             known = slot.record
             slot.record = record
-            moved = known.rollout is not rollout or known.queued_at != record.queued_at
         self.last_change += 1
         slot.change = self.last_change
         self.slots[rollout_id] = slot
-        self._count(known, record)
-        if moved:
+        if known is None or len(known.attempts) != len(record.attempts) or known.span_bytes != record.span_bytes:
+            self._count(known, record)
+        if known is None or known.rollout is not rollout or known.queued_at != record.queued_at:
             for view in self._views.values():
                 view.put(known, record, slot.number)
-            available = record.available_at
+            available = record.queued_at
+            if available is not None and rollout.not_before is not None:
+                available = max(available, rollout.not_before)
             entry = None if available is None else (-rollout.priority, available, slot.number, rollout_id)
-            if entry is None or entry != slot.entry:
+            if slot.entry is not None and entry != slot.entry:
                 self._leave(slot)
             if entry is not None and slot.entry is None:
                 self._enter(slot, entry, ready=available == record.queued_at)
-        self._hold(rollout_id, None if known is None else known.holder, record.holder)
+        holder = record.holder
+        if holder != slot.holder:
+            self._hold(slot, rollout_id, holder)
         if record.deadline is not None or (known is not None and known.deadline is not None):
             self.deadlines.put(rollout_id, record.deadline)
         if rollout.status in FINISHED:
@@ -248,10 +254,10 @@ class Data:
             view.remove(known, slot.number)
         self._leave(slot)
         self._count(known, None)
-        self._hold(rollout_id, known.holder, None)
+        self._hold(slot, rollout_id, None)
         self.deadlines.put(rollout_id, None)
         self.budget.active(rollout_id)
-        self.drop_spans(rollout_id)
+        self.drop_spans(rollout_id, known.span_bytes)
         if known.rollout.run_id not in self.sizes:
             self._queues.pop(known.rollout.run_id, None)
 
@@ -298,9 +304,8 @@ class Data:
             counts.spans += record.span_count - known.span_count
             counts.span_bytes += record.span_bytes - known.span_bytes
 
-    def _hold(self, rollout_id: str, before: str | None, holder: str | None) -> None:
-        if before == holder:
-            return
+    def _hold(self, slot: Slot, rollout_id: str, holder: str | None) -> None:
+        before, slot.holder = slot.holder, holder
         if before is not None:
             held = self.held[before]
             held.pop(rollout_id, None)
@@ -311,8 +316,8 @@ class Data:
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
-    def add_spans(self, added: dict[str, dict[str, KeptSpan]], size: int) -> None:
-        """Store encoded spans, by rollout; `size` is how many bytes they are."""
+    def add_spans(self, added: dict[str, dict[str, StoredSpan]], size: int) -> None:
+        """Store spans, by rollout; `size` is about how many bytes they are as JSON."""
         for rollout_id, bodies in added.items():
             if rollout_id in self.spans:
                 self.spans[rollout_id].update(bodies)
@@ -320,16 +325,17 @@ class Data:
                 self.spans[rollout_id] = bodies
         self.budget.bytes += size
 
-    def drop_spans(self, rollout_id: str) -> None:
-        """Free the spans of a rollout."""
-        self.budget.bytes -= sum(map(len, self.spans.pop(rollout_id, {}).values()))
+    def drop_spans(self, rollout_id: str, size: int) -> None:
+        """Free the spans of a rollout, which are so many bytes."""
+        self.spans.pop(rollout_id, None)
+        self.budget.bytes -= size
 
     def evict(self) -> None:
         """Bring the spans back within their bound."""
         for rollout_id in self.budget.surplus():
             record = self.slots[rollout_id].record.copy()
+            self.drop_spans(rollout_id, record.span_bytes)
             record.span_count, record.span_bytes, record.attempts_dropped = 0, 0, len(record.attempts)
-            self.drop_spans(rollout_id)
             self.put(record)
 
 

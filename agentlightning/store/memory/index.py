@@ -67,7 +67,7 @@ class View:
     def _take_out(self, group: Group, key: Key) -> None:
         found = self._groups[group]
         if found[0] == key:  # claims take the queue from its front, where no search is needed
-            del found[0]
+            found.pop(0)
         else:
             found.remove(key)
         if not found:

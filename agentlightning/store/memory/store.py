@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.memory.data import Data, Entry, KeptSpan, span_key
+from agentlightning.store.memory.data import Data, Entry, StoredSpan, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
 from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
+from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptSpan, Rows, row_of
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
-_NO_SPANS: dict[str, KeptSpan] = {}
+_NO_SPANS: dict[str, StoredSpan] = {}
 
 
 class MemoryTx:
@@ -43,39 +43,43 @@ class MemoryTx:
     one that writes gets copies.
     """
 
-    __slots__ = ("_added", "_data", "_records", "_rows", "_spans", "_taken", "_write", "notes")
+    __slots__ = ("_added", "_data", "_new", "_new_size", "_records", "_rows", "_spans", "_taken", "_write", "notes")
 
-    def __init__(self, data: Data, *, write: bool) -> None:
-        self.notes = Notes([], [], [], [])
+    def __init__(self, data: Data, write: bool) -> None:
+        self.notes = Notes([], [], [], [], [], False, [])
         self._data = data
         self._write = write
         self._records: dict[str, Record | None] = {}
         self._taken: list[Entry] = []
-        self._spans: dict[str, dict[str, KeptSpan]] = {}
+        self._spans: dict[str, dict[str, StoredSpan]] = {}
         self._added = 0
+        self._new: list[KeptSpan] = []
+        """Those of the spans that are kept as rows, which take `_new_size` bytes."""
+        self._new_size = 0
         self._rows: dict[tuple[Kind, str], Row | None] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        """Make the writes real, unless the script failed; nothing here can fail half-way. Put what was claimed and is
-        queued still back into its queue."""
+    def commit(self) -> None:
+        """Make the writes real; nothing here can fail half-way."""
         data = self._data
-        if self._write and kind is None:
-            if self._spans:
-                data.add_spans(self._spans, self._added)
-            for rollout_id, record in self._records.items():
-                if record is not None:
-                    data.put(record)
-                elif rollout_id in data.slots:
-                    data.remove(rollout_id)
+        if self._spans:
+            data.add_spans(self._spans, self._added)
+            if self._new:
+                data.rows_of_spans.add(self._new, self._new_size)
+        for rollout_id, record in self._records.items():
+            if record is not None:
+                data.put(record)
+            elif rollout_id in data.slots:
+                data.remove(rollout_id)
+        if self._rows:
             for (row_kind, key), row in self._rows.items():
                 data.put_row(row_kind, key, row)
-            if data.budget.bytes > data.budget.limit:
-                data.evict()
+        if data.budget.bytes > data.budget.limit:
+            data.evict()
+
+    def give_back(self) -> None:
+        """Put what was claimed and is queued still back into its queue."""
         for entry in self._taken:
-            data.give_back(entry)
+            self._data.give_back(entry)
 
     def load(self, rollout_id: str) -> Record | None:
         if rollout_id in self._records:
@@ -157,6 +161,8 @@ class MemoryTx:
         return [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in records]
 
     def holds(self, worker_id: str) -> bool:
+        if not self._records:
+            return worker_id in self._data.held
         return any(i not in self._records for i in self._data.held.get(worker_id, ())) or any(
             record is not None and record.holder == worker_id for record in self._records.values()
         )
@@ -165,18 +171,27 @@ class MemoryTx:
         return bool(self._data.held)
 
     def add_spans(self, spans: Sequence[Span | UnreadSpan]) -> list[int]:
-        sizes: list[int] = []
-        rollout_id, stored, added = "", _NO_SPANS, dict[str, KeptSpan]()
+        sizes, is_bulk = list[int](), len(spans) > BULK
+        place, stored, added = None, _NO_SPANS, dict[str, StoredSpan]()
         for span in spans:
-            if span.rollout_id != rollout_id or not sizes:
-                rollout_id = span.rollout_id
-                stored, added = self._data.spans.get(rollout_id, _NO_SPANS), self._spans.setdefault(rollout_id, {})
+            if span.rollout_id != place:
+                place = span.rollout_id
+                stored, added = self._data.spans.get(place, _NO_SPANS), self._spans.setdefault(place, {})
             key = span_key(span.attempt_id, span.span_id)
             if key in stored or key in added:
                 sizes.append(0)
                 continue
-            body = added[key] = span if isinstance(span, UnreadSpan) else _encode(span)
-            sizes.append(len(body))
+            if isinstance(span, UnreadSpan):
+                added[key], size = KeptSpan(span, span.sequence_id), len(span)
+            elif is_bulk or (found := row_of(span)) is None:
+                body = added[key] = _encode(span)
+                size = len(body)
+            else:
+                row, size, row_size = found
+                kept = added[key] = KeptSpan(row, span.sequence_id)
+                self._new.append(kept)
+                self._new_size += row_size
+            sizes.append(size)
         self._added += sum(sizes)
         if not self._data.budget.room_for(self._added):
             raise BusyError(
@@ -241,22 +256,38 @@ class MemoryBackend:
 
     shared = False
     persistent = False
+    inline = True
+    """`execute` may be called on an event loop."""
     keeps_unread = True
     """Spans that came from an exporter are kept as they came."""
 
-    def __init__(self, budget: SpanBudget | None = None, max_record_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(
+        self,
+        budget: SpanBudget | None = None,
+        max_record_bytes: int = DEFAULT_BYTES,
+        max_decoded_span_bytes: int = DEFAULT_DECODED_BYTES,
+    ) -> None:
         if max_record_bytes < 1:
             raise BadRequestError(f"max_record_bytes must be at least 1; got {max_record_bytes}")
+        if max_decoded_span_bytes < 0:
+            raise BadRequestError(f"max_decoded_span_bytes must not be negative; got {max_decoded_span_bytes}")
+        budget = budget or span_budget()
         self._lock = threading.Lock()
-        self._data = Data(budget or span_budget(), RunRecords(max_record_bytes))
+        self._data = Data(budget, RunRecords(max_record_bytes), Rows(min(max_decoded_span_bytes, budget.limit)))
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        with self._lock, MemoryTx(self._data, write=write) as tx:
-            return script(tx), tx.notes
+        with self._lock:
+            tx = MemoryTx(self._data, write)
+            try:
+                result = script(tx)
+                if write:
+                    tx.commit()
+            finally:
+                tx.give_back()
+            return result, tx.notes
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        with self._lock, MemoryTx(self._data, write=write) as tx:
-            return script(tx), tx.notes
+        return self.execute(script, write=write)
 
     def now(self) -> float:
         return time.time()
@@ -279,9 +310,10 @@ class InMemoryLightningStore(EngineStore):
     ended rollouts go, read ones first; who asks for them is told (`GoneError`). Spans of rollouts that have not ended
     never go: when they alone fill the bound, `add_span` raises `BusyError`. `eviction_memory_threshold` and
     `safe_memory_threshold` are the same bound and how far eviction goes, in bytes (int) or as a part of the machine's
-    memory (float). `max_record_bytes` bounds the records of runs: beyond it the oldest ledger records give up their
-    per-token part, then the rest of their data, and say so (`evicted`). `thread_safe` is accepted for programs that
-    pass it; the store is always thread-safe.
+    memory (float). The spans stored last are kept decoded, so that reading them is copying them; that takes at most
+    `max_decoded_span_bytes` more. `max_record_bytes` bounds the records of runs: beyond it the oldest ledger records
+    give up their per-token part, then the rest of their data, and say so (`evicted`). `thread_safe` is accepted for
+    programs that pass it; the store is always thread-safe.
     """
 
     def __init__(
@@ -292,6 +324,7 @@ class InMemoryLightningStore(EngineStore):
         eviction_memory_threshold: float | None = None,
         safe_memory_threshold: float | None = None,
         max_record_bytes: int = DEFAULT_BYTES,
+        max_decoded_span_bytes: int = DEFAULT_DECODED_BYTES,
         scan_debounce_seconds: float = 10.0,
         lease_seconds: float = 30.0,
         retention: RetentionPolicy | None = None,
@@ -299,8 +332,9 @@ class InMemoryLightningStore(EngineStore):
     ) -> None:
         self._budget = span_budget(max_span_bytes, eviction_memory_threshold, safe_memory_threshold)
         super().__init__(
-            MemoryBackend(self._budget, max_record_bytes), scan_debounce_seconds=scan_debounce_seconds,
-            lease_seconds=lease_seconds, retention=retention, tracker=tracker,
+            MemoryBackend(self._budget, max_record_bytes, max_decoded_span_bytes),
+            scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds, retention=retention,
+            tracker=tracker,
         )  # fmt: skip
 
     @override

@@ -19,7 +19,7 @@ from pymongo.errors import BulkWriteError
 
 from agentlightning.errors import TooLargeError
 from agentlightning.store.mongo.schema import Document, prepare
-from agentlightning.store.rules.durable import RECORD, damaged, read_record
+from agentlightning.store.rules.durable import damaged, read_record, record_type
 from agentlightning.store.rules.tx import Record
 
 Key = list[tuple[str, int]]
@@ -176,7 +176,9 @@ def record_document(partition: Partition, record: Record) -> Document:
         "claimed_until": 0.0,
         "claimant": "",
         "lock": 0.0,
-        "body": fitting(RECORD.dump_json(record), f"Rollout {rollout.rollout_id} (input, metadata and attempts)"),
+        "body": fitting(
+            record_type().dump_json(record), f"Rollout {rollout.rollout_id} (input, metadata and attempts)"
+        ),
     }
 
 

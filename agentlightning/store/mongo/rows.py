@@ -29,7 +29,7 @@ from agentlightning.store.mongo.documents import (
 )
 from agentlightning.store.mongo.queries import count
 from agentlightning.store.rules.durable import read_row, read_row_or_none
-from agentlightning.store.rules.tx import ROW_TYPES, Kind, Row, WorkerRow
+from agentlightning.store.rules.tx import Kind, Row, WorkerRow, row_type
 from agentlightning.types import Worker
 
 _MERGES = 5
@@ -125,7 +125,7 @@ class Rows:
             if row is not None:
                 if kind in ("claim", "worker"):  # rows of tokens are fetched by the scripts that have to know
                     self._fetch(kind, key)
-                body = fitting(ROW_TYPES[kind].dump_json(row), f"The {kind} row {key!r}")
+                body = fitting(row_type(kind).dump_json(row), f"The {kind} row {key!r}")
                 puts.append(Put(kind, key, body, self._stored.get((kind, key)), (kind, key) in self._stored))
         return puts
 
@@ -205,7 +205,7 @@ def finish(partition: Partition, document: Document) -> None:
 def merge(partition: Partition, put: Put) -> None:
     """Write a worker's row: as it shall be, or only what the script changed of it if it is no longer what it read."""
     wanted, stored = put.body, put.stored
-    base = ROW_TYPES["worker"].dump_json(WorkerRow(Worker(worker_id=put.key))) if stored is None else stored.body
+    base = row_type("worker").dump_json(WorkerRow(Worker(worker_id=put.key))) if stored is None else stored.body
     for _ in range(_MERGES):
         if stored is None:
             with contextlib.suppress(DuplicateKeyError):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from agentlightning.store.postgres.link import Cursor, Link
-from agentlightning.store.rules.durable import INDEXED, RECORD, indexed
-from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
+from agentlightning.store.rules.durable import INDEXED, indexed, record_type
+from agentlightning.store.rules.tx import Kind, Record, Row, row_type
 
 RowKey = tuple[Kind, str]
 SpanKey = tuple[str, str, str]
@@ -119,7 +119,7 @@ class Writes:
                 values = (
                     *indexed(record),
                     record.attempts[-1].attempt_id if record.attempts else None,
-                    RECORD.dump_json(record),
+                    record_type().dump_json(record),
                     self._partition,
                     rollout_id,
                 )
@@ -149,12 +149,12 @@ class Writes:
                 self._link.send(_DROP, at)
         elif seen is not None:
             version = seen[0] + 1
-            self._send(put.version, (ROW_TYPES[kind].dump_json(row), *at, seen[0]))
+            self._send(put.version, (row_type(kind).dump_json(row), *at, seen[0]))
         elif known:
             version = 1
-            self._send(put.new, (*at, ROW_TYPES[kind].dump_json(row)))
+            self._send(put.new, (*at, row_type(kind).dump_json(row)))
         else:
-            self._send(put.any, (*at, ROW_TYPES[kind].dump_json(row)))
+            self._send(put.any, (*at, row_type(kind).dump_json(row)))
             return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version, row)
 

@@ -88,13 +88,7 @@ def begin_attempt(
     tx: Tx, record: Record, now: float, attempt_id: str, worker_id: str | None, *, claimed: bool
 ) -> Claim:
     before = record.rollout.status if record.attempts or claimed else None
-    attempt = new_attempt(
-        rollout_id=record.rollout.rollout_id,
-        attempt_id=attempt_id,
-        sequence_id=len(record.attempts) + 1,
-        start_time=now,
-        worker_id=worker_id,
-    )
+    attempt = new_attempt(record.rollout.rollout_id, attempt_id, len(record.attempts) + 1, now, worker_id)
     record.attempts.append(attempt)
     set_status(record, "preparing", now)
     note_change(tx, record, before, now)

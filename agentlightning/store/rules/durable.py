@@ -26,22 +26,20 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, cast
+from functools import cache
+from typing import Final, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import ConflictError, DamagedRecordError
 from agentlightning.store.rules.query import Plan, page_of
-from agentlightning.store.rules.tx import ROW_TYPES, Kind, Record, Row
+from agentlightning.store.rules.tx import Kind, Record, Row, row_type
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 4
 DAMAGED: Final = "damaged"
 """Status of the row of a rollout that was set aside; no rollout has it."""
-RECORD: TypeAdapter[Record] = TypeAdapter(Record)
-"""How a record is written."""
 _MOST_LOGGED = 10_000
 _logged: set[tuple[str, str]] = set()
 INDEXED = (
@@ -53,8 +51,7 @@ Entry = tuple[str, str, bytes | str]
 """Its name, how to remove it, its JSON."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """What is read once, in order."""
 
     version: int
@@ -82,6 +79,12 @@ def check_not_newer(place: str, version: int) -> None:
         )
 
 
+@cache  # made at its first use, since a store in memory needs none
+def record_type() -> TypeAdapter[Record]:
+    """Return what writes and reads a record."""
+    return TypeAdapter(Record)
+
+
 def read_record(body: bytes | str, rollout_id: str) -> Record:
     """Return what the row of a rollout holds.
 
@@ -89,7 +92,7 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
         DamagedRecordError: it cannot be read.
     """
     try:
-        return RECORD.validate_json(body)
+        return record_type().validate_json(body)
     except ValidationError as error:
         raise damaged("rollout", rollout_id, error) from None
 
@@ -130,7 +133,7 @@ def read_row(kind: Kind, key: str, body: bytes | str) -> Row:
         DamagedRecordError: it cannot be read.
     """
     try:
-        return ROW_TYPES[kind].validate_json(body)
+        return row_type(kind).validate_json(body)
     except ValidationError as error:
         raise damaged(kind, key, error) from None
 

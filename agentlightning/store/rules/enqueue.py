@@ -27,14 +27,20 @@ def enqueue(
 ) -> list[Rollout]:
     """Create rollouts and queue them, in order."""
     made: list[Rollout] = []
-    pins: dict[str | None, tuple[str, int] | None] = {}
+    pins: dict[str | None, tuple[str | None, int | None]] = {}
+    made_by = ""
     for index, request in enumerate(requests):
-        made_by = _maker(call, request, len(requests))
-        rollout_id, known = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
+        if call is not None:
+            made_by = _maker(call, request, len(requests))
+        rollout_id = "ro-" + ids(index)
+        known = tx.load(rollout_id)
+        if known is not None:
+            rollout_id, known = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
         if known is None:
-            _check_not_deleted(tx, call, rollout_id)
+            if call is not None:
+                _check_not_deleted(tx, call, rollout_id)
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
-            note_change(tx, Record(rollout, queued_at=now, made_by=made_by), None, now)
+            note_change(tx, Record(rollout, [], queued_at=now, made_by=made_by), None, now)
             made.append(rollout)
         else:
             _check_same_request(made_by, request, known, "enqueue_many_rollouts")
@@ -52,12 +58,13 @@ def start_rollout(
     call: Call | None = None,
 ) -> Claim:
     """Create a rollout with its first attempt in hand; it is never queued."""
-    made_by = _maker(call, request, worker_id)
+    made_by = "" if call is None else _maker(call, request, worker_id)
     rollout_id, known = _own_id(tx, ids, 0, lambda known: known.find_attempt(attempt_id) is not None)
     if known is not None:
         _check_same_request(made_by, request, known, "start_rollout")
         return known.rollout, cast("Attempt", known.find_attempt(attempt_id))
-    _check_not_deleted(tx, call, rollout_id)
+    if call is not None:
+        _check_not_deleted(tx, call, rollout_id)
     record = Record(_new_rollout(tx, now, rollout_id, request, {}), made_by=made_by)
     return begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
 
@@ -75,9 +82,9 @@ def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> t
         index += _FURTHER_DRAW
 
 
-def _maker(call: Call | None, request: EnqueueRolloutRequest, further: object) -> str:
+def _maker(call: Call, request: EnqueueRolloutRequest, further: object) -> str:
     """Return what a rollout says of the call that made it: its key, and a digest of all that was asked for."""
-    return "" if call is None else f"{call.key} {digest([request, further])}"
+    return f"{call.key} {digest([request, further])}"
 
 
 def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, known: Record) -> bool:
@@ -97,9 +104,9 @@ def _check_same_request(made_by: str, request: EnqueueRolloutRequest, known: Rec
         raise reused(operation, [name for name in names if given[name] != getattr(known.rollout, name)])
 
 
-def _check_not_deleted(tx: Tx, call: Call | None, rollout_id: str) -> None:
+def _check_not_deleted(tx: Tx, call: Call, rollout_id: str) -> None:
     """Refuse to make a rollout that an earlier copy of the call made, and that was deleted since."""
-    if call is not None and tx.get("token", call.key) is not None:
+    if tx.get("token", call.key) is not None:
         raise GoneError(
             f"This call was answered before, and rollout {rollout_id}, which it made, was deleted since. "
             "It is not made again; to have another one, make a new call with a new token."
@@ -107,30 +114,37 @@ def _check_not_deleted(tx: Tx, call: Call | None, rollout_id: str) -> None:
 
 
 def _new_rollout(
-    tx: Tx, now: float, rollout_id: str, request: EnqueueRolloutRequest, pins: dict[str | None, tuple[str, int] | None]
+    tx: Tx,
+    now: float,
+    rollout_id: str,
+    request: EnqueueRolloutRequest,
+    pins: dict[str | None, tuple[str | None, int | None]],
 ) -> Rollout:
-    resources_id, version = request.resources_id, None
+    """Return the rollout of a request. `pins` keeps which version of which resources is the latest of a run."""
+    resources_id, run_id = request.resources_id, request.run_id
     if resources_id is None:
-        if request.run_id not in pins:
-            latest = latest_resources(tx, request.run_id)
-            pins[request.run_id] = None if latest is None else (latest.resources_id, latest.version)
-        pin = pins[request.run_id]
-        if pin is not None:
-            resources_id, version = pin
+        pin = pins.get(run_id)
+        if pin is None:
+            latest = latest_resources(tx, run_id)
+            pin = pins[run_id] = (None, None) if latest is None else (latest.resources_id, latest.version)
+        resources_id, version = pin
     else:
         named = resources_by_id(tx, resources_id, None)
         version = None if named is None else named.version
     return new_rollout(
-        rollout_id=rollout_id,
-        input=request.input,
-        start_time=now,
-        mode=request.mode,
-        resources_id=resources_id,
-        resources_version=version,
-        status="queuing",
-        config=request.config or DEFAULT_CONFIG,
-        metadata={} if request.metadata is None else request.metadata,
-        run_id=request.run_id,
-        priority=request.priority,
-        not_before=request.not_before,
+        {
+            "rollout_id": rollout_id,
+            "input": request.input,
+            "start_time": now,
+            "end_time": None,
+            "mode": request.mode,
+            "resources_id": resources_id,
+            "status": "queuing",
+            "config": request.config or DEFAULT_CONFIG,
+            "metadata": {} if request.metadata is None else request.metadata,
+            "run_id": run_id,
+            "resources_version": version,
+            "priority": request.priority,
+            "not_before": request.not_before,
+        }
     )

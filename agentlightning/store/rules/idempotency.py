@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from functools import lru_cache
+from typing import NamedTuple, TypeVar, cast
 
 from pydantic_core import to_jsonable_python
 
@@ -27,6 +27,7 @@ REMEMBERED = (ConflictError, NotFoundError)
 """Refusals that rest on the state of the store. A copy that comes when the state has changed is refused like the first;
 any other refusal is the same at any time, or is one that the client is to try again."""
 _JSON = json.JSONEncoder(sort_keys=True, default=to_jsonable_python)
+_SHORT = 64
 _REFUSED = "!"
 _IN_RECORD = 32
 """Calls that a record remembers by itself. Beyond that the older half of them moves into rows."""
@@ -36,8 +37,7 @@ _BEATS = 60
 """Heartbeats that a worker's row remembers: at one every ten seconds as long as any other call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call that carries a token."""
 
     key: str
@@ -90,7 +90,15 @@ def raise_if_refused(answer: str) -> None:
 
 def digest(value: object) -> str:
     """Return 8 hexadecimal characters that tell a value from another."""
+    if value.__class__ is str and len(cast(str, value)) <= _SHORT:
+        return _digest_of_text(cast(str, value))
     return _hash(_JSON.encode(value).encode(), 8)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of_text(text: str) -> str:
+    """The same of a short text: most are statuses and names of workers, which come again and again."""
+    return _hash(_JSON.encode(text).encode(), 8)
 
 
 def _hash(content: bytes, length: int) -> str:

@@ -149,6 +149,8 @@ def health(
 
 def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
     """Return the first moment at which `health` may say something; None if never."""
+    if config.timeout_seconds is None and config.unresponsive_seconds is None:
+        return None
     limits: list[float] = []
     if config.timeout_seconds is not None:
         limits.append(attempt.start_time + config.timeout_seconds)

@@ -54,11 +54,12 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
                 attempt = attempt_of(record, place[1])
                 stale[place] = attempt is not record.attempts[-1] or lifecycle.is_over(attempt, record.rollout.status)
             is_stale = stale[place]
-        if span.sequence_id < 0:
+        number = span.sequence_id
+        if number < 0:
             record.spans_issued += 1
             span = _numbered(span, record.spans_issued)
-        elif span.sequence_id > record.spans_issued:
-            record.spans_issued = span.sequence_id
+        elif number > record.spans_issued:
+            record.spans_issued = number
         ready.append(_marked_stale(span) if is_stale else span)
     sizes = tx.add_spans(cast("list[Span]", ready))
     stored: list[AnySpan | None] = list(ready)
@@ -175,9 +176,9 @@ def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
     spans: list[Span] = []
     for body in bodies:
         try:
-            spans.append(body.read() if isinstance(body, UnreadSpan) else _decode(body))
+            spans.append(_decode(body) if isinstance(body, (bytes, str)) else body.read())
         except ValidationError as error:  # it is called by its id, if that much can be read
-            text = body if isinstance(body, str) else cast(bytes, body).decode("utf-8", "replace")
+            text = body.decode("utf-8", "replace") if isinstance(body, bytes) else cast(str, body)
             found = re.search(r'"span_id":"(\w{1,64})"', text)
             raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
     return spans
@@ -198,7 +199,7 @@ def numbered_page(bodies: Sequence[SpanBody], descending: bool, limit: int, offs
 
 
 def _number_of(body: SpanBody) -> int:
-    if isinstance(body, UnreadSpan):
+    if not isinstance(body, (bytes, str)):
         return body.sequence_id
     found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
     if found is None:

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from functools import cache
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
 from agentlightning.store.base import RUNNING
 from agentlightning.store.rules.query import Plan, RecordPlan
 from agentlightning.types import Attempt, RecordKind, ResourcesUpdate, Rollout, Run, Span, Worker
-from agentlightning.utils.otlp.unread import UnreadSpan
 
 R = TypeVar("R")
 Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim", "token", "run", "vocabulary"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 Ids = Callable[[int], str]
 """Gives the n-th identifier of a call: random for a plain call, made from its token for one that carries a token."""
-SpanBody = bytes | str | UnreadSpan
-"""An encoded span: the JSON that `Span` writes, or what came from an exporter."""
+
+
+class OwnSpan(Protocol):
+    """A span in a form of its backend."""
+
+    sequence_id: int
+
+    def read(self) -> Span:
+        """Return the span, with values of its own."""
+        ...
+
+
+SpanBody = bytes | str | OwnSpan
+"""A stored span: the JSON that `Span` writes, or what the backend makes of it."""
 Age = Callable[[float], float]
 """Seconds since a wall-clock time, which a jump of the clock does not change."""
 
@@ -214,17 +227,26 @@ class NewRunRecord(NamedTuple):
 
 Row = WorkerRow | ResourcesRow | TextRow | ClaimRow | TokenRow | RunRow | VocabularyRow
 
-ROW_TYPES: dict[Kind, TypeAdapter[Row]] = {
-    "worker": TypeAdapter(WorkerRow),
-    "resources": TypeAdapter(ResourcesRow),
-    "resources_version": TypeAdapter(ResourcesRow),
-    "latest_resources": TypeAdapter(TextRow),
-    "claim": TypeAdapter(ClaimRow),
-    "token": TypeAdapter(TokenRow),
-    "run": TypeAdapter(RunRow),
-    "vocabulary": TypeAdapter(VocabularyRow),
+_ROWS: Final[dict[Kind, type[Row]]] = {
+    "worker": WorkerRow,
+    "resources": ResourcesRow,
+    "resources_version": ResourcesRow,
+    "latest_resources": TextRow,
+    "claim": ClaimRow,
+    "token": TokenRow,
+    "run": RunRow,
+    "vocabulary": VocabularyRow,
 }
-"""How a durable backend writes a row of each kind."""
+
+
+@cache  # made at its first use: all of them take 10 ms, and only a durable backend needs them
+def row_type(kind: Kind) -> TypeAdapter[Row]:
+    """Return what writes and reads a row of a kind in a durable backend.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    return TypeAdapter(_ROWS[kind])
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from agentlightning.store.rules.idempotency import Call, recall, remember
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.resources import resources_by_id
 from agentlightning.store.rules.tx import Age, Record, Tx, WorkerRow, by_wall_clock
-from agentlightning.store.rules.values import evolve
+from agentlightning.store.rules.values import changed, evolve
 from agentlightning.store.rules.workers import has_lapsed, sync_worker
 from agentlightning.types import Attempt, AttemptStatus, Rollout
 
@@ -49,19 +49,19 @@ def update_attempt(
     attempt = attempt_of(record, attempt_id)
     before = record.rollout.status
     to: AttemptStatus = changes.pop("status", attempt.status)
-    changed = lifecycle.check_attempt_change(attempt, to)
-    if changed:
+    moves = lifecycle.check_attempt_change(attempt, to)
+    if moves:
         changes = {**_end_of_attempt(attempt, to, now), **changes, "status": to}
-    new = evolve(attempt, **changes)
+    new = changed(attempt, changes)
     latest = attempt is record.latest
     record.put_attempt(new)
-    if changed and to in lifecycle.ENDED:
+    if moves and to in lifecycle.ENDED:
         tx.notes.attempts_ended.append(new)
-    if latest and changed:
+    if latest and moves:
         _follow(record, new, now)
     remember(tx, record, call, now, new.attempt_id)
     note_change(tx, record, before, now)
-    if changed or changes.get("worker_id"):
+    if moves or changes.get("worker_id"):
         sync_worker(tx, new, now, record.rollout.run_id)
     return new
 
@@ -127,8 +127,7 @@ def _follow(record: Record, attempt: Attempt, now: float) -> None:
 def set_status(record: Record, to: object, now: float) -> None:
     """Set the rollout's status, and with it `end_time` and the place in the queue."""
     was = record.rollout.status
-    end_time = now if to in FINISHED else None
-    record.rollout = evolve(record.rollout, status=to, end_time=end_time)
+    record.rollout = changed(record.rollout, {"status": to, "end_time": now if to in FINISHED else None})
     if to in QUEUING:
         record.queued_at = now if record.queued_at is None or was not in QUEUING else record.queued_at
     else:

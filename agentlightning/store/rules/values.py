@@ -25,6 +25,7 @@ LONGEST_NAME = 512
 """Characters of the id of a run or of the name of a record."""
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = frozenset((int, bool, type(None)))
+_TEXT = frozenset((str,))
 _DEEPEST = 180
 """Levels of nesting; the parsers of client and server give up at 200."""
 
@@ -42,7 +43,7 @@ def check_limit(limit: int) -> int:
     """
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise BadRequestError(f"limit must be an integer; got {limit!r}")
-    return min(limit, 1000)
+    return limit if limit < 1000 else 1000
 
 
 def check_names(attempts: Sequence[str]) -> frozenset[str]:
@@ -94,7 +95,7 @@ def check_timeout(timeout: float | None) -> None:
     Raises:
         BadRequestError: not a number of seconds.
     """
-    if timeout is not None and (isinstance(timeout, str) or math.isnan(timeout)):
+    if timeout is not None and timeout != 0.0 and (isinstance(timeout, str) or math.isnan(timeout)):
         raise BadRequestError(f"timeout must be a number of seconds; got {timeout!r}")
 
 
@@ -131,15 +132,18 @@ class valid:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, ValidationError):
-            return
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or self._what
-        got = repr(first["input"])
-        raise BadRequestError(
-            f"{place} of {self._what} has a wrong value: {first['msg'][:300]}; got {got[:100]} "
-            f"({error.error_count()} in all)"
-        ) from error
+        if isinstance(error, ValidationError):
+            raise wrong_value(self._what, error) from error
+
+
+def wrong_value(what: str, error: ValidationError) -> BadRequestError:
+    """Return the error that names the first wrong value of `what`."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or what
+    got = repr(first["input"])
+    return BadRequestError(
+        f"{place} of {what} has a wrong value: {first['msg'][:300]}; got {got[:100]} ({error.error_count()} in all)"
+    )
 
 
 @cache
@@ -157,7 +161,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
         TypeError: something inside is no JSON value, or nested too deep; the text names the place, for example
             `input.items[3]`.
     """
-    kind = cast("type[object]", type(value))
+    kind = cast("type[object]", type(value))  # not its `__class__`, which that of a proxy's target may be
     if kind is str:
         return value if value.isascii() else _unicode(value, path)
     if kind is float:
@@ -167,12 +171,15 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise TypeError(f"{path.split('.')[0].split('[')[0]} is nested more than {_DEEPEST} deep; send a flatter value")
     if kind is dict:
-        return {
-            (key if type(key) is str and key.isascii() else _key(key, path)): (
-                item if type(item) in _PLAIN else to_json(item, f"{path}.{key}", depth + 1)
-            )
-            for key, item in cast("dict[object, object]", value).items()
-        }
+        named: dict[Any, Any] = value.copy()
+        if not _TEXT.issuperset(map(type, named)):  # before anything in it is converted, so that nothing is twice
+            named = {_key(key, path): item for key, item in named.items()}
+        for key, item in named.items():
+            if not key.isascii():
+                _unicode(key, path)
+            if type(item) not in _PLAIN and not (type(item) is str and item.isascii()):
+                named[key] = to_json(item, f"{path}.{key}", depth + 1)
+        return named
     if kind is list or kind is tuple:
         return [to_json(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(cast("list[object]", value))]
     if isinstance(value, BaseModel):
@@ -200,7 +207,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
 
 def _key(key: object, path: str) -> str:
     if isinstance(key, str):
-        return _unicode(str(key), path)
+        return str(key)
     raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
 
 
@@ -215,13 +222,16 @@ def _unicode(text: str, path: str) -> str:
     return text
 
 
-def copy_json(value: object) -> object:
+def copy_json(value: Any) -> Any:
     """Return a deep copy of JSON data."""
-    if type(value) is dict:
-        named = cast("dict[str, object]", value)
-        return {key: item if type(item) in _SCALARS else copy_json(item) for key, item in named.items()}
-    if type(value) is list:
-        return [copy_json(item) for item in cast("list[object]", value)]
+    if value.__class__ is dict:
+        named: dict[str, Any] = value.copy()
+        for key, item in named.items():
+            if item.__class__ not in _SCALARS:
+                named[key] = copy_json(item)
+        return named
+    if value.__class__ is list:
+        return [item if item.__class__ in _SCALARS else copy_json(item) for item in value]
     return value
 
 
@@ -232,55 +242,88 @@ def copy_json(value: object) -> object:
 # operation makes several, and validating costs five times as much.
 
 _slots = cast("Any", BaseModel).__dict__
-_set_fields = _slots["__dict__"].__set__
-_set_names = _slots["__pydantic_fields_set__"].__set__
-_set_extra = _slots["__pydantic_extra__"].__set__
-_set_private = _slots["__pydantic_private__"].__set__
+new_object = object.__new__
+set_fields = _slots["__dict__"].__set__
+set_names = _slots["__pydantic_fields_set__"].__set__
+set_extra = _slots["__pydantic_extra__"].__set__
+set_private = _slots["__pydantic_private__"].__set__
 
 
-def _build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[str, object] | None = None) -> M:
-    new = cls.__new__(cls)
-    _set_fields(new, fields)
-    _set_names(new, names)
-    _set_extra(new, extra)
-    _set_private(new, None)
+def build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[str, object] | None = None) -> M:
+    """Return a value out of its fields, which are known to be right."""
+    new = new_object(cls)
+    set_fields(new, fields)
+    set_names(new, names)
+    set_extra(new, extra)
+    set_private(new, None)
     return new
 
 
 def evolve(model: M, **changes: object) -> M:
     """Return the next version of a value: a shallow copy with some fields changed, not validated."""
-    return _build(
-        model.__class__, {**model.__dict__, **changes}, model.__pydantic_fields_set__, model.__pydantic_extra__
-    )
+    return changed(model, changes)
 
 
-def new_rollout(**fields: object) -> Rollout:
-    """Return a rollout out of values that are known to be right; missing fields have their defaults."""
-    return _build(Rollout, {**_ROLLOUT_DEFAULTS, **fields}, _NAMES[Rollout])
+def changed(model: M, changes: dict[str, Any]) -> M:
+    """The same with the changes in a dictionary."""
+    return build(model.__class__, model.__dict__ | changes, model.__pydantic_fields_set__, model.__pydantic_extra__)
 
 
-def new_request(**fields: Any) -> EnqueueRolloutRequest:
+def new_rollout(fields: dict[str, Any]) -> Rollout:
+    """Return a rollout out of values that are known to be right, one for each field in their order."""
+    return build(Rollout, fields, _NAMES[Rollout])
+
+
+def new_attempt(rollout_id: str, attempt_id: str, number: int, start_time: float, worker_id: str | None) -> Attempt:
+    """Return an attempt that begins, out of values that are known to be right."""
+    fields: dict[str, Any] = {
+        **_ATTEMPT_DEFAULTS,
+        "rollout_id": rollout_id,
+        "attempt_id": attempt_id,
+        "sequence_id": number,
+        "start_time": start_time,
+        "worker_id": worker_id,
+    }
+    return build(Attempt, fields, _NAMES[Attempt])
+
+
+def new_request(
+    input: Any,
+    mode: Any = None,
+    resources_id: Any = None,
+    config: Any = None,
+    metadata: Any = None,
+    run_id: Any = None,
+    priority: Any = 0,
+    not_before: Any = None,
+    task_id: Any = None,
+) -> EnqueueRolloutRequest:
     """Return a request, validated unless a look at the classes of its values shows that they are right."""
-    request = {**_REQUEST_DEFAULTS, **fields}
-    metadata, priority = request["metadata"], request["priority"]
+    fields: dict[str, Any] = {
+        "input": input,
+        "mode": mode,
+        "resources_id": resources_id,
+        "config": config,
+        "metadata": metadata,
+        "run_id": run_id,
+        "priority": priority,
+        "not_before": not_before,
+        "task_id": task_id,
+    }
     if (
-        request["config"] is None
-        and request["not_before"] is None
-        and request["mode"].__class__ in _TEXT_OR_NONE
-        and request["mode"] in _MODES
+        config is None
+        and not_before is None
+        and task_id is None
+        and (mode is None or (mode.__class__ is str and mode in _MODES))
         and priority.__class__ is int
         and -(2**31) <= priority < 2**31
         and (metadata is None or metadata.__class__ is dict)
-        and request["resources_id"].__class__ in _TEXT_OR_NONE
-        and request["run_id"].__class__ in _TEXT_OR_NONE
+        and (resources_id is None or resources_id.__class__ is str)
+        and (run_id is None or run_id.__class__ is str)
     ):
-        return _build(EnqueueRolloutRequest, request, _NAMES[EnqueueRolloutRequest])
-    return EnqueueRolloutRequest(**fields)
-
-
-def new_attempt(**fields: object) -> Attempt:
-    """Return an attempt out of values that are known to be right; missing fields have their defaults."""
-    return _build(Attempt, {**_ATTEMPT_DEFAULTS, **fields}, _NAMES[Attempt])
+        return build(EnqueueRolloutRequest, fields, _NAMES[EnqueueRolloutRequest])
+    given = {name: value for name, value in fields.items() if name == "input" or value is not _IN_REQUEST[name]}
+    return EnqueueRolloutRequest(**given)
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
@@ -290,11 +333,9 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 DEFAULT_CONFIG = RolloutConfig()
 """What a rollout without limits of its own has; shared, as every value inside the store."""
-_ROLLOUT_DEFAULTS = _defaults(Rollout) | {"config": DEFAULT_CONFIG}
 _ATTEMPT_DEFAULTS = _defaults(Attempt)
-_REQUEST_DEFAULTS = _defaults(EnqueueRolloutRequest)
-_MODES = (None, *get_args(RolloutMode))
-_TEXT_OR_NONE = frozenset((str, type(None)))
+_IN_REQUEST = _defaults(EnqueueRolloutRequest)
+_MODES = get_args(RolloutMode)
 _NAMES: dict[type[BaseModel], set[str]] = {
     cls: set(cls.model_fields)
     for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker, EnqueueRolloutRequest)
@@ -305,39 +346,39 @@ _NAMES: dict[type[BaseModel], set[str]] = {
 # --- copies for callers ----------------------------------------------------------------------------------------------
 
 
-def _public(model: M, **own: object) -> M:
-    """Return a copy whose fields may be assigned, and which alone holds `own`."""
-    cls = model.__class__
-    return _build(cls, {**model.__dict__, **own}, _NAMES[cls], model.__pydantic_extra__)
-
-
 def _private_fields(rollout: Rollout) -> dict[str, Any]:
-    fields = dict(rollout.__dict__)
+    fields = rollout.__dict__.copy()
     fields["input"] = copy_json(fields["input"])
     fields["metadata"] = copy_json(fields["metadata"])
-    config: RolloutConfig = fields["config"]
-    fields["config"] = _public(config, retry_condition=list(config.retry_condition))
+    limits = fields["config"].__dict__.copy()
+    limits["retry_condition"] = [*limits["retry_condition"]]  # a program may have put a tuple there
+    fields["config"] = build(RolloutConfig, limits, _NAMES[RolloutConfig])
     return fields
 
 
 def public_rollout(rollout: Rollout) -> Rollout:
     """Return a copy that shares nothing with the store."""
-    return _build(Rollout, _private_fields(rollout), _NAMES[Rollout])
+    return build(Rollout, _private_fields(rollout), _NAMES[Rollout])
 
 
 def public_attempt(attempt: Attempt) -> Attempt:
     """Return a copy that shares nothing with the store."""
-    error = None if attempt.error is None else copy(attempt.error)
-    return _public(attempt, metadata=copy_json(attempt.metadata), error=error)
+    fields = attempt.__dict__.copy()
+    if attempt.metadata is not None:
+        fields["metadata"] = copy_json(attempt.metadata)
+    if attempt.error is not None:
+        fields["error"] = copy(attempt.error)
+    return build(Attempt, fields, _NAMES[Attempt], attempt.__pydantic_extra__)
 
 
 def public_worker(worker: Worker) -> Worker:
     """Return a copy that shares nothing with the store."""
-    return _public(worker, heartbeat_stats=copy_json(worker.heartbeat_stats))
+    own = {"heartbeat_stats": copy_json(worker.heartbeat_stats)}
+    return build(Worker, worker.__dict__ | own, _NAMES[Worker], worker.__pydantic_extra__)
 
 
 def public_attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
     """Return rollout and attempt as one value that shares nothing with the store."""
     fields = _private_fields(rollout)
     fields["attempt"] = public_attempt(attempt)
-    return _build(AttemptedRollout, fields, _NAMES[AttemptedRollout])
+    return build(AttemptedRollout, fields, _NAMES[AttemptedRollout])

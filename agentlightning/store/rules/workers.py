@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from agentlightning.store.base import Unset
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.idempotency import Call, is_known_beat
 from agentlightning.store.rules.tx import Age, Tx, WorkerRow, by_wall_clock
-from agentlightning.store.rules.values import evolve
+from agentlightning.store.rules.values import changed
 from agentlightning.types import Attempt, Worker
 
 _WORKER_KEPT_SECONDS = 86_400.0
@@ -25,7 +25,8 @@ def heartbeat(
     call: Call | None = None,
 ) -> Worker:
     """Record a sign of life of a worker, and which of its claims it does not name; None names all."""
-    row = _worker_row(tx, worker_id, run_id)
+    known = _worker_row(tx, worker_id, run_id)
+    row = WorkerRow(known.worker, known.unnamed, known.beats)  # one of its own, which is changed below
     if is_known_beat(row, call):
         return row.worker
     since = {attempt_id: time for _, attempt_id, time in row.unnamed}
@@ -36,7 +37,7 @@ def heartbeat(
         held = tx.held(worker_id, len(attempts) + _HELD_AT_ONCE)
         row.unnamed = [(rollout, i, since.get(i, first)) for rollout, i in held if i not in attempts]
     changes: dict[str, object] = {} if isinstance(stats, Unset) else {"heartbeat_stats": stats}
-    return _put_worker(tx, row, last_heartbeat_time=now, **changes)
+    return _put_worker(tx, row, {"last_heartbeat_time": now, **changes})
 
 
 def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> list[tuple[str, str]]:
@@ -75,13 +76,14 @@ def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | N
     """Call silent workers unknown, and forget those silent for a day."""
     age = age or by_wall_clock(now)
     for worker_id, row in tx.scan("worker"):
-        worker = cast("WorkerRow", row).worker
+        row = cast("WorkerRow", row)
+        worker = row.worker
         times = (worker.last_heartbeat_time, worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time)
         silent = min(map(age, [time for time in times if time is not None] or [0.0]))
         if silent > _WORKER_KEPT_SECONDS and not tx.held(worker_id, 1):
             tx.drop("worker", worker_id)
         elif silent > lease_seconds and worker.last_heartbeat_time is not None and worker.status == "idle":
-            _put_worker(tx, _own(cast("WorkerRow", row)), status="unknown")
+            _put_worker(tx, row, {"status": "unknown"})
 
 
 def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
@@ -89,41 +91,43 @@ def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
     row = _worker_row(tx, worker_id, run_id)
     changes: dict[str, object] = {"last_dequeue_time": now}
     if row.worker.status != "idle" and not tx.holds(worker_id):
-        changes.update(status="idle", last_idle_time=now, current_rollout_id=None, current_attempt_id=None)
-    _put_worker(tx, row, **changes)
+        changes |= {"status": "idle", "last_idle_time": now, "current_rollout_id": None, "current_attempt_id": None}
+    _put_worker(tx, row, changes)
 
 
 def sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, claimed: bool = False) -> None:
     """Bring the worker's row in line with one of its attempts (saved before); its other claims are kept."""
-    if not attempt.worker_id:
+    worker_id = attempt.worker_id
+    if not worker_id:
         return
-    row = _worker_row(tx, attempt.worker_id, run_id)
+    row = _worker_row(tx, worker_id, run_id)
     status = lifecycle.worker_after(attempt.status)
-    changes: dict[str, object] = {"last_dequeue_time": now} if claimed else {}
     if status == "busy":
-        changes.update(status="busy", last_busy_time=now)
-        changes.update(current_rollout_id=attempt.rollout_id, current_attempt_id=attempt.attempt_id)
+        changes: dict[str, object] = {
+            "status": "busy",
+            "last_busy_time": now,
+            "current_rollout_id": attempt.rollout_id,
+            "current_attempt_id": attempt.attempt_id,
+        }
     else:
-        changes["last_idle_time"] = now
+        changes = {"last_idle_time": now}
         if row.worker.current_attempt_id in (attempt.attempt_id, None):
-            held = tx.held(attempt.worker_id, 1)
+            held = tx.held(worker_id, 1)
             rollout_id, attempt_id = held[0] if held else (None, None)
-            changes.update(status="busy" if held else status)
-            changes.update(current_rollout_id=rollout_id, current_attempt_id=attempt_id)
-    _put_worker(tx, row, **changes)
+            changes["status"] = "busy" if held else status
+            changes["current_rollout_id"], changes["current_attempt_id"] = rollout_id, attempt_id
+    if claimed:
+        changes["last_dequeue_time"] = now
+    _put_worker(tx, row, changes)
 
 
 def _worker_row(tx: Tx, worker_id: str, run_id: str | None) -> WorkerRow:
-    """Return a row of one's own, to be changed by `_put_worker`."""
-    row = cast("WorkerRow | None", tx.get("worker", worker_id))
-    return _own(row) if row is not None else WorkerRow(Worker(worker_id=worker_id, run_id=run_id))
+    """Return the row of a worker; `_put_worker` replaces it."""
+    row: Any = tx.get("worker", worker_id)
+    return WorkerRow(Worker(worker_id=worker_id, run_id=run_id)) if row is None else row
 
 
-def _own(row: WorkerRow) -> WorkerRow:
-    return WorkerRow(row.worker, row.unnamed, row.beats)  # `dataclasses.replace` takes five times as long
-
-
-def _put_worker(tx: Tx, row: WorkerRow, **changes: object) -> Worker:
-    row.worker = evolve(row.worker, **changes)
-    tx.put("worker", row.worker.worker_id, row)
-    return row.worker
+def _put_worker(tx: Tx, row: WorkerRow, changes: dict[str, object]) -> Worker:
+    worker = changed(row.worker, changes)
+    tx.put("worker", worker.worker_id, WorkerRow(worker, row.unnamed, row.beats))
+    return worker

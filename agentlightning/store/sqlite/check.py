@@ -12,8 +12,8 @@ from typing import Self
 from pydantic import ValidationError
 
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
-from agentlightning.store.rules.durable import RECORD, SCHEMA_VERSION, check_not_newer
-from agentlightning.store.rules.tx import ROW_TYPES, Record, ResourcesRow, Row, TextRow
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
+from agentlightning.store.rules.tx import Record, ResourcesRow, Row, TextRow, row_type
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
 from agentlightning.store.sqlite.tx import COLUMNS, columns_of
 from agentlightning.types import RunRecord, Span
@@ -106,7 +106,7 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
     for body, *values in db.execute(f"SELECT body, {', '.join(COLUMNS)} FROM rollouts ORDER BY number"):
         name = f"rollout {values[0]}"
         try:
-            record = RECORD.validate_json(body)
+            record = record_type().validate_json(body)
         except ValidationError as error:
             yield (
                 f"{name}: its record cannot be read: {error.errors()[0]['msg']}; it is left out of queue and lists. "
@@ -164,7 +164,7 @@ def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:
     rows: dict[tuple[str, str], Row] = {}
     for kind, key, body in db.execute("SELECT kind, key, body FROM rows ORDER BY number"):
         try:
-            row = ROW_TYPES[kind].validate_json(body)
+            row = row_type(kind).validate_json(body)
         except (KeyError, ValidationError):
             yield (
                 f"the row {key!r} of kind {kind!r} cannot be read. Remove it: "

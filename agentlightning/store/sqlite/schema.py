@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.rules.durable import RECORD, SCHEMA_VERSION, check_not_newer
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
 
 _FIRST = """
 CREATE TABLE rollouts (
@@ -74,14 +74,14 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
     spans = {rollout_id: (count, size) for rollout_id, count, size in db.execute(sizes)}
     for number, body in db.execute("SELECT number, body FROM rollouts").fetchall():
         try:
-            record = RECORD.validate_json(body)
+            record = record_type().validate_json(body)
         except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
             continue
         record.span_count, record.span_bytes = spans.get(record.rollout.rollout_id, (0, 0))
         end = math.inf if record.rollout.end_time is None else record.rollout.end_time
         db.execute(
             "UPDATE rollouts SET end_time = ?, span_count = ?, span_bytes = ?, change = ?, body = ? WHERE number = ?",
-            (end, record.span_count, record.span_bytes, number, RECORD.dump_json(record), number),
+            (end, record.span_count, record.span_bytes, number, record_type().dump_json(record), number),
         )
 
 

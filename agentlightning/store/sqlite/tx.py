@@ -13,17 +13,17 @@ from agentlightning.errors import DamagedRecordError
 from agentlightning.store.rules.durable import (
     DAMAGED,
     INDEXED,
-    RECORD,
     indexed,
     page_of_records,
     read_record,
     read_row_or_none,
     readable_records,
     readable_rows,
+    record_type,
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import ROW_TYPES, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
+from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
 from agentlightning.store.sqlite import run_records
 from agentlightning.types import RecordKind, Span
 
@@ -94,7 +94,7 @@ class SQLiteTx:
 
     def save(self, record: Record) -> None:
         rollout_id = record.rollout.rollout_id
-        columns, change, body = columns_of(record), self._changes.next(), RECORD.dump_json(record)
+        columns, change, body = columns_of(record), self._changes.next(), record_type().dump_json(record)
         number, before = self._rows.get(rollout_id, (None, ()))
         if number is None:
             self._db.execute(_INSERT, (*columns, change, body))
@@ -252,7 +252,7 @@ class SQLiteTx:
         return read_row_or_none(kind, key, row[0])
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
-        body, change = ROW_TYPES[kind].dump_json(row), self._changes.next() if kind == "run" else None
+        body, change = row_type(kind).dump_json(row), self._changes.next() if kind == "run" else None
         if (kind, key) in self._keys:
             also, values = ("", ()) if change is None else (", change = ?", (change,))
             self._db.execute(f"UPDATE rows SET body = ?{also} WHERE kind = ? AND key = ?", (body, *values, kind, key))

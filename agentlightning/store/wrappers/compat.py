@@ -18,7 +18,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -29,7 +29,13 @@ from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import valid
 from agentlightning.store.run_operations import keeps_no_runs
-from agentlightning.store.wrappers.forward import FORWARDED, RUN_OPERATIONS, StoreWrapper, forward_operations
+from agentlightning.store.wrappers.forward import (
+    FORWARDED,
+    RUN_OPERATIONS,
+    StoreWrapper,
+    forward_operations,
+    names_of_parameters,
+)
 from agentlightning.store.wrappers.readable import is_readable, readable_span
 from agentlightning.types import (
     Attempt,
@@ -69,12 +75,18 @@ _FORMS = {
     "get_next_span_sequence_id": "get_many_span_sequence_ids",
 }
 """Operations for one, and their forms for many."""
-_SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name in FORWARDED}
-_PARAMETERS = {name: frozenset(signature.parameters) for name, signature in _SIGNATURES.items()}
+_PARAMETERS = {name: names_of_parameters(getattr(LightningStore, name)) for name in FORWARDED}
+
+
+@cache
+def _signature(operation: str) -> inspect.Signature:
+    return inspect.signature(getattr(LightningStore, operation))
+
+
 _OF_RUNS = frozenset(
     name
-    for name, signature in _SIGNATURES.items()
-    if "run_id" in signature.parameters and signature.parameters["run_id"].default is not inspect.Parameter.empty
+    for name, parameters in _PARAMETERS.items()
+    if "run_id" in parameters and _signature(name).parameters["run_id"].default is not inspect.Parameter.empty
 )
 
 
@@ -88,14 +100,14 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
         return store
     without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in RUN_OPERATIONS)
     needed = [name for name in FORWARDED if not (without_runs and name in RUN_OPERATIONS)]
-    known = all(accepted[name] >= _PARAMETERS[name] for name in needed)
+    known = all(accepted[name].issuperset(_PARAMETERS[name]) for name in needed)
     used_as_is = known and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
 
 def _arguments_of(request: EnqueueRolloutRequest) -> dict[str, Any]:
     """Return a request as arguments of `enqueue_rollout`."""
-    return {name: getattr(request, name) for name in _SIGNATURES["enqueue_rollout"].parameters if name != "self"}
+    return {name: getattr(request, name) for name in _PARAMETERS["enqueue_rollout"] if name != "self"}
 
 
 @contextlib.contextmanager
@@ -115,7 +127,7 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
     if method is None or method is getattr(LightningStore, operation):
         return frozenset()
     own, takes_any = _parameters(method)
-    return own | _PARAMETERS[operation] if takes_any else own
+    return own.union(_PARAMETERS[operation]) if takes_any else own
 
 
 @lru_cache(maxsize=1024)
@@ -166,7 +178,7 @@ class CompletedStore(StoreWrapper):
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
-        defaults = _SIGNATURES[operation].parameters
+        defaults = _signature(operation).parameters
         unknown = [name for name in paging if name not in self._accepts[operation]]
         if all(paging[name] == defaults[name].default for name in unknown):
             return _with_outcomes(await self._call_store(operation, *args, **kwargs))
@@ -183,7 +195,7 @@ class CompletedStore(StoreWrapper):
             if operation in RUN_OPERATIONS:
                 raise keeps_no_runs(self.store)
             raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
-        bound = _SIGNATURES[operation].bind(None, *args, **kwargs)
+        bound = _signature(operation).bind(None, *args, **kwargs)
         for name, value in list(bound.arguments.items()):
             default = bound.signature.parameters[name].default
             if value is UNSET or value is default or (type(value) is type(default) and value == default):

@@ -7,7 +7,6 @@ Over HTTP they do not come in: JSON with such a half is refused as it is read.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -16,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import Unset
-from agentlightning.store.wrappers.forward import FORWARDED, take_annotations
+from agentlightning.store.wrappers.forward import FORWARDED, names_of_parameters, take_annotations
 from agentlightning.types import EnqueueRolloutRequest
 
 C = TypeVar("C", bound=type[Any])
@@ -38,18 +37,20 @@ def refuse_broken_texts(cls: C) -> C:
 
 
 def _checked(name: str, operation: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    parameters = tuple(inspect.signature(operation).parameters)[1:]
+    parameters = names_of_parameters(operation)[1:]
     has_names = not _FREE.issuperset(parameters)
 
     @functools.wraps(operation)
     async def checked(self: object, *args: Any, **kwargs: Any) -> object:
         try:
-            for value in (*args, *kwargs.values()) if has_names else ():
-                if value.__class__ not in _WITHOUT_TEXT and not (value.__class__ is str and value.isascii()):
-                    for key, each in (*zip(parameters, args, strict=False), *kwargs.items()):
-                        if key not in _FREE:
-                            _check(name, key, each)
-                    break
+            if has_names:
+                for key, value in kwargs.items():
+                    if value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
+                        _check(name, key, value)
+                if args:
+                    for key, value in zip(parameters, args, strict=False):
+                        if value.__class__ not in _WITHOUT_TEXT and key not in _FREE:
+                            _check(name, key, value)
             return await operation(self, *args, **kwargs)
         except (UnicodeEncodeError, PydanticSerializationError) as error:
             raise BadRequestError(f"{name} was given what cannot be stored: {error}") from error

@@ -17,8 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from agentlightning.errors import BadRequestError
 from agentlightning.tracer.export.settings import collector_of
@@ -45,8 +44,7 @@ _TRY_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
-@dataclass(frozen=True)
-class MirrorCounts:
+class MirrorCounts(NamedTuple):
     """What became of the spans so far."""
 
     offered: int

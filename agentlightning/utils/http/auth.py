@@ -6,7 +6,6 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import replace
 from typing import Any
 
 from agentlightning.process_secrets import TOKEN
@@ -106,4 +105,4 @@ class BearerAuth:
             f"The bearer token is missing or wrong; send the server's {TOKEN_VARIABLE} as 'Authorization: Bearer ...'"
         )
         reply = refusal(401, text, "UnauthorizedError")
-        return replace(reply, extra=((b"www-authenticate", b"Bearer"),)).send(send)
+        return reply._replace(extra=((b"www-authenticate", b"Bearer"),)).send(send)

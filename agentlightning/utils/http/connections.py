@@ -87,9 +87,10 @@ class HttpConnections:
         self._prefix = quote(url.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._head = f"host: {host if port is None else f'{host}:{port}'}\r\naccept-encoding: identity\r\n"
+        self._login = ""
         if url.username is not None:
             login = f"{unquote(url.username)}:{unquote(url.password or '')}"
-            self._head += f"authorization: Basic {base64.b64encode(login.encode()).decode()}\r\n"
+            self._login = f"authorization: Basic {base64.b64encode(login.encode()).decode()}\r\n"
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
         self._closed = False
@@ -106,6 +107,7 @@ class HttpConnections:
         fresh: bool = False,
     ) -> Answer:
         """Send a request and return its answer. `path` is escaped already; `fresh` asks for a connection of its own.
+        An `Authorization` among the headers is sent instead of the name and password of the address.
 
         Raises:
             TimeoutError: there was no connection within `connect_seconds`, or no answer within `timeout` seconds.
@@ -115,7 +117,10 @@ class HttpConnections:
         """
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = "" if body is None else f"content-length: {len(body)}\r\n"
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{named}{length}\r\n".encode()
+        login = self._login
+        if login and any(name.lower() == "authorization" for name in headers):
+            login = ""
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{login}{named}{length}\r\n".encode()
         if named.count("\n") != len(headers) or "\n" in path:
             raise BadRequestError("A header of the request has a line break in it")
         loop = asyncio.get_running_loop()

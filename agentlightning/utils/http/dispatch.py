@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -168,7 +168,7 @@ async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], sen
         await send({"type": "http.response.body", "body": b""})
         return
     reply = refusal(405, f"Method Not Allowed: {method}; this path takes {', '.join(names)}", "MethodNotAllowed")
-    await replace(reply, extra=(allow,)).send(send)
+    await reply._replace(extra=(allow,)).send(send)
 
 
 async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) -> Any:

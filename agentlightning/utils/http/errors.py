@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -43,8 +42,7 @@ class WrongShapeError(Exception):
         """`body`, `query` or `arguments`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
+class ErrorReply(NamedTuple):
     """One answer to a request that failed."""
 
     status: int
@@ -65,7 +63,7 @@ class ErrorReply:
 
     def closing(self) -> ErrorReply:
         """Return the same answer as the last one of its connection."""
-        return replace(self, extra=(*self.extra, (b"connection", b"close")))
+        return self._replace(extra=(*self.extra, (b"connection", b"close")))
 
 
 def error_body(detail: object, error_type: str) -> bytes:
@@ -105,7 +103,7 @@ def describe_error(error: Exception, request: str) -> ErrorReply:
     logger.info("%s: %d %s, %.200r", request, status, name, text)
     reply = refusal(status, text, name)
     if isinstance(error, BusyError):
-        return replace(reply, extra=((b"retry-after", str(max(1, round(error.retry_after))).encode()),))
+        return reply._replace(extra=((b"retry-after", str(max(1, round(error.retry_after))).encode()),))
     return reply
 
 

@@ -182,7 +182,11 @@ class BoundedMessages(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         waiting = self.pipeline
         self._running = waiting[-1][0] if len(waiting) > 1 else None
-        super().on_response_complete()
+        if waiting or self.transport.is_closing():
+            super().on_response_complete()
+        else:  # uvicorn's timer for an idle connection is made and cancelled with each request; `sweep` closes those
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
 
     # --- refusals --------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def unread_steps_of(
     step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
-        resource = _made(OtelResource, fields)
+        resource = made(OtelResource, fields)
         for scoped in group.scope_spans:
             shared = (group.resource.ByteSize() + scoped.scope.ByteSize()) * len(scoped.spans)
             if shared > MAX_SHARED_BYTES:
@@ -153,7 +153,7 @@ def _span(
         "links": message.dropped_links_count,
     }
     status = STATUS_CODES[code] if 0 <= code < len(STATUS_CODES) else "UNSET"
-    return _made(
+    return made(
         Span,
         {
             "rollout_id": rollout_id,
@@ -163,7 +163,7 @@ def _span(
             "span_id": span_id,
             "parent_id": parent.hex().zfill(16) if parent else None,
             "name": message.name,
-            "status": _made(TraceStatus, {"status_code": status, "description": text or None}),
+            "status": made(TraceStatus, {"status_code": status, "description": text or None}),
             "attributes": attributes,
             "events": [_event(event) for event in events] if (events := message.events) else [],
             "links": [_link(link) for link in links] if (links := message.links) else [],
@@ -174,7 +174,7 @@ def _span(
             "resource": resource,
             "kind": KINDS[kind] if 0 <= kind < len(KINDS) else None,
             "scope": scope,
-            "dropped": _made(DroppedCounts, dropped) if any(dropped.values()) else None,
+            "dropped": made(DroppedCounts, dropped) if any(dropped.values()) else None,
             "flags": message.flags or None,
         },
     )
@@ -215,7 +215,7 @@ def _event(event: SpanMessage.Event) -> Event:
         "timestamp": seconds(event.time_unix_nano),
         "dropped_attributes": event.dropped_attributes_count,
     }
-    return _made(Event, fields)
+    return made(Event, fields)
 
 
 def _link(link: SpanMessage.Link) -> Link:
@@ -227,7 +227,7 @@ def _link(link: SpanMessage.Link) -> Link:
         "dropped_attributes": link.dropped_attributes_count,
         "flags": link.flags or None,
     }
-    return _made(Link, fields)
+    return made(Link, fields)
 
 
 def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) -> SpanContext:
@@ -235,7 +235,7 @@ def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) 
     members = (member.strip().partition("=") for member in trace_state.split(","))
     state = {key: value for key, equals, value in members if key and equals} if trace_state else {}
     fields = {"trace_id": trace_id, "span_id": span_id, "is_remote": is_remote, "trace_state": state}
-    return _made(SpanContext, fields)
+    return made(SpanContext, fields)
 
 
 def seconds(nanos: int) -> float | None:
@@ -243,18 +243,18 @@ def seconds(nanos: int) -> float | None:
     return nanos / _NANOS if nanos else None
 
 
-def _made(cls: type[B], fields: dict[str, Any]) -> B:
-    """Return a model with these fields, all of them and in their order, not validated.
+def made(cls: type[B], fields: dict[str, Any]) -> B:
+    """Return a span, or a part of one, with these fields, all of them and in their order, not validated.
 
     Models of a class share the set that names their fields; one for each would be work for the collector only.
     """
     names, extra = _SHAPES[cls]
-    made = cls.__new__(cls)
-    _set(made, "__dict__", fields)
-    _set(made, "__pydantic_fields_set__", names)
-    _set(made, "__pydantic_extra__", {} if extra else None)
-    _set(made, "__pydantic_private__", None)
-    return made
+    new = cls.__new__(cls)
+    _set(new, "__dict__", fields)
+    _set(new, "__pydantic_fields_set__", names)
+    _set(new, "__pydantic_extra__", {} if extra else None)
+    _set(new, "__pydantic_private__", None)
+    return new
 
 
 _set = object.__setattr__

@@ -4,15 +4,13 @@ takes ten times as long as all else that is done with them. They are read when s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agentlightning.semconv import STALE
 from agentlightning.types import OtelResource, Span
 
 
-@dataclass(frozen=True, slots=True)
-class SpanGroup:
+class SpanGroup(NamedTuple):
     """What spans of one resource and scope share."""
 
     resource: OtelResource

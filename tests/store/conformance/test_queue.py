@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 
 import pytest
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Worker
 
 
 async def _claim_all(store: LightningStore) -> list[int]:
@@ -92,3 +93,30 @@ async def test_a_cancelled_rollout_is_never_claimed(store: LightningStore) -> No
     await store.update_rollout(made[3].rollout_id, status="cancelled")
     await store.update_rollout(made[1].rollout_id, status="cancelled")
     assert await _claim_all(store) == [2, 0]
+
+
+@pytest.mark.parametrize(
+    "value", [datetime(2026, 1, 1, tzinfo=UTC), b"bytes", {1, 2}], ids=["datetime", "bytes", "set"]
+)
+async def test_what_is_no_json_is_refused_with_its_place_one_by_one_and_in_a_batch(
+    store: LightningStore, value: object
+) -> None:
+    inside = {"items": [1, {"when": value}]}
+    with pytest.raises(TypeError, match=r"input\.items\[1\]\.when is a (datetime|bytes|set)"):
+        await store.enqueue_rollout(inside)
+    with pytest.raises(TypeError, match=r"input\.items\[1\]\.when is a (datetime|bytes|set)"):
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=1), EnqueueRolloutRequest(input=inside)])
+    with pytest.raises(TypeError, match=r"metadata\.items\[1\]\.when is a (datetime|bytes|set)"):
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=1, metadata=inside)])
+    assert (await store.query_rollouts()).total == 0
+
+
+async def test_a_batch_converts_what_a_single_one_converts(store: LightningStore) -> None:
+    given = {"worker": Worker(worker_id="w"), "pair": (1, 2.5), "none": float("nan")}
+    one = await store.enqueue_rollout(given, metadata=given)
+    [of_many] = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=given, metadata=given)])
+    assert of_many.input == one.input
+    assert of_many.metadata == one.metadata
+    assert one.input["pair"] == [1, 2.5]
+    assert one.input["none"] is None
+    assert one.input["worker"]["worker_id"] == "w"

@@ -11,8 +11,8 @@ import pytest
 
 from agentlightning.store.base import request_token
 from agentlightning.store.client_server import LightningStoreServer
+from agentlightning.store.engine import reading, waiters
 from agentlightning.store.engine import store as engine_store
-from agentlightning.store.engine import waiters
 from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Waiters
 from agentlightning.store.http import client
@@ -35,13 +35,13 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rollouts of each look."""
     counted: list[int] = []
-    look = engine_store.ended_rollouts
+    look = reading.ended_rollouts
 
     def counting(tx: Any, rollout_ids: Any) -> Any:
         counted.append(len(rollout_ids))
         return look(tx, rollout_ids)
 
-    monkeypatch.setattr(engine_store, "ended_rollouts", counting)
+    monkeypatch.setattr(reading, "ended_rollouts", counting)
     return counted
 
 

@@ -20,6 +20,7 @@ from agentlightning.errors import (
 )
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.http.openapi import openapi_document
@@ -35,7 +36,7 @@ ONE_BY_ONE = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
 def test_every_operation_has_a_row_and_an_implementation() -> None:
     assert set(FORWARDED) - ONE_BY_ONE <= set(OPERATIONS)
     for name in FORWARDED:
-        assert name in vars(EngineStore) or name in vars(RunEngine), f"EngineStore does not define {name}"
+        assert any(name in vars(part) for part in (EngineStore, ReadingEngine, RunEngine)), f"no engine has {name}"
 
 
 @pytest.mark.parametrize("name", FORWARDED)
@@ -185,3 +186,20 @@ def test_the_addresses_aliases_and_their_mistakes() -> None:
 def test_launcher_arguments_exclude_the_single_ones() -> None:
     with pytest.raises(ValueError, match="launcher_args"):
         LightningStoreServer(InMemoryLightningStore(), port=1, launcher_args=PythonServerLauncherArgs())
+
+
+@pytest.mark.parametrize("variable", [False, True])
+async def test_an_address_with_a_user_and_a_token_is_refused_without_a_word_of_the_secret(
+    variable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "http://me:pa55word@127.0.0.1:4747"
+    if variable:
+        monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: "t0ken")
+    with pytest.raises(
+        BadRequestError, match="AGL_TOKEN gives a token" if variable else "token= gives a token"
+    ) as told:
+        LightningStoreClient(address, token=None if variable else "t0ken")
+    assert "pa55word" not in str(told.value)
+    assert "t0ken" not in str(told.value)
+    monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: None)
+    await LightningStoreClient(address).close()

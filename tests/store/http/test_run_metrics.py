@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from pathlib import Path
+
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.store.http import run_metrics
 from agentlightning.store.http.metrics import prometheus_response
+from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types.runs import RunRecord
 
 
@@ -52,3 +57,14 @@ async def test_a_store_without_runs_has_the_rest_of_the_page() -> None:
     response = await prometheus_response(NoRuns())
     assert b"agl_store_up 1.0" in response.body
     assert b"agl_run_step{" not in response.body
+
+
+async def test_a_damaged_record_leaves_out_the_figures_of_its_own_run_only(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "runs.db")
+    for run_id in ("whole", "damaged"):
+        await store.start_run(run_id)
+        await store.add_run_records(run_id, [RunRecord(kind="step", step=1, data={"reward": 0.5})])
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as db, db:
+        db.execute("UPDATE run_records SET body = '{\"kind\": 1' WHERE run_id = 'damaged'")
+    assert sorted(await page_of(store)) == ['agl_run_reward{run="whole"} 0.5', 'agl_run_step{run="whole"} 1.0']
+    await store.close()

@@ -334,3 +334,22 @@ async def test_https_is_spoken_and_the_certificate_is_checked(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     async with serving(answering(OK), tls) as connections:
         assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
+
+
+@pytest.mark.parametrize("name", ["authorization", "Authorization"])
+async def test_a_request_has_one_authorization_the_one_of_its_headers(name: str) -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(OK)
+
+    async with serving(serve) as plain:
+        address = f"http://user:pass@{plain._host}:{plain._port}"
+        connections = HttpConnections(address, connect_seconds=5.0)
+        await connections.request("GET", "/", {}, None, 5.0)
+        await connections.request("GET", "/", {name: "Bearer t"}, None, 5.0)
+        connections.close()
+    told = [[line for line in head.split(b"\r\n") if line.lower().startswith(b"authorization")] for head in heads]
+    assert told == [[b"authorization: Basic dXNlcjpwYXNz"], [name.encode() + b": Bearer t"]]
