@@ -1,0 +1,59 @@
+"""The search that a `run_dir` holds, as the package has saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gepa.core.state import GEPAState
+
+from agentlightning.errors import BadRequestError
+from agentlightning.types import PromptTemplate
+
+_STATE = "gepa_state.bin"
+REWARDS = "agentlightning_rewards"
+"""In the adapter's part of the state: rewards of the validation tasks by the digest of the candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSearch:
+    """What a search that goes on needs of an earlier start."""
+
+    candidates: Sequence[dict[str, str]]
+    """In the order in which they were accepted; the seed is the first."""
+    parents: Sequence[Sequence[int | None]]
+    """Of each candidate, by their places."""
+    seed_scores: Mapping[int, float]
+    """Of the seed on the validation tasks, as the package had them."""
+    rewards: Mapping[str, list[float | None]]
+    """Of each candidate on the validation tasks, by its digest; None where a task earned nothing."""
+
+
+def read_saved(run_dir: Path, seeds: Mapping[str, PromptTemplate]) -> SavedSearch | None:
+    """Return the search that a folder holds; None if it holds none.
+
+    Raises:
+        BadRequestError: it cannot be read, or began with other prompts.
+    """
+    if not (run_dir / _STATE).exists():
+        return None
+    try:
+        load = cast(Any, GEPAState.load)  # pyright: ignore[reportUnknownMemberType] -- its type parameters are not known
+        state = load(str(run_dir))
+    except Exception as error:  # whatever a damaged pickle raises
+        raise BadRequestError(
+            f"{run_dir / _STATE} cannot be read ({error}): delete it, or give another run_dir"
+        ) from error
+    if state.program_candidates[0] != {name: template.template for name, template in seeds.items()}:
+        raise BadRequestError(
+            f"run_dir={str(run_dir)!r} holds the search of other prompts than initial_resources has now. Give them "
+            "again, or give another run_dir"
+        )
+    return SavedSearch(
+        state.program_candidates,
+        state.parent_program_for_candidate,
+        state.prog_candidate_val_subscores[0],
+        state.adapter_state.get(REWARDS, {}),
+    )

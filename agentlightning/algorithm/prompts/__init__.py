@@ -1,0 +1,1 @@
+"""What searches over prompts share: candidates, scores on tasks, what a critic sees, the history, the result."""

@@ -1,0 +1,201 @@
+"""`PromptPlayer`: plays sets of prompts on tasks, a whole round at once, and keeps what each earned on each task."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentlightning.algorithm.collect import collect
+from agentlightning.algorithm.prompts.cases import RolloutResult
+from agentlightning.algorithm.prompts.scores import MissingPolicy
+from agentlightning.algorithm.runs.compare import tasks_of
+from agentlightning.algorithm.utils import with_timeout
+from agentlightning.store.base import LightningStore
+from agentlightning.types import (
+    EnqueueRolloutRequest,
+    NamedResources,
+    PromptTemplate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+)
+
+logger = logging.getLogger(__name__)
+
+Templates = Mapping[str, PromptTemplate]
+"""Prompt templates by the names of their resources."""
+ReadResults = Callable[[Sequence[Rollout]], Awaitable[Sequence[RolloutResult]]]
+_Key = tuple[str, RolloutMode, str]
+
+
+def digest_of(templates: Templates) -> str:
+    """Return what equal sets of prompts have in common."""
+    texts = {name: [template.engine, template.template] for name, template in sorted(templates.items())}
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:32]
+
+
+@dataclass
+class _Job:
+    """One set of prompts on some tasks, and who waits for its results."""
+
+    version: str
+    templates: Templates
+    tasks: list[Any]
+    mode: RolloutMode
+    done: asyncio.Future[list[RolloutResult]]
+    keys: list[_Key] = field(default_factory=list[_Key])
+
+
+class PromptPlayer:
+    """Plays sets of prompts. Belongs to the event loop of the algorithm.
+
+    What is asked for at the same time is enqueued at once, in one call to the store. Each set of prompts is published
+    with everything else of `resources`, under `<prefix>-<run>-<version>`. A score is kept per set, mode and task: the
+    same is not played twice. Rollouts that are late are cancelled, and so are open ones when nobody waits any more.
+
+    Args:
+        read: returns the results of ended rollouts, in their order.
+        timeout_seconds: of the rollouts of one set; those of several sets that are played at once have the sum.
+        config: of each rollout; without a time limit of its own an attempt has `timeout_seconds`.
+        missing: with `retry`, a task that earned nothing is played once more.
+        seconds_left: what is late by then is cancelled too.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        read: ReadResults,
+        *,
+        prefix: str,
+        run: str,
+        resources: NamedResources,
+        timeout_seconds: float,
+        config: RolloutConfig | None = None,
+        missing: MissingPolicy = "retry",
+        seconds_left: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self._store, self._read = store, read
+        self._name = f"{prefix}-{run}"
+        self._resources = resources
+        self._timeout = timeout_seconds
+        self._config = with_timeout(config, timeout_seconds)
+        self._missing: MissingPolicy = missing
+        self._seconds_left = seconds_left
+        self._scores: dict[_Key, RolloutResult] = {}
+        self._failed: dict[_Key, RolloutResult] = {}
+        self._published: dict[str, str] = {}
+        self._waiting: list[_Job] = []
+        self._next: asyncio.Task[None] | None = None
+        self.rollouts = 0
+        """How many were enqueued."""
+
+    def resources_with(self, templates: Templates) -> NamedResources:
+        """Return all resources, with these prompts in the place of those of their names."""
+        return {**self._resources, **templates}
+
+    async def play(
+        self, version: str, templates: Templates, tasks: Sequence[Any], mode: RolloutMode
+    ) -> list[RolloutResult]:
+        """Return what a set of prompts earned on each task, in order. Calls made at the same time are one round."""
+        if not tasks:
+            return []
+        job = _Job(version, templates, list(tasks), mode, asyncio.get_running_loop().create_future())
+        digest = digest_of(templates)
+        job.keys = [(digest, mode, task) for task in tasks_of(job.tasks)]
+        if self._next is None:
+            self._waiting = []
+            self._next = asyncio.create_task(self._play_waiting(self._waiting), name="play-prompts")
+        self._waiting.append(job)
+        jobs, playing = self._waiting, self._next
+        try:
+            return await job.done
+        finally:
+            if all(other.done.done() for other in jobs) and not playing.done():
+                if self._next is playing:  # it had not begun, and will not take in those who ask later
+                    self._next = None
+                playing.cancel()
+                await asyncio.wait([playing])
+
+    def known(self, templates: Templates, mode: RolloutMode) -> list[RolloutResult]:
+        """Return the last result of each task that a set of prompts has played so far in a mode."""
+        digest = digest_of(templates)
+        played = {**self._failed, **self._scores}
+        return [result for (of, in_mode, _), result in played.items() if (of, in_mode) == (digest, mode)]
+
+    async def _play_waiting(self, jobs: list[_Job]) -> None:
+        await asyncio.sleep(0)  # those who were started together have asked by then
+        self._next = None
+        try:
+            results = await self._play_round(jobs)
+        except BaseException as error:
+            for job in jobs:
+                if not job.done.done():
+                    if isinstance(error, Exception):
+                        job.done.set_exception(error)
+                    else:
+                        job.done.cancel()
+            if not isinstance(error, Exception):
+                raise
+            return
+        for job in jobs:
+            if not job.done.done():
+                job.done.set_result([results[key] for key in job.keys])
+
+    async def _play_round(self, jobs: list[_Job]) -> dict[_Key, RolloutResult]:
+        found, wanted = dict[_Key, RolloutResult](), dict[_Key, tuple[_Job, Any]]()
+        for job in jobs:
+            for key, task in zip(job.keys, job.tasks, strict=True):
+                if key in self._scores:
+                    found[key] = self._scores[key]
+                else:
+                    wanted.setdefault(key, (job, task))
+        if wanted:
+            fresh = await self._play_tasks(wanted, self._timeout * len(jobs))
+            missing = {key: wanted[key] for key, result in fresh.items() if result["final_reward"] is None}
+            if missing and self._missing == "retry" and self._seconds_left() > 0:
+                logger.info("%d of %d rollouts earned nothing and are played once more", len(missing), len(wanted))
+                fresh |= await self._play_tasks(missing, self._timeout * len(jobs))
+            found |= fresh
+            for key, result in fresh.items():
+                kept = _kept(result) if key[1] == "val" else result
+                if result["final_reward"] is None:  # a fault may be none the next time
+                    self._failed[key] = kept
+                else:
+                    self._scores[key] = kept
+        return found
+
+    async def _play_tasks(self, wanted: Mapping[_Key, tuple[_Job, Any]], seconds: float) -> dict[_Key, RolloutResult]:
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=job.mode,
+                resources_id=await self._publish(job),
+                config=self._config,
+                metadata={"prompt_version": job.version},
+            )
+            for job, task in wanted.values()
+        ]
+        self.rollouts += len(requests)
+        limit = max(0.0, min(seconds, self._seconds_left()))
+        rollouts = await collect(self._store, requests, timeout_seconds=limit)
+        return dict(zip(wanted, await self._read(rollouts), strict=True))
+
+    async def _publish(self, job: _Job) -> str:
+        """Return the id of the resources with these prompts, published once."""
+        digest = digest_of(job.templates)
+        if digest not in self._published:
+            resources_id = f"{self._name}-{job.version}"
+            await self._store.update_resources(resources_id, self.resources_with(job.templates))
+            self._published[digest] = resources_id
+        return self._published[digest]
+
+
+def _kept(result: RolloutResult) -> RolloutResult:
+    """Return a result without what a critic would read, of which there is much."""
+    return {**result, "messages": [], "spans": []}

@@ -1,0 +1,184 @@
+"""What model calls have used, by purpose and model, and the limits that they stop at."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError, ServiceError
+from agentlightning.field_help import explain_fields
+
+
+class LimitReached(ServiceError):
+    """A limit on model calls is used up: no further call is made."""
+
+    def __init__(self, what: str, spent: float, bound: float) -> None:
+        super().__init__(f"The limit on {what} is reached: {spent:g} of {bound:g} used. Raise limits={{{what!r}: ...}}")
+        self.what, self.spent, self.bound = what, spent, bound
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.spent, self.bound)
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What model calls may use in all; None has no bound.
+
+    Raises:
+        BadRequestError: a bound is no number above 0.
+    """
+
+    calls: int | None = None
+    """Requests, those that are made again too."""
+    tokens: int | None = None
+    """Of prompts and completions. A call that begins below the bound is made, so those at the same time may pass it."""
+    seconds: float | None = None
+    """From the first call on, or from `Chat.start`."""
+    cost: float | None = None
+    """In the currency of the prices; may be passed as `tokens` may."""
+
+    def __post_init__(self) -> None:
+        for name in ("calls", "tokens", "seconds", "cost"):
+            bound = getattr(self, name)
+            number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and 0 < bound < math.inf
+            if bound is not None and not number:
+                raise BadRequestError(f"limits: {name} must be a number above 0, or None; got {bound!r}")
+
+    @classmethod
+    def of(cls, limits: Limits | Mapping[str, Any] | None) -> Limits:
+        """Return limits that may be given as a dict of its fields.
+
+        Raises:
+            BadRequestError: it is neither, or has a field that there is not.
+        """
+        if limits is None or isinstance(limits, Limits):
+            return limits or cls()
+        known = [each.name for each in dataclasses.fields(cls)]
+        if not isinstance(limits, Mapping) or any(name not in known for name in limits):
+            raise BadRequestError(f"limits takes {', '.join(known)}, as agl.Limits(...) or a dict; got {limits!r}")
+        return cls(**limits)
+
+
+@explain_fields
+@dataclass(slots=True)
+class BillLine:
+    """The calls for one purpose to one model."""
+
+    purpose: str
+    """What they were for, such as `critique`."""
+    model: str
+    """As it was asked for; empty where none was named."""
+    calls: int = 0
+    """Calls that were answered."""
+    failed_calls: int = 0
+    """Calls that ended without an answer."""
+    retries: int = 0
+    """Further requests for one and the same call."""
+    prompt_tokens: int = 0
+    """As the server counts; a quarter of the characters where it does not."""
+    completion_tokens: int = 0
+    """The same."""
+    seconds: float = 0.0
+    """Of all calls together, waiting and retries included."""
+    cost: float | None = 0.0
+    """In the currency of the prices; None if the model has no price."""
+
+    def add(self, other: BillLine) -> None:
+        """Add the figures of another line."""
+        for name in _FIGURES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+
+
+_FIGURES = ("calls", "failed_calls", "retries", "prompt_tokens", "completion_tokens", "seconds")
+
+
+@explain_fields
+@dataclass(slots=True)
+class Bill:
+    """What calls have used. Owned by whoever adds to it; `Chat` guards its own."""
+
+    lines: list[BillLine] = field(default_factory=list[BillLine])
+    """One for each purpose and model, in the order of their first call."""
+
+    def add(self, *lines: BillLine) -> None:
+        """Add to the lines of the same purpose and model."""
+        for line in lines:
+            own = next((each for each in self.lines if (each.purpose, each.model) == (line.purpose, line.model)), None)
+            if own is None:
+                self.lines.append(dataclasses.replace(line))
+            else:
+                own.add(line)
+
+    def merge(self, *others: Bill) -> Bill:
+        """Return a bill with the figures of this one and of others."""
+        merged = Bill()
+        merged.add(*(line for bill in (self, *others) for line in bill.lines))
+        return merged
+
+    @property
+    def calls(self) -> int:
+        """Calls that were answered."""
+        return sum(line.calls for line in self.lines)
+
+    @property
+    def failed_calls(self) -> int:
+        """Calls that ended without an answer."""
+        return sum(line.failed_calls for line in self.lines)
+
+    @property
+    def retries(self) -> int:
+        """Further requests for one and the same call."""
+        return sum(line.retries for line in self.lines)
+
+    @property
+    def requests(self) -> int:
+        """Everything that was sent: what `Limits.calls` bounds."""
+        return self.calls + self.failed_calls + self.retries
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(line.prompt_tokens for line in self.lines)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(line.completion_tokens for line in self.lines)
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and completions."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls together."""
+        return sum(line.seconds for line in self.lines)
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the prices; None if a model that was called has no price."""
+        costs = [line.cost for line in self.lines]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the lines as JSON data."""
+        return [dataclasses.asdict(line) for line in self.lines]
+
+    @classmethod
+    def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> Bill:
+        """Return the bill that `as_json` was called on."""
+        return cls([BillLine(**line) for line in lines])
+
+    @override
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f", cost {self.cost:.4f}" if self.cost else ""
+        unanswered = f", {self.failed_calls} failed" if self.failed_calls else ""
+        again = f", {self.retries} retries" if self.retries else ""
+        return f"{self.calls} calls{unanswered}{again}, {self.prompt_tokens} + {self.completion_tokens} tokens{cost}"

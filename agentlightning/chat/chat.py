@@ -1,0 +1,314 @@
+"""`Chat`: asks a model, with retries, limits and a bill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
+from agentlightning.chat.sources import Answered, CallFault, HttpSource, Source, source_of
+from agentlightning.errors import BadRequestError, ServiceError
+from agentlightning.field_help import explain_fields
+from agentlightning.process_secrets import secret
+from agentlightning.utils.backoff import backoff_delay
+from agentlightning.utils.concurrency.loops import within
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+_OPENAI = "https://api.openai.com/v1"
+_CHARACTERS_PER_TOKEN = 4
+_NO_SOURCE = (
+    "There is nobody to ask: set OPENAI_API_KEY (and OPENAI_BASE_URL for another server than OpenAI's), or give a "
+    "source: an agl.LLM, a client such as openai.AsyncOpenAI(), a callable (messages, **settings) -> text, or the "
+    "Trainer an llm_proxy with models"
+)
+
+
+class ChatError(ServiceError):
+    """A model call was not answered, after all retries where those may help."""
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What a model said, and what that took."""
+
+    text: str
+    """The message; empty if the model said nothing."""
+    model: str
+    """As the server names it, else as it was asked for."""
+    prompt_tokens: int
+    """As the server counts; a quarter of the characters where it does not."""
+    completion_tokens: int
+    """The same."""
+    cost: float | None
+    """In the currency of the prices; None if the model has no price."""
+    seconds: float
+    """Until the answer was there, waiting and retries included."""
+    finish_reason: str | None = None
+    """As the server says: `length` is a text that was cut."""
+
+
+class Chat:
+    """Asks a model: for critics, editors and judges, whose calls are none of the agent's.
+
+    May be used from any number of event loops and threads, and be pickled; nothing is kept open. Its bill and its
+    limits are those of this object in this process.
+
+    Args:
+        source: who answers. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
+            client object with `chat.completions.create` (sync or async), or a callable `(messages, **settings)` that
+            returns a text or an OpenAI-shaped reply (sync or async).
+        model: asked where a call names none; None is that of the `LLM`.
+        temperature: sent where a call names none; None leaves it to the server.
+        concurrency: calls at the same time, per event loop.
+        retries: further requests after a failure that may pass: no answer, 408, 409, 425, 429, 500 and above. They wait
+            as `Retry-After` says, else with a growing pause.
+        timeout_seconds: of one request.
+        limits: see `Limits`; also a dict of its fields.
+        prices: by model, `(prompt, completion)` of a million tokens each.
+
+    Raises:
+        TypeError, BadRequestError: an argument is none of these; says what is.
+    """
+
+    def __init__(
+        self,
+        source: object = None,
+        *,
+        model: str | None = None,
+        temperature: float | None = None,
+        concurrency: int = 4,
+        retries: int = 3,
+        timeout_seconds: float = 120.0,
+        limits: Limits | Mapping[str, Any] | None = None,
+        prices: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        if concurrency < 1 or retries < 0 or not 0 < timeout_seconds < math.inf:
+            raise BadRequestError(
+                "Chat needs concurrency of 1 or more, retries of 0 or more and timeout_seconds above 0; got "
+                f"{concurrency}, {retries}, {timeout_seconds}"
+            )
+        self.source: Source | None = None if source is None else source_of(source)
+        self.model, self.temperature = model, temperature
+        self.concurrency, self.retries, self.timeout_seconds = concurrency, retries, timeout_seconds
+        self.limits = Limits.of(limits)
+        self.prices = _check_prices(prices)
+        self.bill = Bill()
+        """What its calls have used so far."""
+        self._runs = set[str]()
+        """Of which the bill has what earlier processes have spent."""
+        self._forget_threads()
+
+    def _forget_threads(self) -> None:
+        self._lock = threading.Lock()
+        self._slots = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
+        self._unbilled = 0  # requests of calls that are not over
+        self._began: float | None = None
+        self._quiet_until = 0.0
+
+    def __getstate__(self) -> dict[str, object]:
+        left_out = ("_lock", "_slots", "_unbilled", "_began", "_quiet_until")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._forget_threads()
+
+    # --- limits --------------------------------------------------------------------------------------------------
+
+    def start(self, spent: Bill | None = None, *, run: str = "") -> None:
+        """Let the time of the limits begin; with what earlier processes have `spent` of them.
+
+        What was spent on a `run` with a name is taken over at its first start: later ones are counted here already.
+        """
+        with self._lock:
+            self._began = self._began or time.monotonic()
+            if spent is not None and run not in self._runs:
+                self.bill.lines[:] = spent.merge(self.bill).lines
+            if run:
+                self._runs.add(run)
+
+    def at(self, source: object) -> Chat:
+        """Return a chat that asks another source, with the settings, the limits and the bill of this one."""
+        self.start()
+        other = copy.copy(self)
+        other.source = source_of(source)
+        other._lock, other._slots, other._began = self._lock, self._slots, self._began
+        return other
+
+    def check_limits(self) -> None:
+        """Let pass who wants to make a call.
+
+        Raises:
+            LimitReached: nothing is left; says of what.
+        """
+        with self._lock:
+            self._check_limits()
+
+    def _check_limits(self) -> None:
+        spent = {"calls": self.bill.requests + self._unbilled, "tokens": self.bill.tokens}
+        used: dict[str, float] = {**spent, "seconds": self._elapsed(), "cost": self.bill.cost or 0.0}
+        for name, amount in used.items():
+            bound = getattr(self.limits, name)
+            if bound is not None and amount >= bound:
+                raise LimitReached(name, amount, bound)
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def seconds_left(self) -> float:
+        """Return how much time the limit leaves; infinite without one."""
+        return math.inf if self.limits.seconds is None else self.limits.seconds - self._elapsed()
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]] | str,
+        *,
+        model: str | None = None,
+        temperature: float | None = None,
+        purpose: str = "critique",
+        settings: Mapping[str, Any] | None = None,
+        bill: Bill | None = None,
+    ) -> ChatReply:
+        """Return what the model says to the messages; a text is one message of the user.
+
+        `settings` are further fields of the request, such as `max_tokens`. What the call uses is counted in `bill` too.
+
+        Raises:
+            ChatError: it was not answered; says what the last answer was.
+            LimitReached: a limit is used up.
+            BadRequestError: there is no source or no model to ask, or a limit on cost and no price of the model.
+        """
+        source = self.source or _from_environment()
+        asked = model or self.model or source.model
+        if asked is None:
+            raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
+        if self.limits.cost is not None and asked not in self.prices:
+            raise BadRequestError(
+                f"The limit on cost cannot hold without a price of {asked!r}: give prices={{{asked!r}: (prompt, "
+                "completion)}, of a million tokens each"
+            )
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
+        degree = self.temperature if temperature is None else temperature
+        fields = {**(settings or {}), **({} if degree is None else {"temperature": degree})}
+        line, begun = BillLine(purpose, asked, cost=0.0 if asked in self.prices else None), time.monotonic()
+        used = _Requests()
+        try:
+            async with self._slot():
+                answered = await self._with_retries(source, asked, said, fields, used)
+            line.calls = 1
+            self._count_tokens(line, said, answered)
+        finally:
+            line.retries = max(0, used.made - 1)
+            line.failed_calls = int(used.made > 0 and not line.calls)
+            line.seconds = time.monotonic() - begun
+            with self._lock:
+                self._unbilled -= used.made
+                self.bill.add(line)
+            if bill is not None:
+                bill.add(line)
+        tokens = line.prompt_tokens, line.completion_tokens
+        return ChatReply(
+            answered.text, answered.model or asked, *tokens, line.cost, line.seconds, answered.finish_reason
+        )
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            slots = self._slots.setdefault(loop, asyncio.Semaphore(self.concurrency))
+        async with slots:
+            yield
+
+    async def _with_retries(
+        self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], used: _Requests
+    ) -> Answered:
+        while True:
+            if (pause := self._quiet_until - time.monotonic()) > 0:  # a server asked all of us to wait
+                await asyncio.sleep(min(pause, max(0.0, self.seconds_left())))
+            with self._lock:
+                self._check_limits()
+                self._unbilled += 1
+                self._began = self._began or time.monotonic()
+            used.made += 1
+            seconds = min(self.timeout_seconds, self.seconds_left())
+            try:
+                return await within(seconds, source.ask(model, messages, fields))
+            except TimeoutError:
+                self.check_limits()
+                fault = CallFault(f"{model or 'The callable'} gave no answer within {seconds:g} s", final=False)
+            except CallFault as error:
+                fault = error
+            if fault.final or used.made > self.retries:
+                times = "" if used.made == 1 else f" {used.made} times, the last time"
+                raise ChatError(f"The model was not asked with success{times}: {fault}") from fault
+            delay = backoff_delay(used.made, _FIRST_DELAY, _LONGEST_DELAY)
+            if fault.retry_after is not None:
+                if fault.retry_after > max(self.timeout_seconds, _LONGEST_DELAY):
+                    raise ChatError(f"The server asks to wait {fault.retry_after:g} s: {fault}") from fault
+                delay = fault.retry_after
+                self._quiet_until = max(self._quiet_until, time.monotonic() + delay)
+            logger.warning("a request to %s failed, the next one is made in %.1f s: %s", model, delay, fault)
+            await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
+
+    def _count_tokens(self, line: BillLine, said: list[dict[str, Any]], answered: Answered) -> None:
+        asked = sum(len(str(message.get("content") or "")) for message in said)
+        counts = (answered.prompt_tokens, asked), (answered.completion_tokens, len(answered.text))
+        line.prompt_tokens, line.completion_tokens = (
+            math.ceil(characters / _CHARACTERS_PER_TOKEN) if told is None else told for told, characters in counts
+        )
+        if line.model in self.prices:
+            prompt, completion = self.prices[line.model]
+            line.cost = (line.prompt_tokens * prompt + line.completion_tokens * completion) / 1e6
+
+    def check_source(self) -> None:
+        """Let pass what can be asked.
+
+        Raises:
+            BadRequestError: there is no source, and the environment names none.
+        """
+        if self.source is None:
+            _from_environment()
+
+
+class _Requests:
+    """How many requests a call has made."""
+
+    made = 0
+
+
+def _from_environment() -> Source:
+    base, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY") or secret("OPENAI_API_KEY")
+    if not (key or base):
+        raise BadRequestError(_NO_SOURCE)
+    return HttpSource(base or _OPENAI, key, None)
+
+
+def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, float]]:
+    checked = dict[str, tuple[float, float]]()
+    for model, price in (prices or {}).items():
+        try:
+            prompt, completion = map(float, price)
+        except (TypeError, ValueError):
+            prompt = completion = math.nan
+        if not (0 <= prompt < math.inf and 0 <= completion < math.inf):
+            raise BadRequestError(
+                f"prices[{model!r}] must be (prompt, completion), two numbers of 0 or more for a million tokens each; "
+                f"got {price!r}"
+            )
+        checked[model] = prompt, completion
+    return checked

@@ -1,0 +1,272 @@
+"""Who answers a chat: an OpenAI-compatible endpoint over HTTP, a client object of the user's, or any callable.
+
+Each source makes one request and returns an `Answered`, or raises a `CallFault` that says whether a further request
+may help. Retries, limits and the bill are `chat.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from agentlightning.errors import BadRequestError
+from agentlightning.terminal import cut
+from agentlightning.types import LLM, ProxyLLM
+from agentlightning.utils.backoff import retry_after_seconds
+from agentlightning.utils.masking import masked_text
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_REPLY_BYTES = 16 * 1024 * 1024
+"""Longest reply of a server."""
+_ERROR_CHARACTERS = 400
+"""Of what a server says of a failure."""
+_AGAIN = frozenset((408, 409, 425, 429))
+"""Statuses below 500 after which the same request may succeed."""
+_LOOPBACK = ("127.", "localhost", "::1")
+_UNREACHED = frozenset(("APIConnectionError", "APITimeoutError", "ClientError", "TransportError"))
+"""Classes of the OpenAI, LiteLLM, Anthropic, aiohttp and httpx packages for a server that gave no answer."""
+
+
+class CallFault(Exception):
+    """A request was not answered."""
+
+    def __init__(self, text: str, *, final: bool, retry_after: float | None = None) -> None:
+        super().__init__(masked_text(text))
+        self.final = final
+        """True if the same request cannot succeed."""
+        self.retry_after = retry_after
+        """Seconds that the server asks its clients to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of a request."""
+
+    text: str
+    model: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+class Source(Protocol):
+    """Makes one request."""
+
+    @property
+    def model(self) -> str | None:
+        """The one that is asked where a call names none."""
+        ...
+
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+        """Return the answer.
+
+        Raises:
+            CallFault: there is none.
+        """
+        ...
+
+
+def source_of(given: object) -> Source:
+    """Return the source that an `LLM`, a client object or a callable is.
+
+    Raises:
+        BadRequestError, TypeError: it is none of these; says what is.
+    """
+    if isinstance(given, LLM):
+        if isinstance(given, ProxyLLM):
+            raise BadRequestError(
+                "A ProxyLLM is reached under a URL of each attempt: give Chat the LLM of one, "
+                "llm_proxy.as_resource(rollout_id, attempt_id), or an agl.LLM of the model server"
+            )
+        return HttpSource(given.endpoint, given.api_key, given.model, dict(given.sampling_parameters))
+    create = getattr(getattr(getattr(given, "chat", None), "completions", None), "create", None)
+    if callable(create):
+        return ClientSource(_without_own_retries(given), create)
+    if callable(given) and not isinstance(given, type):
+        return CallableSource(cast("Callable[..., Any]", given))
+    raise TypeError(
+        "Chat takes None, an agl.LLM, a client with chat.completions.create (sync or async), or a callable "
+        f"(messages, **settings) that returns a text or an OpenAI-shaped reply; got {type(given).__name__}"
+    )
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HttpSource:
+    """An OpenAI-compatible endpoint. One connection per request: nothing is kept open, so any loop may ask."""
+
+    endpoint: str
+    api_key: str | None = field(repr=False)
+    model: str | None
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+        import aiohttp  # a web stack, for who asks
+
+        url = f"{self.endpoint.rstrip('/')}/chat/completions"
+        body = {**self.sampling, **settings, "model": model, "messages": messages}
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        is_local = (urlsplit(url).hostname or "").startswith(_LOOPBACK)
+        try:
+            async with (
+                aiohttp.ClientSession(trust_env=not is_local, timeout=aiohttp.ClientTimeout(total=None)) as session,
+                session.post(url, json=body, headers=headers, allow_redirects=False) as response,
+            ):
+                raw = await _read(response)
+                status, wait = response.status, response.headers.get("retry-after")
+        except (aiohttp.InvalidURL, UnicodeError) as error:
+            raise CallFault(f"{self.endpoint!r} is no address of a server: {error}", final=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            text = f"{self.endpoint} gave no whole answer: {type(error).__name__}: {error}"
+            raise CallFault(self._without_key(text), final=False) from error
+        try:
+            reply: Any = json.loads(raw)
+        except (ValueError, RecursionError):
+            reply = None
+        if status != 200:
+            said = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
+            raise _refused(status, f"{self.endpoint} answered {status}: {said}", reply, wait)
+        return _read_reply(reply, self.endpoint)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self.api_key, "[hidden]") if self.api_key else text
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    pieces, size = list[bytes](), 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > _REPLY_BYTES:
+            raise CallFault(f"The reply is longer than {_REPLY_BYTES} bytes", final=True)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _refused(status: int, text: str, reply: object, wait: str | None) -> CallFault:
+    """Return the fault of a status that is no success."""
+    can_help = status >= 500 or status in _AGAIN
+    if status == 429 and "insufficient_quota" in json.dumps(reply, default=str):  # OpenAI: the account is empty
+        can_help = False
+    return CallFault(cut(text, _ERROR_CHARACTERS), final=not can_help, retry_after=retry_after_seconds(wait))
+
+
+def _error_text(reply: object) -> str | None:
+    error = cast("dict[str, Any]", reply).get("error") if isinstance(reply, dict) else None
+    message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else None
+
+
+# --- clients and callables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientSource:
+    """A client object with `chat.completions.create`, as those of OpenAI, LiteLLM and many others."""
+
+    client: Any = field(repr=False)
+    given: Callable[..., Any] = field(repr=False)
+    model: str | None = None
+
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+        create = self.client.chat.completions.create
+        return await _called(create, "The client", model=model, messages=messages, **settings)
+
+
+@dataclass(frozen=True)
+class CallableSource:
+    """A function of the user's: `(messages, **settings)`, of which it is given what its signature takes."""
+
+    function: Callable[..., Any]
+    model: str | None = ""
+
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+        offered = {**settings, **({"model": model} if model else {})}
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # a builtin without a signature
+            return await _called(self.function, name, messages)
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        taken = {key: value for key, value in offered.items() if takes_all or key in parameters}
+        if "messages" in parameters:
+            return await _called(self.function, name, messages=messages, **taken)
+        return await _called(self.function, name, messages, **taken)
+
+
+async def _called(function: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Answered:
+    """Call a function, a plain one on a thread, which goes on alone if the caller is cancelled."""
+    try:
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            given = await function(*args, **settings)
+        else:
+            given = await asyncio.to_thread(function, *args, **settings)
+            given = await given if inspect.isawaitable(given) else given
+    except CallFault:
+        raise
+    except Exception as error:  # boundary: code of the user's and of clients
+        raise _fault_of(error, name) from error
+    if isinstance(given, str):
+        return Answered(given)
+    dump = getattr(given, "model_dump", None)
+    return _read_reply(dump() if callable(dump) else given, name)
+
+
+def _fault_of(error: Exception, name: str) -> CallFault:
+    """Return what an exception of a client means; one that is no failure of a server is final."""
+    status = getattr(error, "status_code", None) or getattr(error, "status", None)
+    text = cut(f"{name} failed: {type(error).__name__}: {error}", _ERROR_CHARACTERS)
+    if isinstance(status, int):
+        wait = _part(getattr(getattr(error, "response", None), "headers", None), "retry-after")
+        return _refused(status, text, str(error), wait if isinstance(wait, str) else None)
+    unreached = {cls.__name__ for cls in type(error).__mro__} & _UNREACHED
+    return CallFault(text, final=not (unreached or isinstance(error, (OSError, TimeoutError))))
+
+
+def _without_own_retries(client: object) -> object:
+    """Return OpenAI's client without its own retries: one level of the stack makes them."""
+    with_options = getattr(client, "with_options", None)
+    if type(client).__module__.partition(".")[0] == "openai" and callable(with_options):
+        return with_options(max_retries=0)
+    return client
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def _read_reply(reply: object, who: str) -> Answered:
+    """Return what an OpenAI-shaped reply says, a dict or an object with the same attributes.
+
+    Raises:
+        CallFault: it is none.
+    """
+    choices = _part(reply, "choices")
+    first = cast("Sequence[Any]", choices)[0] if isinstance(choices, (list, tuple)) and choices else None
+    message = _part(first, "message")
+    if message is None:
+        raise CallFault(f"{who} gave no chat completion: {cut(repr(reply), _ERROR_CHARACTERS)}", final=False)
+    usage, content, finish = _part(reply, "usage"), _part(message, "content"), _part(first, "finish_reason")
+    if isinstance(content, (list, tuple)):
+        content = "".join(str(_part(part, "text") or "") for part in cast("Sequence[Any]", content))
+    return Answered(
+        content if isinstance(content, str) else "",
+        *(value if isinstance(value := _part(reply, "model"), str) else None,),
+        *(_count(_part(usage, name)) for name in ("prompt_tokens", "completion_tokens")),
+        finish_reason=finish if isinstance(finish, str) else None,
+    )
+
+
+def _part(value: Any, name: str) -> Any:
+    return cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,42 @@
+"""The bill of model calls, and limits on their own."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import agentlightning as agl
+from agentlightning.chat.bill import BillLine
+
+
+def test_bills_are_merged_by_purpose_and_model() -> None:
+    one, two = agl.Bill(), agl.Bill()
+    one.add(BillLine("critique", "big", calls=2, retries=1, prompt_tokens=10, completion_tokens=5, cost=0.5))
+    two.add(BillLine("critique", "big", calls=1, failed_calls=1, prompt_tokens=1, completion_tokens=1, cost=0.25))
+    two.add(BillLine("edit", "small", calls=1, seconds=2.0))
+    both = one.merge(two)
+    assert [(line.purpose, line.model, line.calls) for line in both.lines] == [
+        ("critique", "big", 3),
+        ("edit", "small", 1),
+    ]
+    assert (both.calls, both.failed_calls, both.retries, both.requests, both.tokens) == (4, 1, 1, 6, 17)
+    assert (both.cost, both.seconds) == (0.75, 2.0)
+    assert str(both) == "4 calls, 1 failed, 1 retries, 11 + 6 tokens, cost 0.7500"
+    assert one.calls == 2, "what is merged stays as it was"
+
+
+def test_a_cost_that_nobody_knows_is_none() -> None:
+    bill = agl.Bill()
+    bill.add(BillLine("critique", "priced", cost=1.0), BillLine("critique", "other", cost=None))
+    assert bill.cost is None
+
+
+def test_a_bill_goes_through_json() -> None:
+    bill = agl.Bill()
+    bill.add(BillLine("critique", "m", calls=3, seconds=1.5, cost=None))
+    assert agl.Bill.from_json(json.loads(json.dumps(bill.as_json()))) == bill
+
+
+def test_a_reached_limit_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(agl.LimitReached("calls", 5, 5)))
+    assert (error.what, error.spent, error.bound) == ("calls", 5, 5)
