@@ -1,28 +1,34 @@
-"""The result of an evaluation: rewards and outcomes by task, the mean with its interval, and a paired comparison.
+"""The result of an evaluation: rewards and outcomes by task, figures with their intervals, and a paired comparison.
 
 A task's reward is the mean of its samples that earned one. A fault is not a low reward: a task none of whose samples
-earned anything has none, is left out of the mean, and is counted among the failures.
-
-Interval: Wilson's for one sample per task and rewards that are all 0 or 1, else Student's t over the tasks. Comparison:
-the exact sign test on the tasks that both sides have a reward of, which for rewards of 0 and 1 is McNemar's.
+earned anything has none, is left out of the mean, and is counted among the failures. Intervals and tests take tasks as
+what was drawn, not samples: those of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from typing_extensions import override
 
-from agentlightning.algorithm.evaluation.statistics import Verdict, mcnemar_exact, proportion, t_interval
+from agentlightning.algorithm.evaluation.betting import Stopping
+from agentlightning.algorithm.evaluation.intervals import Interval, IntervalMethod, interval_of
+from agentlightning.algorithm.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.algorithm.evaluation.sampling import PassAtK, Variance, pass_at_k, variance_components
+from agentlightning.algorithm.evaluation.statistics import check_share
+from agentlightning.algorithm.evaluation.table import Row, as_text, mean_row, table_of
+from agentlightning.algorithm.evaluation.tasks import tasks_of
+from agentlightning.errors import closest_name
 from agentlightning.field_help import explain_fields
-from agentlightning.terminal import one_line
 
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
+SUCCESS = 0.5
+"""A sample succeeds if its reward is above this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class EvaluatedRollout:
     """Of its latest attempt, from claim to end; 0 where nobody claimed it."""
     failure: str | None = None
     """The class of the exception, else the reason in a word; None if it earned a reward."""
+    dimensions: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a reward that has names, the primary one first."""
+    tokens: int | None = None
+    """Of the prompts and answers of its model calls; None where nobody recorded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +54,30 @@ class EvaluatedTask:
     """A task and its samples."""
 
     input: Any
+    """The task; its digest in a result that was read from a record."""
     rollouts: tuple[EvaluatedRollout, ...]
+    slices: tuple[str, ...] = ()
+    """The slices that it belongs to, such as `difficulty=hard`."""
+    digest: str = field(default="", compare=False)
+    """The same for equal tasks; the task cannot be read from it."""
 
     @property
     def reward(self) -> float | None:
         """Mean over the samples that earned something; None without any."""
-        earned = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+        earned = self.rewards
         return statistics.fmean(earned) if earned else None
 
+    @property
+    def rewards(self) -> list[float]:
+        """Of the samples that earned something."""
+        return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with its confidence interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class PairedComparison:
-    """Two evaluations of the same tasks, task by task."""
-
-    difference: Interval | None
-    """Of the rewards, the second minus the first; None without a pair. With one pair it is as wide as it can be."""
-    pairs: int
-    """Tasks that have a reward on both sides."""
-    unpaired: int
-    """Tasks that have none on at least one side."""
-    gained: int
-    lost: int
-    """Pairs whose reward is higher, and lower, in the second."""
-    p_value: float
-    """Chance of a split of gained and lost at least as uneven as this one if nothing had changed."""
-    verdict: Verdict
-    """Whether the second is `better` or `worse`."""
-
-    @override
-    def __str__(self) -> str:
-        changed = f"{self.gained} tasks gained, {self.lost} lost of {self.pairs} pairs ({self.unpaired} without)"
-        by = "" if self.difference is None else f", mean difference {_interval_text(self.difference)}"
-        return f"{self.verdict}: {changed}{by}, p = {self.p_value:.2g}"
+    def is_same(self, other: EvaluatedTask) -> bool:
+        """Return whether both are of one task."""
+        if self.input == other.input:
+            return True
+        mine, its = (task.digest or tasks_of([task.input])[0] for task in (self, other))
+        return mine == its
 
 
 @explain_fields
@@ -93,13 +86,15 @@ class EvaluationResult:
     """The result of `Trainer.evaluate`; prints as a table."""
 
     tasks: tuple[EvaluatedTask, ...] = ()
-    """In the order of the dataset."""
+    """In the order of the dataset; without those that were saved by stopping early."""
     seconds: float = 0.0
     """Of the whole evaluation."""
     run_id: str | None = None
     """The run that its rollouts belong to; None if it made none."""
     place: str = field(default="", compare=False)
     """Where its rollouts are kept."""
+    stopping: Stopping | None = None
+    """What the sequential test says; None without one."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -110,6 +105,11 @@ class EvaluationResult:
     def rollouts(self) -> list[EvaluatedRollout]:
         """Every sample of every task."""
         return [rollout for task in self.tasks for rollout in task.rollouts]
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of each task, the most of any; 0 without tasks."""
+        return max((len(task.rollouts) for task in self.tasks), default=0)
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -127,13 +127,20 @@ class EvaluationResult:
         earned = [reward for reward in self.rewards if reward is not None]
         return statistics.fmean(earned) if earned else None
 
-    def interval(self, confidence: float = 0.95) -> Interval | None:
+    def interval(
+        self, confidence: float = 0.95, *, method: IntervalMethod | None = None, seed: int = 0
+    ) -> Interval | None:
         """Return the mean reward with its confidence interval; None without a task that has a reward.
 
+        Without a `method`: Wilson's for rewards that are all 0 or 1, else Student's t over the tasks. `exact`
+        (Clopper-Pearson) and `bootstrap` (BCa, drawn with `seed`) are taken by name.
+
         Raises:
-            ValueError: `confidence` is not between 0 and 1.
+            ValueError: `confidence` is not between 0 and 1, or the method does not fit the rewards.
         """
-        return _interval([reward for reward in self.rewards if reward is not None], confidence)
+        check_share("confidence", confidence)
+        earned = [reward for reward in self.rewards if reward is not None]
+        return interval_of(earned, confidence=confidence, method=method, seed=seed)
 
     @property
     def durations(self) -> dict[str, float]:
@@ -144,28 +151,92 @@ class EvaluationResult:
         ninth = seconds[max(0, -(-9 * len(seconds) // 10) - 1)]
         return {"median": statistics.median(seconds), "p90": ninth, "longest": seconds[-1]}
 
-    def compare(self, other: EvaluationResult, *, significance: float = 0.05) -> PairedComparison:
+    # --- several samples, several rewards, parts -------------------------------------------------------------------
+
+    def pass_at(self, k: int, *, threshold: float = SUCCESS, confidence: float = 0.95) -> PassAtK:
+        """Return the chance that one of `k` samples of a task has a reward above `threshold`, estimated without bias.
+
+        A sample without a reward is no failure; a task with less than `k` others is left out and counted.
+
+        Raises:
+            ValueError: no task has `k` samples, or `k` or `confidence` is out of range.
+        """
+        check_share("confidence", confidence)
+        if not 1 <= k <= max(1, self.n_samples):
+            raise ValueError(
+                f"pass@{k} needs k between 1 and the {self.n_samples} samples of each task; "
+                f"give evaluate() n_samples={k}"
+            )
+        enough = [task.rewards for task in self.tasks if len(task.rewards) >= k]
+        found = [pass_at_k(len(earned), sum(reward > threshold for reward in earned), k) for earned in enough]
+        interval = interval_of(found, confidence=confidence)
+        return PassAtK(k, interval, len(enough), len(self.tasks) - len(enough), threshold)
+
+    @property
+    def variance(self) -> Variance | None:
+        """How much rewards vary between tasks and between samples of a task; None where no task has two samples."""
+        return variance_components([task.rewards for task in self.tasks])
+
+    @property
+    def dimensions(self) -> list[str]:
+        """Names of the dimensions of the rewards."""
+        return list(dict.fromkeys(name for rollout in self.rollouts for name in rollout.dimensions))
+
+    def dimension(self, name: str) -> EvaluationResult:
+        """Return the result with one dimension as the reward; its interval, slices and comparison are that one's.
+
+        Raises:
+            ValueError: no reward has it.
+        """
+        if name not in self.dimensions:
+            near = closest_name(name, self.dimensions)
+            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(self.dimensions) or 'none'}"
+            raise ValueError(f"no reward has a dimension {name!r}; {hint}")
+        return self._part(
+            replace(
+                task,
+                rollouts=tuple(replace(r, reward=r.dimensions.get(name), dimensions={}) for r in task.rollouts),
+            )
+            for task in self.tasks
+        )
+
+    def _part(self, tasks: Iterable[EvaluatedTask]) -> EvaluationResult:
+        """Return a part, about which the sequential test has no verdict; that there was one still counts."""
+        stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
+        return replace(self, tasks=tuple(tasks), stopping=stopping)
+
+    @property
+    def slices(self) -> dict[str, EvaluationResult]:
+        """The result of each slice, such as `difficulty=hard`, in the order of their names; empty without slices."""
+        parts: dict[str, list[EvaluatedTask]] = {}
+        for task in self.tasks:
+            for name in task.slices:
+                parts.setdefault(name, []).append(replace(task, slices=()))
+        return {name: self._part(parts[name]) for name in sorted(parts)}
+
+    # --- comparison --------------------------------------------------------------------------------------------------
+
+    def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
         """Return whether `other` is better than this one on the same tasks.
 
-        The verdict is `better` or `worse` only if the p-value is below `significance`.
+        The verdict is `better` or `worse` only if the p-value is below `significance`. The test is exact for rewards of
+        0 and 1 (McNemar) and for few tasks; for many graded rewards signs of differences are drawn with `seed`. Where
+        one of them might have been stopped early, the tasks that both have are compared, by the sequential test.
 
         Raises:
             ValueError: the tasks differ, or `significance` is not between 0 and 1.
         """
-        self._check_same_tasks(other)
-        if not 0.0 < significance < 1.0:
-            raise ValueError(f"significance={significance} must be between 0 and 1")
-        both = zip(self.rewards, other.rewards, strict=True)
-        changes = [after - before for before, after in both if before is not None and after is not None]
-        gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-        p_value = mcnemar_exact(gained, lost)
-        verdict: Verdict = "no evidence"
-        if p_value < significance:
-            verdict = "better" if gained > lost else "worse"
-        difference = Interval(*t_interval(changes)) if changes else None
-        return PairedComparison(
-            difference, len(changes), len(self.tasks) - len(changes), gained, lost, p_value, verdict
-        )
+        check_share("significance", significance)
+        ranged = sequential_range(self, other)
+        if ranged is None:
+            self._check_same_tasks(other)
+            mine, its = self.rewards, other.rewards
+        else:
+            pairs = shared_tasks(self, other)
+            if not pairs:
+                raise ValueError("a paired comparison needs the same tasks; the two have none in common")
+            mine, its = [early.reward for early, _ in pairs], [late.reward for _, late in pairs]
+        return compare_rewards(mine, its, significance=significance, seed=seed, stopped_in=ranged)
 
     def _check_same_tasks(self, other: EvaluationResult) -> None:
         if len(self.tasks) != len(other.tasks):
@@ -173,7 +244,7 @@ class EvaluationResult:
                 f"a paired comparison needs the same tasks: {len(self.tasks)} here, {len(other.tasks)} there"
             )
         for number, (mine, its) in enumerate(zip(self.tasks, other.tasks, strict=True)):
-            if mine.input != its.input:
+            if not mine.is_same(its):
                 raise ValueError(
                     f"a paired comparison needs the same tasks in the same order: task {number} is {mine.input!r} here "
                     f"and {its.input!r} there"
@@ -181,50 +252,52 @@ class EvaluationResult:
 
     @override
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=100, color_system=None)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get().rstrip("\n")
+        return as_text(self)
 
     def __rich__(self) -> Any:
         """Return the table that a rich console prints."""
-        from rich.table import Table
-        from rich.text import Text
+        return table_of(f"evaluation: {len(self.tasks)} tasks, {len(self.rollouts)} rollouts", self._rows())
 
-        title = f"evaluation: {len(self.tasks)} tasks, {len(self.rollouts)} rollouts"
-        table = Table(title=title, title_justify="left", show_header=False)
-        table.add_column("")
-        table.add_column("", justify="right")
-        table.add_column("")
-        found = self.interval()
-        counted = sum(reward is not None for reward in self.rewards)
-        if found is None:
-            table.add_row("mean reward", "-", "no task has a reward")
-        else:
-            spread = "" if counted < 2 else f"95 % interval {found.low:.3f} to {found.high:.3f}, "
-            table.add_row("mean reward", f"{found.mean:.3f}", f"{spread}{counted} of {len(self.tasks)} tasks")
-        for outcome, count in sorted(self.outcomes.items()):
-            table.add_row(Text(one_line(outcome)), str(count), "")
-        for failure, count in self.failures.items():
-            table.add_row("  failed", str(count), Text(one_line(failure)))
-        for name, seconds in self.durations.items():
-            table.add_row(f"{name} time", f"{seconds:.2f} s", "")
-        table.add_row(
-            "whole time", f"{self.seconds:.2f} s", Text(one_line(f"kept in {self.place}")) if self.place else ""
-        )
-        return table
+    def _rows(self) -> Iterator[Row]:
+        yield self._mean_row("mean reward")
+        for name in self.dimensions:
+            yield self.dimension(name)._mean_row(f"  {name}")
+        for name, part in self.slices.items():
+            yield part._mean_row(f"  {name}")
+        for k in sorted({1, self.n_samples} if self.n_samples > 1 else ()):
+            found = self.pass_at(k)
+            yield mean_row(f"pass@{k}", found.interval, found.tasks, len(self.tasks))
+        if (variance := self.variance) is not None:
+            within = f"within {variance.within**0.5:.3f}, of {self.n_samples} samples each"
+            yield "deviation between tasks", f"{variance.between**0.5:.3f}", within
+        if self.stopping is not None:
+            yield "sequential test", self.stopping.verdict, self.stopping.text()
+        yield from ((outcome, str(count), "") for outcome, count in sorted(self.outcomes.items()))
+        yield from (("  failed", str(count), failure) for failure, count in self.failures.items())
+        yield from ((f"{name} time", f"{seconds:.2f} s", "") for name, seconds in self.durations.items())
+        yield "whole time", f"{self.seconds:.2f} s", f"kept in {self.place}" if self.place else ""
+
+    def _mean_row(self, name: str) -> Row:
+        return mean_row(name, self.interval(), sum(reward is not None for reward in self.rewards), len(self.tasks))
 
 
-def _interval(rewards: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    if not rewards:
-        return None
-    if all(reward in (0.0, 1.0) for reward in rewards):
-        share = proportion([reward == 1.0 for reward in rewards], confidence=confidence)
-        return Interval(share.mean, share.low, share.high)
-    return Interval(*t_interval(rewards, confidence=confidence))
+def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
+    """Return the tasks that both have, in the order of the first; one that is there twice is two tasks."""
+    left: dict[str, list[EvaluatedTask]] = {}
+    for task in reversed(other.tasks):
+        left.setdefault(_digest(task), []).append(task)
+    found = ((task, left.get(_digest(task))) for task in one.tasks)
+    return [(task, same.pop()) for task, same in found if same]
 
 
-def _interval_text(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
+    """Return the range of rewards of those that a sequential test might have stopped; None if there is none.
+
+    A test of a fixed number of tasks is not valid for them, even if they ran all tasks.
+    """
+    ranges = [result.stopping.reward_range for result in results if result.stopping and not result.stopping.note]
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+
+
+def _digest(task: EvaluatedTask) -> str:
+    return task.digest or tasks_of([task.input])[0]

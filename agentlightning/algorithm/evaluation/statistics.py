@@ -1,8 +1,10 @@
-"""Statistics of evaluations: an exact paired comparison on the same tasks, and confidence intervals.
+"""Statistics of evaluations: an exact paired comparison on the same tasks, confidence intervals, several tests at once.
 
 Sources: the exact (conditional, two-sided binomial) form of McNemar, "Note on the sampling error of the difference
 between correlated proportions", Psychometrika 12 (1947) 153-157; the interval of Wilson, "Probable inference, the law
-of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927) 209-212.
+of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927) 209-212; that of Clopper and Pearson, "The use
+of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413; Holm, "A simple
+sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979) 65-70.
 """
 
 from __future__ import annotations
@@ -42,6 +44,16 @@ class Comparison:
     verdict: Verdict
 
 
+def check_share(name: str, value: float) -> None:
+    """Check a significance or confidence.
+
+    Raises:
+        ValueError: it is not between 0 and 1.
+    """
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name}={value} must be between 0 and 1")
+
+
 def compare(before: Sequence[bool], after: Sequence[bool], *, significance: float = 0.05) -> Comparison:
     """Return whether `after` succeeds on more tasks than `before`; the two are in the same order of tasks.
 
@@ -52,8 +64,7 @@ def compare(before: Sequence[bool], after: Sequence[bool], *, significance: floa
     """
     if len(before) != len(after):
         raise ValueError(f"a paired comparison needs the same tasks: {len(before)} before, {len(after)} after")
-    if not 0.0 < significance < 1.0:
-        raise ValueError(f"significance={significance} must be between 0 and 1")
+    check_share("significance", significance)
     gained = sum(1 for was, now in zip(before, after, strict=True) if now and not was)
     lost = sum(1 for was, now in zip(before, after, strict=True) if was and not now)
     p_value = mcnemar_exact(gained, lost)
@@ -89,14 +100,54 @@ def proportion(successes: Sequence[bool], *, confidence: float = 0.95) -> Propor
     count, hits = len(successes), sum(map(bool, successes))
     if count == 0:
         raise ValueError("a proportion needs at least one task")
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence={confidence} must be between 0 and 1")
+    check_share("confidence", confidence)
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     mean = hits / count
     shrink = 1.0 + z * z / count
     centre = (mean + z * z / (2 * count)) / shrink
     half = z / shrink * math.sqrt(mean * (1.0 - mean) / count + z * z / (4 * count * count))
     return Proportion(hits, count, mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def clopper_pearson(successes: Sequence[bool], *, confidence: float = 0.95) -> Proportion:
+    """Return the share of true values with its exact interval, which covers at least as often as it says.
+
+    Raises:
+        ValueError: there are no values, or `confidence` is not between 0 and 1.
+    """
+    count, hits = len(successes), sum(map(bool, successes))
+    if count == 0:
+        raise ValueError("a proportion needs at least one task")
+    check_share("confidence", confidence)
+    tail = (1.0 - confidence) / 2.0
+    low = 0.0 if hits == 0 else _share_with_tail(hits - 1, count, 1.0 - tail)
+    high = 1.0 if hits == count else _share_with_tail(hits, count, tail)
+    return Proportion(hits, count, hits / count, low, high)
+
+
+def _share_with_tail(hits: int, count: int, tail: float) -> float:
+    """Return the share of successes with which at most `hits` of `count` have the chance `tail`."""
+    ways = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(hits + 1)]
+    low, high = 0.0, 1.0
+    while high - low > 1e-10:
+        middle = (low + high) / 2.0
+        yes, no = math.log(middle), math.log1p(-middle)
+        chance = math.fsum(math.exp(way + k * yes + (count - k) * no) for k, way in enumerate(ways))
+        low, high = (middle, high) if chance > tail else (low, middle)
+    return (low + high) / 2.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values as they count among several tests (Holm's step-down), in the same order.
+
+    Those below a significance are found false by chance, even one of them, at most that often.
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = least
+    return adjusted
 
 
 def t_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -107,8 +158,7 @@ def t_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[fl
     """
     if not values:
         raise ValueError("a mean needs at least one value")
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence={confidence} must be between 0 and 1")
+    check_share("confidence", confidence)
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf

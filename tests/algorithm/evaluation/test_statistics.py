@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentlightning.algorithm.evaluation.statistics import compare, mcnemar_exact, proportion
+from agentlightning.algorithm.evaluation.statistics import clopper_pearson, compare, holm, mcnemar_exact, proportion
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,33 @@ def test_negative_counts_are_refused() -> None:
 def test_an_impossible_confidence_is_refused() -> None:
     with pytest.raises(ValueError, match="confidence"):
         proportion([True], confidence=1.0)
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "low", "high"),
+    [
+        (0, 5, 0.0, 0.5218237501),
+        (3, 7, 0.0989882784, 0.8159484324),
+        (8, 10, 0.4439045377, 0.9747892736),
+        (10, 10, 0.6915028922, 1.0),
+        (437, 1000, 0.4059815065, 0.4683904385),
+    ],
+)
+def test_the_exact_interval_is_that_of_scipy(hits: int, count: int, low: float, high: float) -> None:
+    """`scipy.stats.binomtest(hits, count).proportion_ci(method="exact")`."""
+    share = clopper_pearson([True] * hits + [False] * (count - hits))
+    assert (share.low, share.high) == (pytest.approx(low, abs=1e-8), pytest.approx(high, abs=1e-8))
+
+
+def test_p_values_of_several_tests_are_those_of_statsmodels() -> None:
+    """`statsmodels.stats.multitest.multipletests(..., method="holm")`."""
+    assert holm([0.01, 0.04, 0.03, 0.005, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.5])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), max_size=20))
+def test_holm_keeps_the_order_and_is_never_bolder_than_one_test_nor_more_timid_than_bonferroni(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert sorted(range(len(p)), key=p.__getitem__) == sorted(range(len(p)), key=lambda i: (adjusted[i], p[i], i))
+    assert all(one <= found <= min(1.0, len(p) * one) + 1e-12 for one, found in zip(p, adjusted, strict=True))

@@ -1,0 +1,101 @@
+"""What tells the tasks of evaluations apart, and the slices that they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from agentlightning.store.rules.values import to_json
+from agentlightning.terminal import cut
+from agentlightning.utils.masking import masked_text
+
+SliceBy: TypeAlias = "str | Callable[[Any], object]"
+"""A field of the task (`meta.difficulty` is nested), or a function of the task."""
+MISSING = "(missing)"
+"""The slice of the tasks that have no such field."""
+MOST_SLICES = 100
+"""So many of one field; more is a field that tells tasks apart and does not group them."""
+_DIGEST = 16
+_LABEL_CHARACTERS = 80
+
+
+def tasks_of(tasks: Iterable[object]) -> list[str]:
+    """Return a digest of each task: equal tasks have equal ones, and the task cannot be read from it."""
+    return [_digest(task) for task in tasks]
+
+
+def _digest(task: object) -> str:
+    text = json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+
+
+def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> list[tuple[str, ...]]:
+    """Return the slices of each task, such as `("difficulty=hard",)`: one for each field or function.
+
+    A task without the field, or for which a function gives None, is in a slice of its own.
+
+    Raises:
+        TypeError: `by` holds something that is neither a field nor a function.
+        ValueError: a field that no task has; a field with more than 100 values; no field at all; a name twice.
+    """
+    tasks = list(tasks)
+    if by is None:
+        return [()] * len(tasks)
+    fields = [by] if isinstance(by, str) or callable(by) else list(_checked(by))
+    if not fields:
+        raise ValueError("slices needs a field or a function; the list is empty")
+    names = [_name(field) for field in fields]
+    if len(set(names)) < len(names):
+        raise ValueError(f"slices has two of one name: {', '.join(names)}; give functions names of their own")
+    columns = [_labels(tasks, field, name) for field, name in zip(fields, names, strict=True)]
+    return list(zip(*columns, strict=True))
+
+
+def _checked(by: object) -> Sequence[SliceBy]:
+    if not isinstance(by, (list, tuple)):
+        raise TypeError(f"slices must be a field, a function or a list of them; got {type(by).__name__}")
+    return cast("Sequence[SliceBy]", by)
+
+
+def _name(field: object) -> str:
+    if isinstance(field, str) and field:
+        return field
+    if not callable(field):
+        raise TypeError(f"slices takes names of fields and functions; got {field!r}")
+    name = getattr(field, "__name__", "")
+    return "slice" if name in ("", "<lambda>") else name
+
+
+def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
+    values = [_field(task, field) if isinstance(field, str) else field(task) for task in tasks]
+    if isinstance(field, str) and tasks and all(value is None for value in values):
+        known = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
+        hint = f"; the first has {', '.join(known[:20])}" if known else ""
+        raise ValueError(f"slices={field!r}: no task has this field{hint}")
+    texts = [None if value is None else str(value) for value in values]
+    shown = {text: MISSING if text is None else cut(masked_text(text), _LABEL_CHARACTERS) for text in set(texts)}
+    labels = [f"{name}={shown[text]}" for text in texts]
+    if len(found := set(labels)) > MOST_SLICES:
+        raise ValueError(
+            f"slices={name!r} makes {len(found)} slices; {MOST_SLICES} at most. Give a function that groups its values"
+        )
+    return labels
+
+
+def _field(task: object, path: str) -> object:
+    """Return an entry or attribute of a task; a path of several names goes down, a whole key comes first."""
+    whole = _entry(task, path)
+    if whole is not None and not callable(whole):
+        return whole
+    found = task
+    for name in path.split("."):
+        found = _entry(found, name)
+    return None if callable(found) else found
+
+
+def _entry(holder: object, name: str) -> Any:
+    if isinstance(holder, Mapping):
+        return cast("Mapping[str, Any]", holder).get(name)
+    return None if name.startswith("_") else getattr(holder, name, None)

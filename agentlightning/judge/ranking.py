@@ -1,0 +1,154 @@
+"""`RankingReward`: the rewards of a group of answers to one task, by the rank that a model gives them.
+
+Source: a mean rank over several orders of the answers, so that a place in the list earns nothing, as in "Large Language
+Models are not Fair Evaluators" (arXiv:2305.17926, section 3.2); ties share their places (fractional ranking).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from agentlightning.chat.bill import Bill, Limits
+from agentlightning.errors import BadRequestError
+from agentlightning.field_help import explain_fields
+from agentlightning.judge.asking import NOTE, Question, all_of, ask_judge, marked, number_of
+from agentlightning.judge.judge import RUBRIC, chat_of
+
+MOST_ANSWERS = 32
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Answers to one task, ranked."""
+
+    rewards: tuple[float, ...]
+    """From 0 for the worst to 1 for the best, in the order of the answers; equal ones share their places."""
+    ties: int
+    """Pairs of answers with the same reward."""
+    position_bias: float
+    """Share of the pairs that were judged differently when the order of the answers was another; 0 to 1."""
+    bill: Bill
+    """What the judge used."""
+
+
+class RankingReward:
+    """Ranks answers to the same task: `await agl.RankingReward(model="gpt-5-mini").rank(task, answers)`.
+
+    Each question shows all answers; the second shows them in the opposite order, further ones in orders that are drawn.
+    An answer's reward is the mean of its places, from 0 to 1. Equal answers are shown once and earn the same.
+
+    Args:
+        source, model, rubric, temperature, concurrency, retries, timeout_seconds, limits, prices: as `JudgeReward`.
+        orders: in how many orders the answers are shown, two at least.
+
+    Raises:
+        BadRequestError, TypeError: an argument is out of its range; names it.
+    """
+
+    def __init__(
+        self,
+        source: object = None,
+        *,
+        model: str | None = None,
+        rubric: str = RUBRIC,
+        orders: int = 2,
+        temperature: float | None = None,
+        concurrency: int | None = None,
+        retries: int | None = None,
+        timeout_seconds: float | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        prices: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        if isinstance(orders, bool) or not isinstance(orders, int) or orders < 2:
+            raise BadRequestError(f"orders must be a whole number of 2 or more; got {orders!r}")
+        settings = {
+            "temperature": temperature,
+            "concurrency": concurrency,
+            "retries": retries,
+            "timeout_seconds": timeout_seconds,
+            "limits": limits,
+            "prices": prices,
+        }
+        self.chat = chat_of(source, model, settings)
+        self.rubric, self.orders = rubric, orders
+
+    @property
+    def bill(self) -> Bill:
+        """What its calls have used in this process."""
+        return self.chat.bill
+
+    def __repr__(self) -> str:
+        return f"RankingReward(model={self.chat.model!r}, orders={self.orders})"
+
+    async def rank(self, task: object, answers: Sequence[object]) -> Ranking:
+        """Return the ranking of answers.
+
+        Raises:
+            BadRequestError: there are fewer than two answers, or too many for one question.
+            JudgeError: a verdict cannot be read.
+            ChatError, LimitReached: the judge does not answer.
+        """
+        if not 2 <= len(answers) <= MOST_ANSWERS:
+            raise BadRequestError(f"A ranking needs 2 to {MOST_ANSWERS} answers; there are {len(answers)}")
+        shown = [marked("answer", answer) for answer in answers]
+        different = list(dict.fromkeys(shown))
+        bill = Bill()
+        if len(different) == 1:
+            return Ranking((0.5,) * len(answers), len(answers) * (len(answers) - 1) // 2, 0.0, bill)
+        orders = _orders(len(different), self.orders)
+        places = await all_of(*(self._places(task, different, order, bill) for order in orders))
+        top = len(different) - 1
+        mean = [sum(place[number] for place in places) / len(places) for number in range(len(different))]
+        worth = {text: 1.0 - mean[number] / top for number, text in enumerate(different)}
+        rewards = tuple(worth[text] for text in shown)
+        pairs = [(i, j) for i in range(len(different)) for j in range(i)]
+        torn = sum(len({_sign(place[i] - place[j]) for place in places}) > 1 for i, j in pairs)
+        ties = sum(rewards[i] == rewards[j] for i in range(len(rewards)) for j in range(i))
+        return Ranking(rewards, ties, torn / len(pairs), bill)
+
+    async def _places(self, task: object, answers: Sequence[str], order: Sequence[int], bill: Bill) -> list[float]:
+        """Return the place of each answer, 0 for the best, by one question that shows them in an order."""
+        system = (
+            f"You rank {len(answers)} answers to a task. {NOTE}\n\nWhat a good answer is:\n{self.rubric}\n\nTheir "
+            "order means nothing. Think it over in a few sentences. End with one JSON object: the numbers of the "
+            'answers, the best first, those that are equally good in one list: {"ranking": [[2], [1, 3]]}'
+        )
+        lines = [f"Answer {place}:\n{answers[number]}" for place, number in enumerate(order, start=1)]
+        question = Question(system, "\n".join(["The task:", marked("task", task), *lines]))
+
+        def read(verdict: Mapping[str, Any]) -> list[float]:
+            said = verdict["ranking"]
+            if not isinstance(said, list):
+                raise ValueError('"ranking" is no list')
+            levels = [_numbers(level) for level in cast("list[Any]", said)]
+            named = [number for level in levels for number in level]
+            if sorted(named) != list(range(1, len(answers) + 1)):
+                told = ", ".join(f"{number:g}" for number in named)
+                raise ValueError(f"the ranking names {told}, and not each number from 1 to {len(answers)} once")
+            found, before = [0.0] * len(answers), 0
+            for level in levels:
+                for number in level:
+                    found[order[int(number) - 1]] = before + (len(level) - 1) / 2
+                before += len(level)
+            return found
+
+        return await ask_judge(self.chat, question, read, purpose="ranking", bill=bill)
+
+
+def _orders(count: int, orders: int) -> list[list[int]]:
+    """Return an order of the answers, its opposite, and as many that are drawn as are left."""
+    first = list(range(count))
+    rng = random.Random(count)
+    return [first, first[::-1], *(rng.sample(first, count) for _ in range(orders - 2))]
+
+
+def _numbers(level: object) -> list[float]:
+    return [number_of(each) for each in cast("list[Any]", level if isinstance(level, list) else [level])]
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
