@@ -3,7 +3,6 @@
 from agentlightning.lazy import attach_stub
 
 _REMOVED: dict[str, str] = {
-    "APO": "Prompt optimisation is not part of this release; write it with @agl.algo, or train weights with agl.GRPO.",
     "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import statistics
+import math
 import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -15,7 +15,7 @@ from typing_extensions import override
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
-from agentlightning.algorithm.runs.compare import tasks_of
+from agentlightning.algorithm.evaluation.tasks import tasks_of
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
@@ -62,7 +62,7 @@ class BaselineResult:
     def mean_reward(self) -> float | None:
         """Mean over the rollouts that earned something; None without any."""
         earned = [reward for reward in self.rewards if reward is not None]
-        return statistics.fmean(earned) if earned else None
+        return math.fsum(earned) / len(earned) if earned else None
 
     def __str__(self) -> str:
         mean = "no reward" if self.mean_reward is None else f"mean reward {self.mean_reward:.3f}"
@@ -141,6 +141,7 @@ class Baseline(FastAlgorithm):
         limits = with_timeout(self.get_rollout_config(), self.timeout_seconds)
         result = BaselineResult()
         outcomes: Counter[str] = Counter()
+        ids: list[str] = []
         for _ in range(self.n_epochs):
             for start in range(0, len(tasks), self.max_queue_length):
                 requests = [
@@ -148,10 +149,11 @@ class Baseline(FastAlgorithm):
                     for task, mode in tasks[start : start + self.max_queue_length]
                 ]
                 rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds, late=self.late_rollouts)
+                ids += [rollout.rollout_id for rollout in rollouts[: len(requests)]]
                 for rollout in rollouts[: len(requests)]:
                     self._sum_up(await evidence(store, rollout, note=True), result, outcomes)
         result.outcomes = dict(outcomes)
-        data = {"rewards": result.rewards, "outcomes": result.outcomes, "seconds": result.seconds}
+        data = {"rewards": result.rewards, "outcomes": result.outcomes, "seconds": result.seconds, "rollout_ids": ids}
         names = tasks_of([task for _ in range(self.n_epochs) for task, _ in tasks])
         await self.get_run_log().evaluation(0, "baseline", {**data, "tasks": names}, value=result.mean_reward)
         logger.info("%s", result)

@@ -36,11 +36,14 @@ from agentlightning.algorithm.grpo.checkpoint.resume import (
 from agentlightning.algorithm.grpo.checkpoint.weights import load_policy
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
+from agentlightning.algorithm.grpo.group_rewards import GroupReward, check_group_reward, name_of_group_reward
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.learner.memory import check_memory
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.loop import GRPOResult, GRPORun
+from agentlightning.algorithm.grpo.loop import GRPORun
+from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
@@ -61,13 +64,20 @@ class GRPO(Algorithm):
     `GRPO(model="path", max_steps=20, batch_size=16, num_generations=8, ...)`; every setting, its meaning and its
     default are in `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
 
+    Args:
+        model: folder of the model.
+        group_reward: gives the rollouts of a task their rewards together, in the place of their own: an
+            `agl.RankingReward`, or a function `(task, answers) -> rewards`, where an answer is the messages of the
+            agent from its first reply on. Rollouts whose judge fails have no reward and are not trained.
+
     Raises:
-        TypeError: an unknown setting; names the nearest right one.
+        TypeError: an unknown setting, and the nearest right one; or `group_reward` is neither of these.
         BadRequestError: a value out of its range.
     """
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
+    def __init__(self, model: str | Path, *, group_reward: GroupReward | None = None, **settings: Any) -> None:
         self.settings: GRPOSettings = make_settings(model, settings)
+        self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
 
     @property
     @override
@@ -80,7 +90,8 @@ class GRPO(Algorithm):
 
     @override
     def recorded_settings(self) -> dict[str, object]:
-        return self.settings.as_json()
+        judged = {} if self.group_reward is None else {"group_reward": name_of_group_reward(self.group_reward)}
+        return {**self.settings.as_json(), **judged}
 
     @override
     def check_rollout_config(self, config: RolloutConfig) -> None:
@@ -137,30 +148,29 @@ class GRPO(Algorithm):
             proxy = await self._serve(engine, stack, policy.weight_version)
             progress = make_progress(self.settings.progress)
             stack.callback(progress.close)
-            run = GRPORun(
+            parts = RunParts(
                 settings=settings,
                 store=store,
                 policy=policy,
                 engine=engine,
                 proxy=proxy,
                 adapter=adapter,
-                folder=folder,
                 progress=progress,
                 resume=resume,
-                keeper=CheckpointKeeper(
-                    folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
-                    policy=policy,
-                    log=log,
-                    run_facts=facts,
-                    every=settings.save_steps,
-                    saved=resume.steps,
-                ),
-                tasks=tasks,
-                held_out=held_out,
-                guard=DriftGuard(self.settings.max_drift, _decoder(policy.tokenizer)),
                 recorder=RunRecorder(log, policy, settings.record_tokens, has_held_out=bool(held_out)),
+                guard=DriftGuard(settings.max_drift, _decoder(policy.tokenizer)),
                 rollout_config=self.get_rollout_config(),
+                group_reward=self.group_reward,
             )
+            keeper = CheckpointKeeper(
+                folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
+                policy=policy,
+                log=log,
+                run_facts=facts,
+                every=settings.save_steps,
+                saved=resume.steps,
+            )
+            run = GRPORun(parts=parts, folder=folder, keeper=keeper, tasks=tasks, held_out=held_out)
             result = await run.train()
         result.late_calls = await run.late_calls()
         return result

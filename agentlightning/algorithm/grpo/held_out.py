@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from agentlightning.algorithm.collect import collect, evidence
+from agentlightning.algorithm.grpo.checkpoint.resume import metadata_of
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.result import Evaluation
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
-
-RIGHT = 0.5
-"""A task counts as solved when its reward is above this."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one evaluation, in the order of the tasks."""
-
-    step: int
-    """Updates that the weights had seen."""
-    sampling: str
-    """`sampled` (at the temperature of training) or `greedy`."""
-    rewards: list[float | None]
-    """None where the rollout failed or earned nothing."""
-    rollout_ids: list[str]
-    seconds: float
-
-    @property
-    def solved(self) -> list[bool]:
-        """Whether each task was solved; a failed rollout solved nothing."""
-        return [reward is not None and reward > RIGHT for reward in self.rewards]
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the tasks that were solved."""
-        return sum(self.solved) / len(self.rewards) if self.rewards else 0.0
-
-    @property
-    def failed(self) -> int:
-        """Rollouts without a reward."""
-        return sum(reward is None for reward in self.rewards)
 
 
 async def evaluate_tasks(
@@ -70,3 +40,47 @@ async def evaluate_tasks(
     rewards = [(await evidence(store, rollout)).reward for rollout in rollouts]
     ids = [rollout.rollout_id for rollout in rollouts]
     return Evaluation(step, sampling, rewards, ids, time.monotonic() - began)
+
+
+class HeldOut:
+    """Measures the policy on the held-out tasks during a run. Belongs to the loop."""
+
+    def __init__(self, parts: RunParts, tasks: list[object]) -> None:
+        self._parts = parts
+        self._tasks = tasks
+
+    def is_due(self, step: int) -> bool:
+        """Return whether something is to be measured after a step."""
+        every, last = self._parts.settings.eval_steps, step == self._parts.settings.max_steps
+        return bool(self._tasks) and (last or bool(every and step % every == 0))
+
+    async def measure(self, step: int, *, greedy: bool) -> list[Evaluation]:
+        """Run the tasks at the training temperature and, if wanted, greedily; record and return what was found, the
+        former first; nothing without any task."""
+        if not self._tasks:
+            return []
+        parts = self._parts
+        found = [await self._measure_one(step, "sampled", parts.settings.temperature)]
+        if greedy:
+            found.append(await self._measure_one(step, "greedy", 0.0))
+        for evaluation in found:
+            await parts.recorder.evaluation(step, evaluation, self._tasks)
+        shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
+        parts.note(f"held-out after {parts.policy.weight_version} updates: {shares}")
+        return found
+
+    async def _measure_one(self, step: int, sampling: str, temperature: float) -> Evaluation:
+        parts = self._parts
+        resources_id = await parts.publish(sampling, temperature)
+        what = f"held-out tasks, {sampling}"
+        return await evaluate_tasks(
+            parts.store,
+            self._tasks,
+            step=parts.policy.weight_version,
+            sampling=sampling,
+            resources_id=resources_id,
+            config=parts.limits(),
+            timeout_seconds=parts.settings.step_timeout_seconds,
+            place={**metadata_of(step, 0, 0, parts.resume.take_of(step)), "sampling": sampling},
+            on_done=lambda done: parts.progress.rollouts(done, len(self._tasks), what),
+        )

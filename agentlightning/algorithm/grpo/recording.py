@@ -7,12 +7,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from agentlightning.algorithm.grpo.held_out import Evaluation
+from agentlightning.algorithm.evaluation.tasks import tasks_of
+from agentlightning.algorithm.grpo.result import Evaluation
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.grpo.settings import RecordTokens
 from agentlightning.algorithm.ledger.ledger import Ledger
 from agentlightning.algorithm.progress import StepFigures
-from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.algorithm.runs.ledger_record import LedgerRow, entries_of, row_of
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.vocabulary import vocabulary_id, vocabulary_of

@@ -39,6 +39,8 @@ class StepRows:
     advantages: list[float] = field(default_factory=list[float])
     rewards: list[float] = field(default_factory=list[float])
     """Of every rollout with a usable reward, trained or not."""
+    kept_rewards: list[float] = field(default_factory=list[float])
+    """Of those whose group was not replaced by another one."""
     seams: dict[str, int] = field(default_factory=dict[str, int])
     idle_tokens: int = 0
     """Trainable tokens of the rows that were left out because their group teaches nothing."""
@@ -66,8 +68,8 @@ class StepRows:
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the rollouts with a usable reward; None without any."""
-        return math.fsum(self.rewards) / len(self.rewards) if self.rewards else None
+        """Mean over the rollouts with a usable reward, groups left out that others replaced; None without any."""
+        return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
 
     def enter(self, ledger: Ledger, *, trained: bool) -> None:
         """Enter what became of the rows: they were trained, or the update did not take place."""
@@ -120,8 +122,11 @@ def choose_rows(
     usable = _usable(scored, settings)
     own, of = [record for record, _ in usable], [group for _, group in usable]
     reasons = _teach_nothing(own, of, settings)
-    earned = [record.reward for record, _ in scored if record.reward is not None]
-    rows = StepRows(rewards=earned, seams=_seams(records), records=list(records), groups=list(groups))
+    earned = [(record.reward, group) for record, group in scored if record.reward is not None]
+    rewards, kept = [reward for reward, _ in earned], [reward for reward, group in earned if group not in replaced]
+    rows = StepRows(
+        rewards=rewards, kept_rewards=kept, seams=_seams(records), records=list(records), groups=list(groups)
+    )
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
         cut = settings.mask_truncated_completions and _was_cut(record)

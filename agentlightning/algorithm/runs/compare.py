@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
-from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.algorithm.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.algorithm.evaluation.records import result_of
+from agentlightning.algorithm.evaluation.result import EvaluationResult, sequential_range, shared_tasks
+from agentlightning.algorithm.evaluation.tasks import tasks_of as tasks_of
+from agentlightning.algorithm.promotion.pairing import RecordedEvaluation, same_tasks
+from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
-from agentlightning.store.rules.values import to_json
 from agentlightning.types.runs import Run, RunRecord
-
-_DIGEST = 16
-
-
-def tasks_of(tasks: Iterable[object]) -> list[str]:
-    """Return a digest of each task: equal tasks have equal ones, and the task cannot be read from it."""
-    return [_digest(task) for task in tasks]
-
-
-def _digest(task: object) -> str:
-    text = json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
 @explain_fields
@@ -39,7 +29,10 @@ class RunComparison:
     )
     """Numbers of the steps, by their dotted names: (step, first, second)."""
     evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """The last evaluation of each name that both have: values, and what the paired test on the same tasks says."""
+    """The last evaluation of each name that both have: values, and what the paired test on the same tasks says. Where
+    none can be paired, the two that share most tasks."""
+    why_no_evaluation: str = ""
+    """Why nothing was compared task by task; empty if something was."""
 
 
 def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: Sequence[RunRecord]) -> RunComparison:
@@ -48,7 +41,16 @@ def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: 
     theirs = {**flat(second.config or {}), **flat({"versions": second.versions or {}})}
     names = sorted(mine.keys() | theirs.keys())
     differing = {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
-    return RunComparison(differing, _figures(records, others), _evaluations(records, others))
+    found = _evaluations(records, others)
+    why = ""
+    if not any("verdict" in line for line in found):
+        try:
+            pair = same_tasks(records, others, runs=(first.run_id, second.run_id))
+        except BadRequestError as error:
+            why = str(error)
+        else:  # of two names, or of tasks that are the same in part
+            found.append(_of_pair(*pair))
+    return RunComparison(differing, _figures(records, others), found, why)
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -100,29 +102,39 @@ def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> l
             "steps": (mine.step, theirs.step),
             "values": (mine.data.get("value"), theirs.data.get("value")),
         }
-        results = [_result_of(side.data) for side in (mine, theirs)]
-        if results[0] is None or results[1] is None:
+        try:
+            before, after = result_of(mine.data), result_of(theirs.data)
+        except ValueError as error:
+            line["why_not_paired"] = str(error)
+            found.append(line)
+            continue
+        if before is None or after is None:
             line["why_not_paired"] = "the records hold no rewards by task"
         else:
             try:
-                paired = results[0].compare(results[1])
+                paired = before.compare(after)
             except ValueError:
                 line["why_not_paired"] = "the tasks differ"
             else:
-                line |= {"verdict": paired.verdict, "p_value": paired.p_value, "pairs": paired.pairs}
-                line |= {"gained": paired.gained, "lost": paired.lost, "text": str(paired)}
+                line |= _told(paired)
         found.append(line)
     return found
 
 
-def _result_of(data: Mapping[str, Any]) -> EvaluationResult | None:
-    rewards, tasks = data.get("rewards"), data.get("tasks")
-    if not isinstance(rewards, list) or not isinstance(tasks, list) or len(rewards) != len(tasks):  # pyright: ignore[reportUnknownArgumentType] -- JSON data
-        return None
-    pairs = zip(cast("list[str]", tasks), cast("list[float | None]", rewards), strict=True)
-    return EvaluationResult(
-        tuple(EvaluatedTask(task, (EvaluatedRollout("", "scored", reward, 0.0),)) for task, reward in pairs)
-    )
+def _of_pair(mine: RecordedEvaluation, theirs: RecordedEvaluation) -> dict[str, Any]:
+    pairs = shared_tasks(mine.result, theirs.result)
+    sides = [EvaluationResult(tuple(side)) for side in zip(*pairs, strict=True)]
+    ranged = sequential_range(mine.result, theirs.result)
+    paired = compare_rewards(sides[0].rewards, sides[1].rewards, stopped_in=ranged)
+    names = mine.name if mine.name == theirs.name else f"{mine.name} and {theirs.name}"
+    line = {"name": names, "steps": (mine.step, theirs.step), "shared_tasks": len(pairs)}
+    values = sides[0].mean_reward, sides[1].mean_reward
+    return {**line, "values": values, **_told(paired)}
+
+
+def _told(paired: PairedComparison) -> dict[str, Any]:
+    names = ("verdict", "p_value", "pairs", "gained", "lost", "method")
+    return {**{name: getattr(paired, name) for name in names}, "text": str(paired)}
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -211,7 +211,7 @@ class RunLog:
         try:
             try:
                 yield
-            except BaseException:
+            except BaseException:  # whatever ended the body, what it recorded is stored first
                 with contextlib.suppress(Exception):  # that of the body goes on
                     await within(_LAST_SECONDS, self.flush())
                 raise

@@ -78,7 +78,7 @@ class CheckpointFolder:
             if place.exists():
                 os.rename(place, self.path / f"{_REPLACED}{step}")
             os.rename(unfinished, place)
-        except BaseException:
+        except BaseException:  # whatever ended it, nothing unfinished is left
             self.tidy()
             raise
         _flush_folder(self.path)

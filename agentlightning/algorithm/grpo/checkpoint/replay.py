@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.checkpoint.begin import read_run_file
+from agentlightning.algorithm.grpo.checkpoint.begin import RUN_FILE, read_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME
 from agentlightning.algorithm.grpo.checkpoint.weights import digest_of, fingerprint_of, load_policy
@@ -58,8 +58,8 @@ class _Rows:
     trainer_logprobs: list[Sequence[float]]
 
 
-async def replay(store: LightningStore, run_id: str, step: int) -> Replay:
-    """Take a step of a run again.
+async def replay(store: LightningStore, run_id: str, step: int, folder: Path | None = None) -> Replay:
+    """Take a step of a run again. `folder`: where the run's folder is, if it was moved.
 
     Raises:
         NotFoundError: no such run, or no such step of it.
@@ -71,9 +71,12 @@ async def replay(store: LightningStore, run_id: str, step: int) -> Replay:
         last = await log.latest("step")
         known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
         raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
-    folder = Path(begun.data["folder"])
+    folder = folder or Path(begun.data["folder"])
     if read_run_file(folder, run_id) is None:
-        raise GoneError(f"The folder of run {run_id!r}, {str(folder)!r}, is not on this machine")
+        raise GoneError(
+            f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
+            "moved, say where it is: agl replay --folder"
+        )
     settings = GRPOSettings(**begun.data["settings"])
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
     if (checkpoint is None or settings.lora or settings.needs_reference) and (

@@ -25,6 +25,7 @@ from agentlightning.algorithm.grpo.checkpoint.metrics_file import read_lines, wr
 from agentlightning.algorithm.ledger.record import ExclusionReason
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.run_folder import held_folder
+from agentlightning.algorithm.utils import pages_of
 from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.types import Rollout
@@ -202,10 +203,11 @@ async def _old_rollouts(store: LightningStore, found: Resumption) -> list[Rollou
     """Return the training rollouts of the steps after the checkpoint that an earlier start has made."""
     takes = {found.state.get(_OPEN), *(line.get(_OPEN) for line in found.recorded.values()), found.take}
     old: list[Rollout] = []
-    for rollout in await store.query_rollouts(sort_by="start_time", limit=-1):
-        about = rollout.metadata or {}
-        if rollout.mode == "train" and about.get("step", 0) > found.steps and about.get(_OPEN) in takes:
-            old.append(rollout)
+    async for page in pages_of(store, sort_order="desc"):
+        steps = [(r, r.metadata or {}) for r in page if r.mode == "train"]
+        old += [r for r, about in steps if about.get("step", 0) > found.steps and about.get(_OPEN) in takes]
+        if any(0 < about.get("step", 0) <= found.steps for _, about in steps):
+            break  # what was made before a step of the checkpoint is in the checkpoint, or was undone
     return old
 
 

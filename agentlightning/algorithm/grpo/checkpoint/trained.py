@@ -76,4 +76,13 @@ async def trained_by(store: LightningStore, run_id: str) -> Trained:
     record = await RunLog(store, run_id).latest("checkpoint")
     if record is None:
         raise NotFoundError(f"The store knows no checkpoint of a run {run_id!r}; agl runs list shows its runs")
-    return trained_in(record.data["path"])
+    return _trained_by(run_id, Path(record.data["path"]))
+
+
+def _trained_by(run_id: str, path: Path) -> Trained:
+    if not path.is_dir():
+        raise BadRequestError(
+            f"The newest checkpoint of run {run_id!r} was written to {str(path)!r}, where no folder is now. If it was "
+            "moved, give its folder, or that of the run, in place of the run's id"
+        )
+    return trained_in(path)

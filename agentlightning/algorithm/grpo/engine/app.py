@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
 from agentlightning.algorithm.grpo.engine.service import ChatService
 from agentlightning.errors import BusyError, TooLargeError
 from agentlightning.llm_proxy.dialects import CHAT

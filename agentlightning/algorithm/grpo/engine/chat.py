@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
-from agentlightning.algorithm.grpo.engine.tool_calls import Reply, messages_for_template, parse_reply, syntax_of
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.tool_calls import Reply, messages_for_template, parse_reply, syntax_of
 
 _RESERVED: Final = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"} - {"kwargs"}
 """Names that are not the template's own."""
@@ -75,10 +75,10 @@ class ChatFormat:
         whole = self.text(token_ids)
         return self.read(whole) if with_tools else Reply(content=whole)
 
-    def read(self, text: str, *, constrained: bool = False) -> Reply:
-        """Return what a text says and which tools it calls, in the syntax of the chat template; under a grammar calls
-        are always in that of Hermes."""
-        return parse_reply(text, "hermes" if constrained else syntax_of(str(self._tokenizer.chat_template)))
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]] = (), *, constrained: bool = False) -> Reply:
+        """Return what a text says and which of the tools it calls, in the syntax of the chat template; under a grammar
+        calls are always in that of Hermes."""
+        return parse_reply(text, "hermes" if constrained else syntax_of(str(self._tokenizer.chat_template)), tools)
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""

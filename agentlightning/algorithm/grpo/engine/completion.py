@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.engine.adjustments import Adjustments
-    from agentlightning.algorithm.grpo.engine.grammar import GrammarState
-    from agentlightning.algorithm.grpo.engine.stopping import DecodeText, StopRule
+    from agentlightning.algorithm.grpo.engine.request.adjustments import Adjustments
+    from agentlightning.algorithm.grpo.engine.request.grammar import GrammarState
+    from agentlightning.algorithm.grpo.engine.request.stopping import DecodeText, StopRule
 
 FinishReason = Literal["stop", "length"]
 

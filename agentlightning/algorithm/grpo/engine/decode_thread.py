@@ -16,9 +16,9 @@ import torch
 
 from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import Decoder
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.stopping import DecodeText
 from agentlightning.algorithm.grpo.engine.separate import SeparateDecoder
-from agentlightning.algorithm.grpo.engine.stopping import DecodeText
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner.policy import Policy

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.forward import forward_of
-from agentlightning.algorithm.grpo.engine.grammar import GrammarError
-from agentlightning.algorithm.grpo.engine.stopping import DecodeText
+from agentlightning.algorithm.grpo.engine.forward import SHARED_TOKENS, forward_of
+from agentlightning.algorithm.grpo.engine.request.grammar import GrammarError
+from agentlightning.algorithm.grpo.engine.request.stopping import DecodeText
 
 PREFILL_TOKENS: Final = 16_384  # padded prompt tokens of one forward, a bound on memory
 
@@ -43,7 +43,7 @@ class Decoder:
 
         Prompts stand in the cache padded on the right. One that several completions share is read once.
         """
-        for chunk in _chunks(completions):
+        for chunk in _chunks(completions, SHARED_TOKENS if self._forward.shares_prefixes else None):
             device = self._model.device
             numbers: dict[int, int] = {}
             rows = [numbers.setdefault(id(c.prompt_ids), len(numbers)) for c in chunk]  # (P,) which prompt is whose
@@ -161,17 +161,33 @@ def _reshape(logits: Tensor, completion: Completion) -> None:
         completion.adjustments.reshape(logits, completion.prompt_ids, completion.token_ids)
 
 
-def _chunks(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
+def _chunks(completions: Sequence[Completion], fewest_shared: int | None) -> Iterator[list[Completion]]:
+    """Yield what is read together; apart where a common beginning of more tokens than that would be lost by it."""
     chunk: list[Completion] = []
-    longest = 0
-    for completion in completions:
+    longest = shared = 0  # tokens of the longest prompt, and tokens that all of the chunk begin with
+    waiting = list(completions)
+    if fewest_shared is not None:
+        waiting.sort(key=lambda completion: list(completion.prompt_ids))
+    for completion, after in zip(waiting, [*waiting[1:], None], strict=False):
         longest = max(longest, len(completion.prompt_ids))
-        if chunk and longest * (len(chunk) + 1) > PREFILL_TOKENS:
+        left = min(shared, _common(chunk[0], completion)) if chunk and fewest_shared is not None else 0
+        lost = 0
+        if chunk and fewest_shared is not None:
+            ahead = _common(completion, after) if after is not None else 0
+            lost = max((len(chunk) - 1) * (shared - left), ahead - left)
+        if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > (fewest_shared or 0)):
             yield chunk
             chunk, longest = [], len(completion.prompt_ids)
+        shared = left if chunk else len(completion.prompt_ids)
         chunk.append(completion)
     if chunk:
         yield chunk
+
+
+def _common(one: Completion, other: Completion) -> int:
+    """Return how many tokens both prompts begin with."""
+    pairs = zip(one.prompt_ids, other.prompt_ids, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt_ids), len(other.prompt_ids)))
 
 
 def _no_text(token_ids: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from agentlightning.algorithm.grpo.engine.app import make_app
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat
 from agentlightning.algorithm.grpo.engine.decode_thread import DecodeLoop, EngineStats
-from agentlightning.algorithm.grpo.engine.grammar import Grammars
+from agentlightning.algorithm.grpo.engine.request.grammar import Grammars
 from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceOf, PlaceSeeds
 from agentlightning.algorithm.grpo.engine.service import CallRecord, ChatService
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _STATIC_ROPE: Final = ("default", "linear", "llama3")  # whose angles depend on the position alone
 _MOST_POSITIONS: Final = 32_768
+SHARED_TOKENS: Final = 32
+"""A common beginning of fewer tokens is not worth a forward of its own."""
+FULL: Final = "full_attention"
 _TOLERANCE: Final = 1e-4
 
 
@@ -50,6 +53,11 @@ class Forward(Protocol):
         """The keys and values."""
         ...
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if prompts with a common beginning are read faster in one call."""
+        ...
+
 
 class ModelForward:
     """The model's own forward."""
@@ -57,12 +65,32 @@ class ModelForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.rows = RowCache(model.config)
+        self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [FULL]) == {FULL}
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         kept, place = last.unique(return_inverse=True)  # (U,) whose logits are wanted, (R,) which is whose
-        self.rows.prepare_prompts(first_row)
-        output = self._model(input_ids=tokens, past_key_values=self.rows, use_cache=True, logits_to_keep=kept)
+        count, length = tokens.shape
+        start, rest = self._read_prefix(tokens, last, first_row), dict[str, Tensor]()
+        if start:
+            position = torch.arange(start, length, device=tokens.device)  # (T - start,)
+            visible = torch.arange(length, device=tokens.device) <= position[:, None]  # (T - start, T)
+            rest = {"position_ids": position[None], "attention_mask": visible.expand(count, 1, -1, -1)}
+        self.rows.prepare_prompts(first_row, start)
+        output = self._model(
+            input_ids=tokens[:, start:], past_key_values=self.rows, use_cache=True, logits_to_keep=kept - start, **rest
+        )
         return output.logits[torch.arange(len(place), device=place.device), place]  # of (R, U, V), many times as large
+
+    def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
+        """Read what all prompts begin with once, into the rows of all; return how many tokens that is, 0 for few."""
+        same = (tokens == tokens[0]).all(dim=0).long().cumprod(dim=0)  # (T,)
+        shared = min(int(same.sum()), int(last.min()))  # of each prompt at least the last token is left
+        if not self.shares_prefixes or len(tokens) == 1 or shared < SHARED_TOKENS:
+            return 0
+        self.rows.prepare_prompts(first_row)
+        self._model(input_ids=tokens[:1, :shared], past_key_values=self.rows, use_cache=True, logits_to_keep=1)
+        self.rows.spread_rows(first_row, [0] * len(tokens))
+        return shared
 
     def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
         visible = torch.arange(width, device=lengths.device) <= lengths[:, None]  # (B, width): itself and all before it
@@ -83,6 +111,8 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 class LlamaForward:
     """The forward of `LlamaForCausalLM` without its modules; differs from theirs in the last bits of floating point."""
+
+    shares_prefixes = False
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         body, config = cast("Any", model.model), model.config

@@ -36,10 +36,10 @@ class RowCache(Cache):
         self._row_layers = [_RowLayer() for _ in range(config.num_hidden_layers)]
         super().__init__(layers=[*self._row_layers])
 
-    def prepare_prompts(self, first_row: int) -> None:
-        """Let the next forward write prompts, from position 0 on, to the rows from `first_row` on."""
+    def prepare_prompts(self, first_row: int, start: int = 0) -> None:
+        """Let the next forward write prompts, from position `start` on, to the rows from `first_row` on."""
         for layer in self._row_layers:
-            layer.prepare(slice(first_row, None), None, 0)
+            layer.prepare(slice(first_row, None), None, start)
 
     def prepare_tokens(self, lengths: Tensor, width: int) -> None:
         """Let the next forward append one token to each of the first B rows.
@@ -131,11 +131,12 @@ class _RowLayer(CacheLayerMixin):
         """Write (b, heads, t, width) and return what the queries may look at."""
         if self._lengths is None:
             assert isinstance(self._rows, slice)
-            first, count, length = self._rows.start, key_states.shape[0], key_states.shape[2]
-            self._reserve(key_states, first + count, length)
-            self.keys[first : first + count, :, :length] = key_states
-            self.values[first : first + count, :, :length] = value_states
-            return key_states, value_states
+            start, end = self._width, self._width + key_states.shape[2]
+            rows = slice(self._rows.start, self._rows.start + key_states.shape[0])
+            self._reserve(key_states, rows.stop, end)
+            self.keys[rows, :, start:end] = key_states
+            self.values[rows, :, start:end] = value_states
+            return (self.keys[rows, :, :end], self.values[rows, :, :end]) if start else (key_states, value_states)
         count = len(self._lengths)
         self._reserve(key_states, count, self._width)
         self.keys[self._rows, :, self._lengths] = key_states[:, :, 0]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import Decoder
-from agentlightning.algorithm.grpo.engine.stopping import DecodeText
+from agentlightning.algorithm.grpo.engine.request.stopping import DecodeText
 
 
 class SeparateDecoder:

@@ -20,15 +20,15 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
-from agentlightning.algorithm.grpo.engine.adjustments import Adjustments
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
 from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.grammar import Grammars
-from agentlightning.algorithm.grpo.engine.request import ChatRequest, SamplingFields, parse_request
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.adjustments import Adjustments
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.grammar import Grammars
+from agentlightning.algorithm.grpo.engine.request.request import ChatRequest, SamplingFields, parse_request
+from agentlightning.algorithm.grpo.engine.request.stopping import StopRule
+from agentlightning.algorithm.grpo.engine.request.tool_calls import CALL_CLOSING, CALL_OPENING, Reply
 from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceSeeds, hash_of
-from agentlightning.algorithm.grpo.engine.stopping import StopRule
-from agentlightning.algorithm.grpo.engine.tool_calls import CALL_CLOSING, CALL_OPENING, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,8 @@ class ChatService:
     def _choice(self, request: ChatRequest, completion: Completion, index: int) -> dict[str, object]:
         text = self._text(completion)
         constrained = completion.grammar is not None
-        reply = self._format.read(text, constrained=constrained) if request.tools is not None else Reply(content=text)
+        tools = request.tools
+        reply = Reply(content=text) if tools is None else self._format.read(text, tools, constrained=constrained)
         if request.one_call:  # where a call has no closing tag of its own, several may have come before the end
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None

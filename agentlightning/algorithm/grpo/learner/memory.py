@@ -67,7 +67,11 @@ def explain(parts: list[Part], free: int, device: str) -> str:
 
 
 def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> list[Part]:
-    """Return the summands of what a run holds at once at its peak, none of them 0."""
+    """Return the summands of what a run holds at once at its peak, none of them 0.
+
+    Engine and update take turns: of what each holds in its turn alone, the larger is counted. The engine's keys and
+    values stay allocated during an update.
+    """
     model, adapted = _without_numbers(settings)
     config = model.config.get_text_config()
     learned = [weight for weight in (adapted or model).parameters() if weight.requires_grad]
@@ -86,23 +90,28 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
     activations = _activation_bytes(adapted or model, tokens, checkpointing=settings.gradient_checkpointing)
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
-    parts = [
+    kept = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the weights that learn", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
-        Part("gradients", 4 * count, adapters),
         Part("state of AdamW, two numbers a weight", 8 * count, adapters),
         Part("the reference, a copy of the weights", weights if keeps_reference and not adapted else 0, adapters),
-        Part(f"activations of {tokens:,} tokens in one forward", activations, checkpointing + fewer),
-        Part(f"logits of {tokens:,} tokens", _LOGIT_COPIES * 4 * tokens * config.vocab_size, fewer),
         Part(
             f"keys and values of {calls} calls of {row:,} tokens",
             calls * row * of_call,
             f"a smaller engine_batch, or {shorter}",
         ),
+    ]
+    update = [
+        Part("gradients", 4 * count, adapters),
+        Part(f"activations of {tokens:,} tokens in one forward", activations, checkpointing + fewer),
+        Part(f"logits of {tokens:,} tokens", _LOGIT_COPIES * 4 * tokens * config.vocab_size, fewer),
+    ]
+    engine = [
         Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, "a smaller engine_batch"),
     ]
-    return [part for part in parts if part.bytes]
+    turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
+    return [part for part in (*kept, *turn) if part.bytes]
 
 
 def row_tokens(settings: GRPOSettings, context: int) -> int:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from agentlightning.algorithm import utils
 from agentlightning.algorithm.grpo.checkpoint.begin import write_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import EnqueueRolloutRequest
 
 _SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}
 _NOW: dict[str, Any] = {"run_id": "r", "settings": _SETTINGS, "model_files": "", "tasks": [], "held_out": []}
@@ -92,3 +94,32 @@ async def test_an_old_rollout_that_ends_while_it_is_cancelled_stays_as_it_ended(
     ended = await read(begun.rollout_id)
     assert ended is not None
     assert ended.status == "succeeded"
+
+
+async def test_only_the_rollouts_after_the_checkpoint_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "PAGE", 4)
+    store = InMemoryLightningStore()
+    await store.start_run("r")
+    for step in (1, 2, 3, 4, 5):
+        await store.enqueue_many_rollouts(
+            [
+                EnqueueRolloutRequest(
+                    input="t", mode="train", run_id="r", metadata={"step": step, "task": n, "sample": 0}
+                )
+                for n in range(6)
+            ]
+        )
+    pages: list[int] = []
+    query = store.query_rollouts
+
+    async def counted(**filters: Any) -> Any:
+        page = await query(**filters)
+        if "sort_by" in filters:
+            pages.append(len(page))
+        return page
+
+    monkeypatch.setattr(store, "query_rollouts", counted)
+    resumption = await found_in(store, folder)
+    places = sorted((about["step"], about["task"]) for about in (r.metadata or {} for r in resumption._old))
+    assert places == [(step, task) for step in (4, 5) for task in range(6)]
+    assert pages == [4, 4, 4, 4]  # of the 30; the last one holds rollouts of the checkpoint's step

@@ -10,6 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo.checkpoint.replay import replay
+from agentlightning.algorithm.grpo.checkpoint.trained import trained_in
 from agentlightning.cli import main
 from agentlightning.errors import GoneError
 from tests.algorithm.grpo.checkpoint.test_resume import run
@@ -51,6 +52,26 @@ def test_the_command_says_what_it_found(played: Path, capsys: pytest.CaptureFixt
     assert main(["replay", "nobody", "--step", "1", "--store", str(played / "store.db")]) == 2
 
 
+def test_a_run_whose_folder_was_moved_is_found_where_it_is(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, moved = ["--store", str(played / "store.db")], tmp_path / "elsewhere"
+    (played / "run").rename(moved)
+    try:
+        assert main(["replay", "named", "--step", "5", "--folder", str(moved), *store]) == 0
+        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in capsys.readouterr().out
+        assert main(["replay", "named", "--step", "5", *store]) != 0
+        said = capsys.readouterr().err
+        assert f"is not at '{played / 'run'}'" in said
+        assert "--folder" in said
+        assert main(["serve", "named", *store]) == 2
+        said = capsys.readouterr().err
+        assert f"'{played / 'run'}/checkpoints/checkpoint-5', where no folder is now" in said
+        assert trained_in(moved).path == moved / "checkpoints" / "checkpoint-5"
+    finally:
+        moved.rename(played / "run")
+
+
 def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(untrained_model, tmp_path, agl.SQLiteLightningStore(tmp_path / "store.db"), max_steps=2, save_steps=1)
 
@@ -78,5 +99,5 @@ def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_mod
     with pytest.raises(GoneError, match="0 are recorded with their tokens: train with record_tokens='all'"):
         ask(tmp_path, 1)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(GoneError, match="is not on this machine"):
+    with pytest.raises(GoneError, match="is not at"):
         ask(tmp_path, 1)

@@ -13,7 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder, read_checkpoint
-from agentlightning.algorithm.grpo.loop import GRPORun
+from agentlightning.algorithm.grpo.collection import RolloutCollection
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, calls_of, metrics_of, rollouts_of, two_turns
 
@@ -52,15 +52,15 @@ def curve(result: Any) -> list[dict[str, Any]]:
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
     """Let the run end in a step, before its update."""
-    sample = GRPORun._sample
+    collect = RolloutCollection.collect
 
-    async def sampled(self: GRPORun, number: int, *rest: Any) -> Any:
-        found = await sample(self, number, *rest)
+    async def sampled(self: RolloutCollection, number: int, *rest: Any) -> Any:
+        found = await collect(self, number, *rest)
         if number == step:
             raise error
         return found
 
-    monkeypatch.setattr(GRPORun, "_sample", sampled)
+    monkeypatch.setattr(RolloutCollection, "collect", sampled)
 
 
 @pytest.mark.heavy

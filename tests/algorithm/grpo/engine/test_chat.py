@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
-from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.tool_calls import parse_reply
 from agentlightning.algorithm.grpo.learner.policy import Policy
 
 

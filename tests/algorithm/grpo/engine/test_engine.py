@@ -16,7 +16,7 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
+from agentlightning.algorithm.grpo.engine.request.tool_calls import parse_reply
 from agentlightning.algorithm.grpo.learner.batch import make_batch
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.calculator import TOOLS

@@ -16,7 +16,7 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import samples_from_calls
 from agentlightning.adapter.rows.seams import describe
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
-from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply, syntax_of
+from agentlightning.algorithm.grpo.engine.request.tool_calls import parse_reply, syntax_of
 from tests.adapter.span_maker import spoken_call
 from tests.algorithm.grpo.engine.family_tokenizers import END, tokenizer_of
 
@@ -163,6 +163,33 @@ def test_the_syntax_is_that_of_the_template() -> None:
 def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
     reply = parse_reply(text, syntax)
     assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "123", "123"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": ["string", "integer"]}, "123", 123),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"type": "number"}, "12", 12),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "integer"}, "about 12", "about 12"),
+        ({"description": "of any type"}, "123", 123),
+        ("no schema", "123", 123),
+    ],
+)
+def test_a_value_in_a_tag_is_of_the_type_that_the_tools_schema_gives_it(schema: Any, text: str, value: object) -> None:
+    chat = Talk("qwen3_coder", "small").format
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"word": schema}}}}
+    said = f"<tool_call>\n<function=find>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    [call] = chat.read(said, [tool]).tool_calls
+    assert json.loads(call.arguments) == {"word": value}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
 from agentlightning.algorithm.grpo.engine.seeds import ArrivalSeeds, PlaceSeeds
 
 _PLACES = {"ro/1": "step 1, task 0, sample 0", "ro-2": "step 1, task 0, sample 1"}
@@ -44,6 +44,18 @@ async def test_calls_side_by_side_draw_apart_and_one_that_broke_off_is_asked_aga
         raise asyncio.CancelledError
     with seeds.draw("ro-2/a", place, [1]) as again:
         assert again == third not in (first, second)
+
+
+async def test_a_call_that_is_made_again_after_its_reply_was_lost_draws_what_it_drew() -> None:
+    seeds = PlaceSeeds(7, place_of)
+    [first] = await seeds_of(seeds, "ro-2/a/call-1", [1])
+    [second] = await seeds_of(seeds, "ro-2/a/call-2", [1])
+    assert await seeds_of(seeds, "ro-2/a/call-1", [1]) == [first] != [second]
+    place = await seeds.place("ro-2/a/call-3")
+    with seeds.draw("ro-2/a/call-3", place, [1]) as again:
+        with pytest.raises(asyncio.CancelledError), seeds.draw("ro-2/a/call-3", place, [1]) as broken:
+            raise asyncio.CancelledError
+        assert (again == broken, await seeds_of(seeds, "ro-2/a/call-4", [1]) == [again]) == (True, False)
 
 
 @pytest.mark.parametrize(("attempt", "told"), [(None, "past the gateway"), ("ro-9/a", "'ro-9'")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import generate
 from agentlightning.algorithm.grpo.engine.separate import SeparateDecoder
@@ -16,6 +18,7 @@ def found(made: list[Completion]) -> list[object]:
     return [(one.token_ids, one.logprobs, one.likeliest, one.finish_reason) for one in made]
 
 
+@pytest.mark.heavy
 def test_company_changes_no_bit(policy: Policy) -> None:
     alone: list[object] = []
     for number in range(24):

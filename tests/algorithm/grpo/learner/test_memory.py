@@ -66,7 +66,20 @@ def test_no_more_calls_are_counted_than_a_step_has_rollouts(model_folder: Path) 
     plain = settings(model_folder)
     few = settings(model_folder, batch_size=1, num_generations=2)
     assert part(plain, "keys and values of 64 calls") == 32 * part(few, "keys and values of 2 calls")
-    assert part(plain, "logits of 64 calls") == 32 * part(few, "logits of 2 calls")
+
+
+def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) -> None:
+    def parts(**others: Any) -> dict[str, int]:
+        return {one.what: one.bytes for one in needed_memory(settings(model_folder, max_model_length=8, **others))}
+
+    small = parts(max_tokens_per_forward=8, engine_batch=8, batch_size=4, num_generations=2)
+    assert "gradients" in small
+    assert "logits of 8 calls" not in small
+    many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
+    assert "logits of 8192 calls" in many
+    assert not {"gradients", "logits of 8 tokens"} & many.keys()
+    kept = ("weights, float32", "state of AdamW, two numbers a weight")
+    assert [many[name] for name in kept] == [small[name] for name in kept]
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_sum_and_what_to_change(model_folder: Path) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from agentlightning.algorithm.grpo.engine.constraint import Constraint
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError, flag, integer, number, typed
-from agentlightning.algorithm.grpo.engine.tool_choice import constraint_of, tools_of
+from agentlightning.algorithm.grpo.engine.request.constraint import Constraint
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError, flag, integer, number, typed
+from agentlightning.algorithm.grpo.engine.request.tool_choice import constraint_of, tools_of
 from agentlightning.errors import did_you_mean
 
 __all__ = ["ChatRequest", "RequestError", "SamplingFields", "parse_request"]

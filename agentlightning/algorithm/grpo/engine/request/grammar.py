@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from agentlightning.algorithm.grpo.engine.constraint import Constraint
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.constraint import Constraint
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 COMPILE_SECONDS: Final = 10.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentlightning.algorithm.grpo.engine.tool_calls import CALL_CLOSING, CALL_OPENING
+from agentlightning.algorithm.grpo.engine.request.tool_calls import CALL_CLOSING, CALL_OPENING
 
 _SPELLING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from agentlightning.algorithm.grpo.engine.constraint import Constraint, JsonShape
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.constraint import Constraint, JsonShape
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
 
 Tool = dict[str, Any]
 

@@ -10,10 +10,10 @@ import openai
 import pytest
 import torch
 
-from agentlightning.algorithm.grpo.engine.adjustments import Adjustments
 from agentlightning.algorithm.grpo.engine.completion import Completion
 from agentlightning.algorithm.grpo.engine.decoder import draw
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.request.adjustments import Adjustments
 from tests.algorithm.grpo.engine.clients import ask, logprobs, tokens
 
 LOGITS = torch.tensor([3.0, 2.0, 1.0, 0.5, -1.0, -2.0])

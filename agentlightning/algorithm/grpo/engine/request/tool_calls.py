@@ -4,8 +4,8 @@ The syntax is the one that the model's chat template writes (`syntax_of`), named
 
 - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of times, after free text (Hermes,
   Qwen 2.5 and 3, the demo); a list of such objects in one pair of tags is SmolLM's form.
-- `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`, values that are
-  JSON being read as such.
+- `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`. A value is of
+  the type that the tool's schema gives: a text stays one, `123` too; without a type it is read as JSON if it is one.
 - `llama3_json`: a reply that is nothing but `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not,
   or several of them parted by `;`. Plain JSON with `arguments`, or a list, is read as well.
 
@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 Syntax = Literal["hermes", "qwen3_coder", "llama3_json"]
@@ -29,6 +30,17 @@ _PYTHON_TAG: Final = "<|python_tag|>"
 _FUNCTION: Final = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _CALL: Final = re.compile(f"{CALL_OPENING}(.*?){CALL_CLOSING}", re.DOTALL)
+
+_TYPES: Final[dict[type, set[str]]] = {
+    str: set(),  # with quotes of its own: the text is that with the quotes
+    int: {"integer", "number"},
+    float: {"number"},
+    bool: {"boolean"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+}
+"""The names in JSON schema of what JSON is read as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +66,14 @@ def syntax_of(template: str) -> Syntax:
     return "llama3_json" if CALL_OPENING not in template and '"parameters"' in template else "hermes"
 
 
-def parse_reply(text: str, syntax: Syntax = "hermes") -> Reply:
-    """Return text and tool calls of a completion; all of it is text if any call in it is malformed."""
+def parse_reply(text: str, syntax: Syntax = "hermes", tools: Iterable[Mapping[str, Any]] = ()) -> Reply:
+    """Return text and tool calls of a completion; all of it is text if any call in it is malformed. `tools` are those
+    that were offered, whose schemas say of which type a value without quotes is."""
     try:
         if syntax == "llama3_json":
             calls = _calls_in(text.strip().removeprefix(_PYTHON_TAG), tagged=False)
             return Reply(None, tuple(calls)) if calls else Reply(content=text)
-        read = _calls_in if syntax == "hermes" else _calls_in_tags
+        read = _calls_in if syntax == "hermes" else partial(_calls_in_tags, schemas=_parameters_of(tools))
         calls = [call for body in _CALL.findall(text) for call in read(body)]
     except (ValueError, RecursionError):
         return Reply(content=text)
@@ -94,25 +107,51 @@ def _call_of(value: object, tagged: bool) -> ToolCall:
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def _calls_in_tags(text: str) -> list[ToolCall]:
+def _parameters_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
+    """Return the schemas of each tool's parameters."""
+    functions = [_fields(tool.get("function")) for tool in tools]
+    return {str(each.get("name")): _fields(_fields(each.get("parameters")).get("properties")) for each in functions}
+
+
+def _calls_in_tags(text: str, schemas: Mapping[str, Mapping[str, object]]) -> list[ToolCall]:
     function = _FUNCTION.fullmatch(text.strip())
     if function is None:
         raise ValueError("a call is one <function=...>")
-    arguments = {key: _value(value) for key, value in _PARAMETER.findall(function[2])}
+    types = {key: _types_of(schema) for key, schema in schemas.get(function[1], {}).items()}
+    arguments = {key: _value(value, types.get(key, set())) for key, value in _PARAMETER.findall(function[2])}
     if _PARAMETER.sub("", function[2]).strip():
         raise ValueError("a function holds parameters alone")
     return [ToolCall(function[1], json.dumps(arguments, ensure_ascii=False))]
 
 
-def _value(text: str) -> object:
+def _types_of(schema: object) -> set[str]:
+    """Return the JSON types that a schema allows; none if it does not say."""
+    fields = _fields(schema)
+    given = fields.get("type")
+    types = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
+    for name in ("anyOf", "oneOf"):
+        branches = fields.get(name)
+        types.update(*(_types_of(branch) for branch in (branches if isinstance(branches, list) else [])))
+    return types
+
+
+def _value(text: str, types: set[str]) -> object:
+    """Return the value that stands in a tag; `types` are those that it may have, none if all."""
+    if types == {"string"}:
+        return text
     try:
-        return json.loads(text, parse_constant=_no_json)
+        value = json.loads(text, parse_constant=_no_json)
     except ValueError:
         return text
+    return text if "string" in types and _TYPES[type(value)].isdisjoint(types) else value
 
 
 def _no_json(word: str) -> object:
     raise ValueError(f"{word} is no JSON")
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

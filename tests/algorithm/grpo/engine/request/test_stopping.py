@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.engine.stopping import StopRule
+from agentlightning.algorithm.grpo.engine.request.stopping import StopRule
 from tests.algorithm.grpo.engine.byte_policy import byte_tokenizer
 from tests.algorithm.grpo.engine.clients import ask, client_of, content, logprobs, stream, tokens
 

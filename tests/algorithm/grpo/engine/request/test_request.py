@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.grpo.engine.request import parse_request
-from agentlightning.algorithm.grpo.engine.request_fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.fields import RequestError
+from agentlightning.algorithm.grpo.engine.request.request import parse_request
 
 PLAIN: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.engine import grammar
 from agentlightning.algorithm.grpo.engine.chat import ChatFormat
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.engine.tool_calls import parse_reply
+from agentlightning.algorithm.grpo.engine.request import grammar
+from agentlightning.algorithm.grpo.engine.request.tool_calls import parse_reply
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.calculator import TOOLS
 from tests.algorithm.grpo.engine.clients import HI, ask, client_of, content, logprobs, stream, tokens

@@ -1,0 +1,158 @@
+"""The rollouts of a training step: they are run, read, replaced where they teach nothing, and made into rows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from agentlightning.algorithm.collect import Evidence, collect, evidence
+from agentlightning.algorithm.grpo.checkpoint.resume import metadata_of
+from agentlightning.algorithm.grpo.endings import Endings
+from agentlightning.algorithm.grpo.group_rewards import with_group_rewards
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.rows import (
+    LateCalls,
+    StepRows,
+    choose_rows,
+    groups_of_equal_rewards,
+    read_records,
+    why_failed,
+)
+from agentlightning.algorithm.ledger.ledger import Ledger, RolloutRecord
+from agentlightning.types import EnqueueRolloutRequest, Rollout
+
+
+class RolloutCollection:
+    """Collects the rollouts of each step. Belongs to the loop.
+
+    Attributes:
+        endings: what became of all rollouts of the run.
+        late: the calls that may end after their step.
+    """
+
+    def __init__(self, parts: RunParts, tasks: list[object]) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self.endings = Endings()
+        self.late = LateCalls()
+
+    async def collect(
+        self, step: int, tasks: Sequence[object], resources_id: str, ledger: Ledger
+    ) -> tuple[list[Rollout], StepRows]:
+        """Run the tasks, and others in place of those whose rewards are all equal; choose the rows to train on."""
+        settings = self._parts.settings
+        rollouts: list[Rollout] = []
+        found: list[Evidence] = []
+        records: list[RolloutRecord] = []
+        groups: list[int] = []
+        replaced: set[int] = set()
+        seen = list(tasks)
+        in_hand = 0
+        for batch in range(1, settings.max_num_gen_batches + 1):
+            first = len(seen) - len(tasks)
+            ended = await self._run_tasks(step, tasks, resources_id, first=first)
+            in_hand = max(in_hand, self._parts.proxy.stats()["in_hand"])
+            read = [await evidence(self._parts.store, rollout, note=True) for rollout in ended]
+            wanted = len(tasks) * settings.num_generations  # those that were enqueued once more come after these
+            numbers = [first + i // settings.num_generations if i < wanted else -1 for i in range(len(ended))]
+            if (group_reward := self._parts.group_reward) is not None:
+                read = await with_group_rewards(group_reward, read, numbers, self._tell_not_judged)
+                self._look_at(read)
+            rollouts += ended
+            found += read
+            train_refused = settings.refused_calls == "train"
+            records += read_records(
+                read, self._parts.adapter, decode=self._parts.guard.decode, train_refused=train_refused
+            )
+            groups += numbers
+            if batch == settings.max_num_gen_batches:
+                break
+            equal = [g for g in groups_of_equal_rewards(records, groups, settings) if g not in replaced]
+            tasks = self._other_tasks(seen, len(equal), f"{settings.seed} {step} {batch}")
+            if not tasks:
+                break
+            replaced.update(equal[: len(tasks)])
+            seen += tasks
+            self._parts.note(f"step {step}: {len(tasks)} groups of equal rewards are replaced by others")
+        kl = await self._divergences(records) if settings.use_kl_in_reward else None
+        rows = choose_rows(records, groups, ledger, settings, replaced=replaced, kl=kl)
+        self._watch(ledger.step, found, rows, in_hand)
+        return rollouts, rows
+
+    def _tell_not_judged(self, text: str) -> None:
+        self._parts.alarm(text, "not_judged")
+
+    async def _run_tasks(self, step: int, tasks: Sequence[object], resources_id: str, *, first: int) -> list[Rollout]:
+        """Run a group of rollouts for each task; `first` is the number of the first task within the step."""
+        settings = self._parts.settings
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=resources_id,
+                config=self._parts.limits(),
+                metadata=metadata_of(step, number, sample, self._parts.resume.take_of(step)),
+            )
+            for number, task in enumerate(tasks, start=first)
+            for sample in range(settings.num_generations)
+        ]
+        what = f"step {step}"
+        return await collect(
+            self._parts.store,
+            requests,
+            timeout_seconds=settings.step_timeout_seconds,
+            on_done=lambda done: self._parts.progress.rollouts(done, len(requests), what),
+            on_ended=None if self._parts.guard.has_looked or self._parts.group_reward else self._look_at_first,
+            late=settings.late_rollouts,
+        )
+
+    def _other_tasks(self, seen: Sequence[object], count: int, seed: str) -> list[object]:
+        """Return up to `count` tasks that the step has not seen, always the same ones for a seed."""
+        known = {id(task) for task in seen}
+        others = [task for task in self._tasks if id(task) not in known] if count else []
+        return random.Random(seed).sample(others, min(count, len(others)))
+
+    async def _divergences(self, records: Sequence[RolloutRecord]) -> dict[str, float]:
+        """Return the divergence of each rollout from the reference, in nats."""
+        parts, settings = self._parts, self._parts.settings
+        samples = [sample for record in records for sample in record.samples]
+        if not samples:
+            return {}
+
+        def compute() -> list[float]:
+            with parts.engine.swap(settings.step_timeout_seconds):
+                return parts.policy.divergences(samples, loss=settings, temperature=settings.temperature)
+
+        found: dict[str, float] = {}
+        for sample, value in zip(samples, await asyncio.to_thread(compute), strict=True):
+            found[sample.rollout_id] = found.get(sample.rollout_id, 0.0) + value
+        return found
+
+    def _watch(self, step: int, found: Sequence[Evidence], rows: StepRows, in_hand: int) -> None:
+        """Let the watchers of the run see what became of a step's rollouts."""
+        self.endings.add(found, rows)
+        self.late.expect(found, in_hand=in_hand)
+        self._parts.guard.count_drift(rows.records)
+        if (report := self._parts.guard.untrainable(rows.records)) is not None:
+            self._parts.alarm(f"step {step}: {report}", "untrainable")
+        if (report := self._parts.guard.refusals(rows.records)) is not None:
+            self._parts.alarm(f"step {step}: {report}", "refused_calls")
+        if not rows.rewards:
+            self._report_failure(step, found)
+
+    async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
+        """Look at the first rollout with a reward as soon as it is there."""
+        for rollout in ended:
+            if self._parts.guard.has_looked:
+                return
+            self._look_at([await evidence(self._parts.store, rollout)])
+
+    def _look_at(self, found: Sequence[Evidence]) -> None:
+        for one in found:
+            if (report := self._parts.guard.first_look(one)) is not None:
+                self._parts.alarm(report, "first_rollout")
+
+    def _report_failure(self, step: int, found: Sequence[Evidence]) -> None:
+        text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"
+        self._parts.alarm(text, "no_reward")

@@ -1,0 +1,155 @@
+"""Rewards that are given to the rollouts of one task together, such as by a judge that ranks them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.algorithm.collect import Evidence
+from agentlightning.emitter.reward import reward_attributes
+from agentlightning.emitter.reward_values import as_reward
+from agentlightning.errors import BadRequestError, ServiceError
+from agentlightning.judge.asking import all_of
+from agentlightning.judge.ranking import MOST_ANSWERS, RankingReward
+from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.types import Span
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Ranker(Protocol):
+    """Ranks answers, as `agl.RankingReward` does."""
+
+    def rank(self, task: object, answers: Sequence[object]) -> Awaitable[Any]:
+        """Return a value whose `rewards` are those of the answers, in their order."""
+        ...
+
+
+GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
+"""A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
+run. An answer is what the agent said and was told after its first prompt, as chat messages."""
+_AT_ONCE = 8
+"""Groups that are judged at the same time."""
+
+
+def check_group_reward(given: object, size: int) -> GroupReward | None:
+    """Return it; `size` is that of a group.
+
+    Raises:
+        TypeError: it is neither a ranker nor a function.
+        BadRequestError: it cannot rank so many answers.
+    """
+    if isinstance(given, RankingReward) and size > MOST_ANSWERS:
+        raise BadRequestError(f"num_generations={size}: a judge ranks {MOST_ANSWERS} answers of a task at most")
+    if given is None or isinstance(given, Ranker) or callable(given):
+        return cast("GroupReward | None", given)
+    raise TypeError(
+        f"group_reward must be an agl.RankingReward or a function (task, answers) -> rewards; got {given!r}"
+    )
+
+
+def name_of_group_reward(given: GroupReward) -> str:
+    """Return how a run records it: the same in every process, and without what it was made with."""
+    if isinstance(given, RankingReward):
+        return repr(given)
+    named: Any = given if hasattr(given, "__qualname__") else type(given)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+async def with_group_rewards(
+    given: GroupReward, found: Sequence[Evidence], groups: Sequence[int], note: Callable[[str], None]
+) -> list[Evidence]:
+    """Return rollouts with the rewards that were given to their groups, in the place of their own.
+
+    Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
+    no reward, rather than a low one, and `note` is told once. Nor have those without a group, whose number is -1.
+    """
+    members: dict[int, list[int]] = {}
+    for place, (one, group) in enumerate(zip(found, groups, strict=True)):
+        if _can_be_judged(one):
+            members.setdefault(group, []).append(place)
+    slots, judged = asyncio.Semaphore(_AT_ONCE), list(found)
+    failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
+
+    async def judge(places: Sequence[int]) -> None:
+        task, answers = found[places[0]].rollout.input, [answer_of(found[place]) for place in places]
+        rewards: Sequence[float | None] = [None] * len(places)
+        if any(answers):
+            try:
+                async with slots:
+                    rewards = await _rewards(given, task, answers)
+            except ServiceError as error:
+                failed.append((len(places), str(error)))
+        else:
+            failed.append((len(places), "no words of theirs were recorded"))
+        for place, reward in zip(places, rewards, strict=True):
+            judged[place] = _with_reward(found[place], reward)
+
+    for place in members.pop(-1, []):
+        judged[place] = _with_reward(found[place], None)
+    await all_of(*(judge(places) for places in members.values()))
+    if failed:
+        tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
+        rollouts = sum(count for count, _ in failed)
+        note(f"{rollouts} rollouts of {tasks} have no reward, since they were not judged: {failed[0][1]}")
+    return judged
+
+
+def answer_of(found: Evidence) -> list[Mapping[str, Any]]:
+    """Return the chat messages of a rollout from the first reply on: its longest conversation."""
+    try:
+        calls = TraceToMessages().adapt(found.counted)
+    except ValueError:
+        return []
+    messages = max((call["messages"] for call in calls), key=len, default=[])
+    first = next((place for place, each in enumerate(messages) if each.get("role") == "assistant"), len(messages))
+    return [cast("Mapping[str, Any]", each) for each in messages[first:]]
+
+
+def _can_be_judged(one: Evidence) -> bool:
+    latest = one.latest
+    return latest is not None and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None)
+
+
+async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) -> list[float]:
+    if len(answers) == 1 and isinstance(given, Ranker):
+        return [0.5]
+    said: Any
+    if isinstance(given, Ranker):
+        said = given.rank(task, answers)
+    elif inspect.iscoroutinefunction(given):
+        said = given(task, answers)
+    else:  # it may wait for a server, and the gateway is not to wait with it
+        said = await asyncio.to_thread(given, task, answers)
+    if inspect.isawaitable(said):
+        said = await said
+    rewards: Any = getattr(said, "rewards", said)
+    numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if len(numbers) != len(answers) or None in numbers:
+        raise BadRequestError(f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {said!r}")
+    return cast("list[float]", numbers)
+
+
+def _with_reward(one: Evidence, reward: float | None) -> Evidence:
+    latest = one.attempts[-1]
+    attempt = latest.model_copy(update={"outcome": "unscored" if reward is None else "scored"})
+    attempts = [*one.attempts[:-1], attempt]
+    if reward is None:
+        return dataclasses.replace(one, attempts=attempts)
+    end = latest.end_time or latest.start_time
+    span = Span.from_attributes(
+        attributes=reward_attributes(reward),
+        rollout_id=one.rollout.rollout_id,
+        attempt_id=latest.attempt_id,
+        sequence_id=1 + max((each.sequence_id for each in one.counted), default=0),
+        name=AGL_ANNOTATION,
+        start_time=end,
+        end_time=end,
+    )
+    return dataclasses.replace(one, attempts=attempts, spans=[*one.spans, span])

@@ -1,0 +1,68 @@
+"""What the parts of a run's loop share: settings, store, policy and engine, and whom they tell of what they see."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from agentlightning.adapter import TraceToTripletBase
+from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.checkpoint.resume import Resumption
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.group_rewards import GroupReward
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.resources import resources_to_publish
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.progress import Progress
+from agentlightning.algorithm.utils import with_timeout
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.types import RolloutConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class RunParts:
+    """One run's parts. Each is driven by the loop."""
+
+    settings: GRPOSettings
+    store: LightningStore
+    policy: Policy
+    engine: InferenceEngine
+    proxy: LLMProxy
+    adapter: TraceToTripletBase
+    progress: Progress
+    resume: Resumption
+    recorder: RunRecorder
+    guard: DriftGuard = field(default_factory=DriftGuard)
+    rollout_config: RolloutConfig | None = None
+    """What the Trainer says of attempts, time limits and retries."""
+    group_reward: GroupReward | None = None
+    """Gives the rollouts of a task their rewards together; None leaves each its own."""
+    step: int = 0
+    """The step that is being taken."""
+
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Tell whoever watches the run."""
+        logger.log(level, text)
+        self.progress.note(text)
+
+    def alarm(self, text: str, name: str) -> None:
+        """Tell it as a warning, and record it with the present step."""
+        self.note(text, logging.WARNING)
+        self.recorder.alarm(self.step, name, text)
+
+    def limits(self) -> RolloutConfig:
+        """Return how long a rollout may take, and its retries."""
+        seconds = self.settings.rollout_timeout_seconds or self.settings.step_timeout_seconds
+        return with_timeout(self.rollout_config, seconds)
+
+    async def publish(self, purpose: str, temperature: float) -> str:
+        """Publish the policy for one purpose and return the id of the resources."""
+        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
+        resources = resources_to_publish(self.proxy, self.settings.resource_name, self.engine.model_name, parameters)
+        update = await self.store.add_resources(resources)
+        logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
+        return update.resources_id

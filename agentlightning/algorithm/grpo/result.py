@@ -1,0 +1,94 @@
+"""What a run leaves behind, and the clock that its figures come from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.progress import StepFigures
+from agentlightning.field_help import explain_fields
+from agentlightning.utils.system_snapshot import thread_cpu_seconds
+
+_SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
+
+
+RIGHT = 0.5
+"""A task counts as solved when its reward is above this."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation, in the order of the tasks."""
+
+    step: int
+    """Updates that the weights had seen."""
+    sampling: str
+    """`sampled` (at the temperature of training) or `greedy`."""
+    rewards: list[float | None]
+    """None where the rollout failed or earned nothing."""
+    rollout_ids: list[str]
+    seconds: float
+
+    @property
+    def solved(self) -> list[bool]:
+        """Whether each task was solved; a failed rollout solved nothing."""
+        return [reward is not None and reward > RIGHT for reward in self.rewards]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the tasks that were solved."""
+        return sum(self.solved) / len(self.rewards) if self.rewards else 0.0
+
+    @property
+    def failed(self) -> int:
+        """Rollouts without a reward."""
+        return sum(reward is None for reward in self.rewards)
+
+
+@explain_fields
+@dataclass
+class GRPOResult:
+    """What a run leaves behind; the Trainer offers it as `trainer.result`."""
+
+    output_dir: Path
+    """Where model and metrics lie."""
+    steps: int
+    """Updates that were taken."""
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    """Each evaluation, in the order in which they were made."""
+    metrics: list[StepFigures] = field(default_factory=list[StepFigures])
+    """The figures of each step."""
+    train_seconds: float = 0.0
+    """From the first step to the last, evaluations between steps left out."""
+    late_calls: dict[str, int] = field(default_factory=dict[str, int])
+    """Model calls that ended after the last step had closed, by the reason of their exclusion."""
+
+    def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
+        """Return the first or the last evaluation of a kind (`sampled` or `greedy`)."""
+        found = [e for e in self.evaluations if e.sampling == sampling]
+        return (found[-1] if last else found[0]) if found else None
+
+
+class StepClock:
+    """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+        self._began = self._sampled = time.monotonic()
+        self._cpu = thread_cpu_seconds(_SERVER_THREADS)
+        self._engine_before = engine.stats()
+
+    def sampled(self) -> None:
+        """The rollouts of the step are there."""
+        self._sampled = time.monotonic()
+
+    def stop(self) -> tuple[dict[str, float], dict[str, float], int]:
+        """Return seconds by phase, CPU seconds, and tokens."""
+        before, after = self._engine_before, self._engine.stats()
+        generate = after.busy_seconds - before.busy_seconds
+        wait = max(0.0, self._sampled - self._began - generate)
+        seconds = {"generate": generate, "wait": wait, "train": time.monotonic() - self._sampled}
+        cpu = {"store_and_gateway": thread_cpu_seconds(_SERVER_THREADS) - self._cpu}
+        return seconds, cpu, after.completion_tokens - before.completion_tokens

@@ -1,0 +1,91 @@
+"""The weights of a training step: changed while no call is served; then the ledger is told what became of the rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentlightning.algorithm.grpo.learner.step import update_policy
+from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.errors import NonFiniteLossError
+
+MAX_SKIPPED = 3
+"""Steps in a row whose loss was not finite, before the run ends."""
+
+
+class _NothingTaken(Exception):
+    """Leaves a weight change without a new version: the weights are the old ones."""
+
+
+class WeightUpdates:
+    """Takes the update of each step. Belongs to the loop.
+
+    Attributes:
+        skipped: steps in a row, up to the present one, whose loss was not finite.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self.skipped = 0
+
+    async def learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
+        """Take the optimizer's steps while no call is served, and enter into the ledger what became of the rows.
+
+        Returns figures of the update, and what the loss used of each row.
+        """
+        seen: Sequence[RowFigures] = ()
+        if not rows.samples:
+            broken = not rows.rewards and not await asyncio.to_thread(self._parts.policy.gives_probabilities)
+            update: dict[str, float] = {"steps": 0, "skipped_steps": int(broken)}
+        else:
+            update, seen = await self._change_weights(step, rows)
+        rows.enter(ledger, trained=update["steps"] > 0)
+        self._count_skipped(update)
+        return update, seen
+
+    async def _change_weights(self, step: int, rows: StepRows) -> tuple[dict[str, float], Sequence[RowFigures]]:
+        """Update while the gateway holds calls back; they are stamped with a new version only if there is one."""
+        update, seen = dict[str, float](), list[RowFigures]()
+        try:
+            async with self._parts.proxy.weight_change(
+                self._parts.policy.weight_version + 1, drain_timeout=self._parts.settings.step_timeout_seconds
+            ):
+                result = await asyncio.to_thread(self._update, step, rows)
+                share = rows.share(self._parts.settings.aggregates_by)
+                update, seen = result.figures | {"share": share}, result.rows
+                for note in result.notes:
+                    self._parts.alarm(f"step {step}: {note}", "update")
+                if not update["steps"]:
+                    raise _NothingTaken
+        except _NothingTaken:
+            pass
+        return update, seen
+
+    def _update(self, step: int, rows: StepRows) -> UpdateResult:
+        settings = self._parts.settings
+        with self._parts.engine.swap(settings.step_timeout_seconds):
+            share = rows.share(settings.aggregates_by)
+            return update_policy(self._parts.policy, settings, rows.samples, rows.advantages, step=step, share=share)
+
+    def _count_skipped(self, update: dict[str, float]) -> None:
+        self.skipped = self.skipped + 1 if update["steps"] == 0 and update["skipped_steps"] > 0 else 0
+        if update["skipped_steps"]:
+            text = f"{update['skipped_steps']:.0f} optimizer steps skipped: loss or probabilities are not finite"
+            self._parts.alarm(text, "skipped_steps")
+
+    def check_skipped(self, model: Path) -> None:
+        """Return while the run may go on; `model` is where its weights are kept.
+
+        Raises:
+            NonFiniteLossError: the loss was not finite in three steps in a row.
+        """
+        if self.skipped >= MAX_SKIPPED:
+            raise NonFiniteLossError(
+                f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. "
+                f"Try a smaller learning_rate (now {self._parts.settings.learning_rate}), or look at the rewards. "
+                f"The last weights are in {model}"
+            )
