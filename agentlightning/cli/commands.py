@@ -26,23 +26,25 @@ class Command:
 
 _TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
 COMMANDS: dict[str, Command] = {
-    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, in three to four minutes.", _TRY),
+    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, within three minutes.", _TRY),
     "doctor": Command("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
     "export": Command("export:export", "Write a trained model merged, as an adapter, or as GGUF.", _RUN),
-    "serve": Command("serve:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
+    "serve": Command("servers.serve:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
     "runner": Command("runner:runner", "Join a run: run its rollouts on this machine.", _RUN),
-    "store": Command("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
-    "gateway": Command("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
-    "prometheus": Command("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
-    "agentops": Command("agentops:agentops", "Take in what the AgentOps SDK sends, and keep it in a store.", _SERVE),
-    "vllm": Command("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
+    "store": Command("servers.store:app", "Serve a store; copy, check and measure its data.", _SERVE),
+    "gateway": Command("servers.gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
+    "prometheus": Command("servers.prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
+    "agentops": Command("servers.agentops:agentops", "Take in what the AgentOps SDK sends, and store it.", _SERVE),
+    "vllm": Command("servers.vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
     "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
+    "compare": Command("promotion:compare", "Compare two runs: the same as `agl runs compare`.", _LOOK),
+    "promote": Command("promotion:promote", "Say whether a run may take the place of another, for CI.", _LOOK),
     "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
     "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
     "replay": Command("replay:replay", "Take a step of a run again from its records, and compare.", _LOOK),
     "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),
-    "stats": Command("store:stats", "Show how much a store holds.", _LOOK),
+    "stats": Command("servers.store:stats", "Show how much a store holds.", _LOOK),
 }
 
 

@@ -16,7 +16,7 @@ def demo(
     runners: int = typer.Option(2, help="Runner processes."),
     plain: bool = typer.Option(False, "--plain", help="Plain lines, also on a terminal."),
 ) -> int:
-    """An ordinary agent learns to use its calculator, in three to four minutes.
+    """An ordinary agent learns to use its calculator, within three minutes.
 
     Exit code 0 only if it got better on the held-out tasks. Example: agl demo --seed 3 --out runs/third
     """

@@ -42,6 +42,7 @@ _SPARE_MIB = 500
 EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
     "demo": ("openai",),
+    "apo": ("openai", "gepa"),
     "gguf": ("gguf",),
     "mongo": ("pymongo",),
     "postgres": ("psycopg",),

@@ -32,7 +32,7 @@ _debug: ContextVar[bool] = ContextVar("agentlightning_cli_debug", default=False)
 app = typer.Typer(
     name="agl",
     cls=Commands,
-    help="Train any AI agent. `agl demo` shows an agent learning on this machine in three to four minutes.",
+    help="Train any AI agent. `agl demo` shows an agent learning on this machine within three minutes.",
     epilog="Example: agl store --port 4747, then agl rollouts list --store http://127.0.0.1:4747",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

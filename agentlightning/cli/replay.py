@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from agentlightning.cli.support.output import say
@@ -12,6 +14,7 @@ def replay(
     run: str = typer.Argument(metavar="RUN", help="Id of the run."),
     step: int = typer.Option(min=1, help="The step to take again."),
     store: str = STORE,
+    folder: Path | None = typer.Option(None, help="Folder of the run, if it was moved since."),
 ) -> int:
     """Take a step of a run again from the nearest checkpoint and the ledger, and compare weights, loss, gradient norm
     and the log-probability of each token with what was recorded. Nothing is sampled or written.
@@ -21,7 +24,7 @@ def replay(
     import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.algorithm.grpo.checkpoint.replay import replay as take_again
 
-    found = with_store(store, lambda opened: take_again(opened, run, step))
+    found = with_store(store, lambda opened: take_again(opened, run, step, folder))
     say(f"step {step} of run {run}, from {found.source}: {found.updates} updates made again")
     for difference in found.differences:
         say(f"differs: {difference}")

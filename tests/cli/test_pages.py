@@ -65,7 +65,7 @@ print([name for name in sys.modules if name.startswith("agentlightning.")])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.splitlines()[-1]
     assert "agentlightning.cli.commands" in loaded
-    for name in ("agentlightning.cli.store", "agentlightning.store", "agentlightning.types"):
+    for name in ("agentlightning.cli.servers.store", "agentlightning.store", "agentlightning.types"):
         assert f"'{name}'" not in loaded
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.store import Backend, read_bytes, read_seconds, store_spec
+from agentlightning.cli.servers.store import Backend, read_bytes, read_seconds, store_spec
 from agentlightning.errors import BadRequestError, StoreUnreachableError
 from agentlightning.store import LightningStoreClient, SQLiteLightningStore
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from agentlightning.cli.export import MODEL, trained_at
-from agentlightning.cli.gateway import journal_beside, serve_gateway
+from agentlightning.cli.servers.gateway import journal_beside, serve_gateway
 from agentlightning.cli.support.output import LOG_JSON, log_to_stderr, say
 
 

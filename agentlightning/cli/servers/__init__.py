@@ -1,0 +1,1 @@
+"""Commands that serve something: a store, the gateway, a trained model, metrics, and what other programs send."""
