@@ -37,11 +37,16 @@ from agentlightning.adapter import (
     TraceToTripletBase as TraceToTripletBase,
     TracerTraceToTriplet as TracerTraceToTriplet,
 )
+from agentlightning.algorithm.apo import APO as APO
+from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.algorithm.evaluation.result import EvaluationResult as EvaluationResult
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
+from agentlightning.algorithm.prompts.result import PromptResult as PromptResult
+from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
+from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply
 from agentlightning.config import lightning_cli as lightning_cli
 from agentlightning.emitter import (
     OperationContext as OperationContext,
@@ -101,6 +106,9 @@ from agentlightning.legacy import (
     DevTaskLoader as DevTaskLoader,
     LegacyAgentRunner as LegacyAgentRunner,
 )
+from agentlightning.judge.asking import JudgeError as JudgeError
+from agentlightning.judge.judge import JudgeReward as JudgeReward
+from agentlightning.judge.ranking import Ranking as Ranking, RankingReward as RankingReward
 from agentlightning.litagent import (
     CommandAgent as CommandAgent,
     FunctionalLitAgent as FunctionalLitAgent,

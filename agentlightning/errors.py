@@ -101,6 +101,13 @@ class PolicyFault(AgentLightningError):
         return functools.partial(type(self), reward=self.reward), self.args
 
 
+class ServiceError(AgentLightningError, RuntimeError):
+    """A model that the framework asks, such as a judge, gave no usable answer.
+
+    Never a fault of the policy: the Trainer's `policy_faults` count for it only where they name it or a class below.
+    """
+
+
 class MissingExtraError(AgentLightningError, ImportError):
     """A feature needs packages that are not installed; the text holds the one command that installs them."""
 

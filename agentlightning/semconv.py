@@ -30,8 +30,8 @@ HIDDEN_KEYS = "agentlightning.hidden_keys"
 """Attribute of a span: the places in whose texts something was hidden that has the shape of a key."""
 
 ATTEMPT_HEADER = "X-Agl-Attempt"
-"""Header in which the gateway tells the embedded engine, and no other, whose call it is: `ROLLOUT/ATTEMPT`, each quoted
-as in a URL."""
+"""Header in which the gateway tells the embedded engine, and no other, which call it is: `ROLLOUT/ATTEMPT/CALL`, each
+quoted as in a URL."""
 
 CONTROL_PREFIX = "agl-control:"
 """Ids of rows among the workers that no worker is behind: notes of runs. Lists leave them out unless asked for it."""

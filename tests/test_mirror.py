@@ -24,7 +24,8 @@ FILES = {
         algorithm/test_grpo_killed algorithm/test_grpo_ledger algorithm/test_grpo_records
         algorithm/test_grpo_resumed algorithm/test_grpo_run
         algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
-        algorithm/grpo/engine/test_smolagents execution/test_several_machines execution/test_endings
+        algorithm/apo/test_resumed algorithm/grpo/engine/test_prefixes algorithm/grpo/engine/test_smolagents
+        algorithm/prompts/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_never_hangs legacy/test_legacy
         emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
         runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture test_dependencies
@@ -47,7 +48,8 @@ FILES = {
         store/test_server_secrets store/test_surface store/test_upgrades store/test_versions store/test_wire
     """,
     "a page of the documents, its programs and its promises": """
-        adapter/test_drawn_seam adapter/test_worked_examples cli/test_guides cli/test_pages
+        adapter/test_drawn_seam adapter/test_worked_examples algorithm/apo/test_pages algorithm/gepa/test_pages
+        cli/test_guides cli/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises
     """,

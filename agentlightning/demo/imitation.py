@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentlightning.algorithm.grpo.engine.chat import message_body
-from agentlightning.algorithm.grpo.engine.tool_calls import Reply, ToolCall, messages_for_template
+from agentlightning.algorithm.grpo.engine.request.tool_calls import Reply, ToolCall, messages_for_template
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo import settings

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from agentlightning.algorithm.evaluation.statistics import Comparison, compare
 from agentlightning.algorithm.grpo.grpo import GRPOResult
-from agentlightning.algorithm.grpo.held_out import Evaluation
+from agentlightning.algorithm.grpo.result import Evaluation
 from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span

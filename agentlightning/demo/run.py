@@ -1,4 +1,4 @@
-"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, in three to four minutes.
+"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, within three minutes.
 
 The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in processes of their own, a
 real transformers model behind an OpenAI-compatible endpoint, GRPO on its weights.

@@ -110,7 +110,7 @@ def _task(fact: Fact, rng: random.Random) -> Task:
 
 
 def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Task]]:
-    """Read the user's tasks from a JSONL file and return those to train on and a fifth of them (128 at most) held out.
+    """Read the user's tasks from a JSONL file and return those to train on and a fifth of them (256 at most) held out.
 
     Equal questions go to the same side; which side is drawn with `seed`.
 

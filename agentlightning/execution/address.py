@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.process_secrets import server_token
@@ -27,8 +26,7 @@ _LOCAL = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}
 """Where a process of this machine connects when a server binds the key."""
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Host and port to bind, and the host to connect to."""
 
     host: str
@@ -50,7 +48,7 @@ class Address:
 
     def at(self, port: int) -> Address:
         """Return the same address with another port, which is to be kept."""
-        return replace(self, port=port, may_move=False)
+        return self._replace(port=port, may_move=False)
 
     def check_free(self) -> None:
         """Return if a server in a child can bind the port that was asked for, as far as can be told before it does.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from multiprocessing import get_context
-from multiprocessing.context import BaseContext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 
 class ExecutionEvent(Protocol):
@@ -62,6 +63,8 @@ class MultiprocessingEvent:
     __slots__ = ("_reader", "_writer")
 
     def __init__(self, *, ctx: BaseContext | None = None) -> None:
+        from multiprocessing import get_context  # not for a program that has threads alone
+
         self._reader, self._writer = (ctx or get_context()).Pipe(duplex=False)
 
     def set(self) -> None:

@@ -15,8 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, TypeVar, Union, cast, overload
+from typing import Annotated, Any, Literal, NamedTuple, SupportsIndex, TypeGuard, TypeVar, Union, cast, overload
 
 from typing_extensions import override
 
@@ -245,8 +244,7 @@ def is_coroutine_function(func: Any) -> bool:
 # --- what a function asks for ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One parameter of a function agent."""
 
     name: str

@@ -104,7 +104,7 @@ class AlgorithmSide:
             await self.open_run(store)
         try:
             result = await self._run(store, event)
-        except BaseException as error:
+        except BaseException as error:  # whatever ends the run is written into it
             was_cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
             with contextlib.suppress(Exception):  # what ended the run is what counts
                 await end_run(store, self.run_id, "interrupted" if was_cancelled else None, error)

@@ -16,13 +16,14 @@ ExecutionStrategyRegistry: dict[str, str] = {
 """Short name to import path."""
 
 AlgorithmRegistry: dict[str, str] = {
+    "apo": "agentlightning.algorithm.apo.apo.APO",
     "baseline": "agentlightning.algorithm.fast.Baseline",
+    "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
 }
 """Short name in lower case to import path; looked up in any case."""
 
 ABSENT_ALGORITHMS: dict[str, str] = {
-    "apo": "prompt optimisation is not part of this release; write it with @agl.algo",
     "ppo": "training with a critic is not part of this release; 'grpo' needs none",
     "verl": "training through VERL is not part of this release; 'grpo' trains with transformers",
 }

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentlightning.store.base import FINISHED
 from agentlightning.terminal import one_line
 from agentlightning.types import RolloutEvent
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRollout:
+class EndedRollout(NamedTuple):
     """A rollout of the run that has ended."""
 
     outcome: str
@@ -85,7 +84,7 @@ class RunReport:
     def reward_text(self) -> str:
         """Return the mean reward, and over how many."""
         rewards = self.rewards
-        return f"mean reward {statistics.fmean(rewards):.3f} (of {len(rewards)})" if rewards else "no reward"
+        return f"mean reward {math.fsum(rewards) / len(rewards):.3f} (of {len(rewards)})" if rewards else "no reward"
 
     def duration_text(self) -> str:
         """Return how long rollouts took from the queue to their end."""

@@ -8,6 +8,7 @@ a run sees it: there these answers are given, and there `rollout_config` of the 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import logging
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
+from agentlightning.algorithm.utils import pages_of
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.store.rules.values import to_json
@@ -27,47 +29,49 @@ logger = logging.getLogger(__name__)
 
 
 class Past:
-    """The rollouts of a run that were there before it was started again. `store` is the run's own view."""
+    """The rollouts of a run that were there before it was started again: of each its id, under a digest of what it
+    would answer. `store` is the run's own view."""
 
-    def __init__(self, store: LightningStore, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, store: LightningStore) -> None:
         self._store = store
-        self._rollouts = rollouts
-        self._waiting: dict[str, deque[tuple[Rollout, str]]] | None = None
+        self._waiting: dict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
+        self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
+
+    async def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Take in rollouts, each with the addresses in its resources."""
+        for rollout in rollouts:
+            resources_id, version = rollout.resources_id, rollout.resources_version
+            if (resources_id, version) not in self._published:
+                update = None if resources_id is None else await self._store.get_resources_by_id(resources_id, version)
+                self._published[resources_id, version] = _described(update)
+            contents, endpoints = self._published[resources_id, version]
+            key = _key(rollout.input, rollout.mode, rollout.metadata, contents)
+            self._waiting[key].append((rollout.rollout_id, endpoints))
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
         """Return for each request the rollout that answers it, as it stands; None where there is none."""
-        if self._waiting is None:
-            self._waiting = await self._by_content()
         offered: dict[str | None, tuple[str, str]] = {}
         for name in {request.resources_id for request in requests}:  # None is the latest of the run
             get = self._store.get_latest_resources() if name is None else self._store.get_resources_by_id(name)
             offered[name] = _described(await get)
-        answers: list[Rollout | None] = []
+        chosen: list[tuple[str, bool]] = []
         for request in requests:
             contents, endpoints = offered[request.resources_id]
             alike = self._waiting.get(_key(request.input, request.mode, request.metadata, contents))
-            rollout, its_endpoints = alike.popleft() if alike else (None, "")
-            if rollout is not None and rollout.status not in FINISHED:
-                if its_endpoints == endpoints:
-                    rollout = await self._store.get_rollout_by_id(rollout.rollout_id)
-                else:  # its model answered at an address that is gone
-                    await cancel(self._store, rollout)
-                    rollout = None
+            rollout_id, its_endpoints = alike.popleft() if alike else ("", "")
+            chosen.append((rollout_id, its_endpoints == endpoints))
+        ids = [rollout_id for rollout_id, _ in chosen if rollout_id]
+        known: dict[str, Rollout] = {}
+        if ids:
+            known = {r.rollout_id: r for r in await self._store.query_rollouts(rollout_id_in=ids, limit=-1)}
+        answers: list[Rollout | None] = []
+        for rollout_id, is_reachable in chosen:
+            rollout = known.get(rollout_id)
+            if rollout is not None and rollout.status not in FINISHED and not is_reachable:
+                await cancel(self._store, rollout)  # its model answered at an address that is gone
+                rollout = None
             answers.append(rollout)
         return answers
-
-    async def _by_content(self) -> dict[str, deque[tuple[Rollout, str]]]:
-        """Return the rollouts by what they would answer, each with the addresses in its resources."""
-        found: dict[str, deque[tuple[Rollout, str]]] = defaultdict(deque)
-        published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
-        for rollout in self._rollouts:
-            resources_id, version = rollout.resources_id, rollout.resources_version
-            if (resources_id, version) not in published:
-                update = None if resources_id is None else await self._store.get_resources_by_id(resources_id, version)
-                published[resources_id, version] = _described(update)
-            contents, endpoints = published[resources_id, version]
-            found[_key(rollout.input, rollout.mode, rollout.metadata, contents)].append((rollout, endpoints))
-        return found
 
 
 async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable: bool) -> Past | None:
@@ -76,18 +80,23 @@ async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable
     Rollouts that this program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is
     not `resumable` has left open is cancelled, so that no runner claims it.
     """
-    there = await store.query_rollouts(sort_by="start_time", limit=-1)
-    before = [r for r in there if not _was_stopped(r) and r.rollout_id not in seen]
-    if not before:
-        return None
-    still_open = [rollout for rollout in before if rollout.status not in FINISHED]
-    if not resumable:
-        for rollout in still_open:
+    past, ended, still_open = Past(store), 0, 0
+    async for page in pages_of(store):
+        before = [r for r in page if not _was_stopped(r) and r.rollout_id not in seen]
+        unfinished = [rollout for rollout in before if rollout.status not in FINISHED]
+        ended, still_open = ended + len(before) - len(unfinished), still_open + len(unfinished)
+        if resumable:
+            await past.add(before)
+            continue
+        for rollout in unfinished:
             await cancel(store, rollout)
-        logger.info("Run %s begins anew; %d open rollouts of its last start are cancelled", name, len(still_open))
+    if not ended and not still_open:
         return None
-    logger.info("Run %s goes on: %d rollouts ended, %d open", name, len(before) - len(still_open), len(still_open))
-    return Past(store, before)
+    if not resumable:
+        logger.info("Run %s begins anew; %d open rollouts of its last start are cancelled", name, still_open)
+        return None
+    logger.info("Run %s goes on: %d rollouts ended, %d open", name, ended, still_open)
+    return past
 
 
 def _was_stopped(rollout: Rollout) -> bool:
@@ -105,9 +114,9 @@ async def cancel(store: LightningStore, rollout: Rollout) -> None:
         logger.debug("rollout %s ended by itself", rollout.rollout_id)
 
 
-def _key(task: object, mode: str | None, metadata: dict[str, object] | None, resources: str) -> str:
+def _key(task: object, mode: str | None, metadata: dict[str, object] | None, resources: str) -> bytes:
     parts = [to_json(task), mode, to_json(metadata or {}, "metadata"), resources]
-    return json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
 def _described(update: ResourcesUpdate | None) -> tuple[str, str]:

@@ -49,6 +49,8 @@ from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.evaluation.result import EvaluationResult
+    from agentlightning.algorithm.evaluation.sequential import SequentialStop
+    from agentlightning.algorithm.evaluation.tasks import SliceBy
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_SUCH_METHOD = {
@@ -75,7 +77,7 @@ class Trainer(TrainerLegacy):
     short name where there is one. To build a part in another way, override its `_make_*` method.
 
     Args:
-        algorithm: who learns; short names `baseline`, `grpo`. None makes `fit` serve runners only.
+        algorithm: who learns; short names `apo`, `baseline`, `grpo`. None makes `fit` serve runners only.
         n_runners: runner replicas; 1 by default.
         max_rollouts: rollouts per runner, after which it ends.
         initial_resources: handed to the algorithm before it runs.
@@ -259,25 +261,38 @@ class Trainer(TrainerLegacy):
         *,
         n_samples: int = 1,
         resources: NamedResources | None = None,
+        slices: SliceBy | Sequence[SliceBy] | None = None,
+        stop_early: SequentialStop | None = None,
     ) -> EvaluationResult:
         """Run every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
         `resources` are those that the agent is given; None takes `initial_resources`. The rollouts have the mode `val`,
-        and a run of their own where this process has both sides. Two results on the same tasks are compared by
-        `before.compare(after)`. A process with the role `runner` serves the evaluation and returns an empty result.
+        and a run of their own where this process has both sides; the result is recorded there as the evaluation
+        `evaluation`. Two results on the same tasks are compared by `before.compare(after)`. A process with the role
+        `runner` serves the evaluation and returns an empty result.
+
+        `slices` names a field of the tasks (`"meta.difficulty"` is nested), a function of a task, or a list of these,
+        by whose values the result is told apart. `stop_early` ends the evaluation once its sequential test is sure.
 
         Raises:
-            TypeError: the agent, the dataset or the resources are none.
-            ValueError: the agent asks for resources and there are none; the dataset is empty.
+            TypeError: the agent, the dataset, the resources, the slices or the rule are none.
+            ValueError: the agent asks for resources and there are none; the dataset is empty; the slices do not fit the
+                tasks; the baseline of the rule has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
         from agentlightning.algorithm.evaluation.evaluator import Evaluator
         from agentlightning.algorithm.evaluation.result import EvaluationResult
+        from agentlightning.algorithm.evaluation.sequential import check_baseline
+        from agentlightning.algorithm.evaluation.tasks import slices_of
 
-        evaluator, agent = Evaluator(check_count("n_samples", n_samples)), as_agent(agent)
+        n_samples, agent = check_count("n_samples", n_samples), as_agent(agent)
         tasks = as_dataset("dataset", dataset)
         if tasks is None or len(tasks) == 0:
             raise ValueError("an evaluation needs tasks; the dataset is empty")
+        each = [tasks[index] for index in range(len(tasks))] if slices is not None or stop_early is not None else []
+        if stop_early is not None:
+            check_baseline(stop_early, each)
+        evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early)
         given = self.initial_resources if resources is None else check_resources(resources, "resources")
         if given is None:
             _check_needs_no_resources(agent, "give evaluate() resources={'main_llm': agl.LLM(...)}")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import loop
+from agentlightning.algorithm.grpo import collection, held_out
 from agentlightning.algorithm.grpo.checkpoint import folder as folder_module
 from agentlightning.algorithm.grpo.checkpoint import keeper
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.loop import GRPORun
 from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
 from agentlightning.algorithm.runs.run_folder import RunFolder
 from tests.algorithm.parts import SMALL, two_turns
 
@@ -68,11 +68,11 @@ def kill_at(point: str) -> None:
         setattr(owner, name, wrapped)
 
     if place == "rollouts":
-        during(loop, "collect", lambda store, requests, **_: requests[0].metadata["step"])
+        during(collection, "collect", lambda store, requests, **_: requests[0].metadata["step"])
     elif place == "evaluation":
-        during(loop, "evaluate_tasks", lambda *_, place, **__: place["step"])
+        during(held_out, "evaluate_tasks", lambda *_, place, **__: place["step"])
     elif place == "update":
-        after(GRPORun, "_update", lambda run, number, rows: number)
+        after(WeightUpdates, "_update", lambda run, number, rows: number)
     elif place == "ledger":
         after(RunRecorder, "ledger", lambda recorder, ledger, *_: ledger.step)
     elif place == "metrics":

@@ -13,9 +13,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
-from agentlightning.algorithm.grpo.held_out import Evaluation
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.result import Evaluation
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.algorithm.runs.check import check_ledger
 from agentlightning.algorithm.runs.ledger_record import LedgerEntry, numbers_of

@@ -25,7 +25,7 @@ def write(folder: Path, tasks: list[Task]) -> Path:
 
 def test_the_generator_makes_as_many_as_promised_and_the_same_for_the_same_seed() -> None:
     train, held_out = make_tasks(7)
-    assert (len(train), len(held_out)) == (512, 128)
+    assert (len(train), len(held_out)) == (512, 256)
     assert make_tasks(7) == (train, held_out)
     assert make_tasks(8) != (train, held_out)
 

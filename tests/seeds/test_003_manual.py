@@ -75,8 +75,6 @@ def room_selector(task: dict[str, str], main_prompt: agl.PromptTemplate) -> dict
         ("from agentlightning import SystemPrompt", r"agl\.PromptTemplate"),
         ("from agentlightning import SamplingParameters", r"agl\.LLM\(sampling_parameters="),
         ("from agentlightning import TrainerLegacy", r"Use agl\.Trainer"),
-        ("from agentlightning import APO", "write it with @agl.algo"),
-        ("from agentlightning.algorithm import APO", "write it with @agl.algo"),
         ("from agentlightning.algorithm import VERL", r"use agl\.GRPO"),
     ],
 )
@@ -111,7 +109,6 @@ def test_methods_that_the_manual_calls_on_a_trainer(method: str, instead: str) -
         ({"dataset": BOOKINGS}, r"datasets go to fit\(agent"),
         ({"runner": room_selector}, r"the agent goes to fit\(agent"),
         ({"runner": agl.rollout(lambda task: 1.0)}, r"the agent goes to fit\(agent"),
-        ({"algorithm": "APO"}, "prompt optimisation is not part of this release"),
         ({"algorithm": "PPO"}, "'grpo' needs none"),
         ({"algorithm": "GRPO"}, "GRPO needs settings that are missing: model"),
     ],

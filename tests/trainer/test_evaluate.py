@@ -11,6 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.algorithm.evaluation.sequential import SequentialStop
 from agentlightning.algorithm.evaluation.statistics import t_interval, t_quantile
 from agentlightning.types import AttemptedRollout
 from tests.trainer.parts import tenth
@@ -99,11 +100,100 @@ def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
         ({"dataset": [1], "n_samples": 0}, ValueError, "n_samples must be at least 1"),
         ({"dataset": [1], "resources": [1]}, TypeError, "resources must be a dict of names to resources"),
         ({"dataset": [1]}, ValueError, r"give evaluate\(\) resources="),
+        ({"dataset": TASKS, "slices": "nmae"}, ValueError, "no task has this field; the first has name"),
+        ({"dataset": TASKS, "slices": 3}, TypeError, "a field, a function or a list of them"),
+        ({"dataset": range(200), "slices": str}, ValueError, "makes 200 slices; 100 at most"),
+        ({"dataset": TASKS, "stop_early": True}, TypeError, "must be a SequentialStop; got bool"),
+        ({"dataset": TASKS, "stop_early": SequentialStop(EvaluationResult())}, ValueError, "0 tasks, here are 6"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         agl.Trainer(strategy="shm").evaluate(graded, **arguments)
+
+
+# --- parts of a result, and stopping early ---------------------------------------------------------------------------
+
+LEVELS = [{"n": n, "meta": {"level": "hard" if n % 3 == 0 else "easy"} if n != 5 else {}} for n in range(60)]
+
+
+def several(task: dict[str, Any], prompt: agl.PromptTemplate, rollout: AttemptedRollout) -> None:
+    """Right by chance of the task, the prompt and the sample; some tasks fail."""
+    if task["n"] == 7:
+        raise ConnectionError("gone")
+    rng = random.Random(f"{task['n']} {prompt.template} {rollout.rollout_id}")
+    right = float(rng.random() < (0.2 if prompt.template == "a" else 0.9))
+    agl.emit_reward({"right": right, "brief": 0.5 + task["n"] / 1000}, primary_key="right")
+
+
+@pytest.mark.parametrize("where", ["shm", "cs"])
+def test_slices_dimensions_and_several_samples(where: str) -> None:
+    trainer = agl.Trainer(initial_resources=template("a"), **STRATEGIES[where])
+    found = trainer.evaluate(several, LEVELS, n_samples=3, slices="meta.level")
+    assert {name: len(part.tasks) for name, part in found.slices.items()} == {
+        "meta.level=(missing)": 1,
+        "meta.level=easy": 39,
+        "meta.level=hard": 20,
+    }
+    assert found.dimensions == ["right", "brief"]
+    brief = found.dimension("brief")
+    assert brief.rewards[:2] == [pytest.approx(0.5), pytest.approx(0.501)]
+    assert brief.rewards[7] is None
+    assert brief.interval() is not None
+    once, thrice = found.pass_at(1), found.pass_at(3)
+    assert (thrice.tasks, thrice.left_out) == (59, 1)
+    assert once.interval is not None
+    assert thrice.interval is not None
+    assert once.interval.mean == pytest.approx(found.mean_reward)
+    solved = sum(any(reward > 0.5 for reward in task.rewards) for task in found.tasks)
+    assert thrice.interval.mean == pytest.approx(solved / 59)
+    assert found.variance is not None
+    assert found.variance.within == pytest.approx(0.16, abs=0.13)
+    text = str(found)
+    for said in ("brief", "meta.level=hard", "pass@3", "deviation between tasks", "ConnectionError"):
+        assert said in text
+
+
+@pytest.mark.parametrize("where", ["shm", "cs, runner here"])
+def test_an_evaluation_stops_once_it_is_sure_which_side_is_better(where: str) -> None:
+    trainer = agl.Trainer(**STRATEGIES[where])
+    tasks = LEVELS * 3
+    before = trainer.evaluate(several, tasks, resources=template("a"))
+    after = trainer.evaluate(several, tasks, resources=template("b"), stop_early=SequentialStop(before))
+    assert after.stopping is not None
+    assert (after.stopping.verdict, after.stopping.against) == ("better", "baseline")
+    assert after.stopping.tasks_run == len(after.tasks) == 180 - after.stopping.tasks_saved
+    assert after.stopping.tasks_saved > 90
+    numbers = [tasks.index(task.input) for task in after.tasks]
+    assert max(numbers) > 30  # of the whole dataset: the order is random
+    compared = before.compare(after)
+    assert (compared.verdict, compared.method) == ("better", "sequential test")
+    assert f"{after.stopping.tasks_saved} saved" in str(after)
+
+
+def test_a_reward_out_of_the_range_calls_the_sequential_test_off_and_loses_nothing() -> None:
+    def generous(task: int) -> float:
+        return 2.0 if task == 3 else 1.0
+
+    rule = SequentialStop(threshold=0.5, batch=40)
+    found = agl.Trainer(strategy="shm").evaluate(generous, list(range(40)), stop_early=rule)
+    assert found.stopping is not None
+    assert (found.stopping.verdict, found.stopping.tasks_saved) == ("no evidence", 0)
+    assert "the reward 2 is outside of reward_range=(0.0, 1.0)" in str(found.stopping.text())
+    assert found.mean_reward == pytest.approx(41 / 40)
+
+
+@pytest.mark.heavy
+def test_ten_thousand_tasks_have_every_figure() -> None:
+    rng = random.Random(0)
+    rollouts = (EvaluatedRollout("", "scored", rng.random(), 1.0, dimensions={"a": 1.0}) for _ in range(10_000))
+    tasks = tuple(EvaluatedTask(n, (rollout,), (f"s={n % 10}",)) for n, rollout in enumerate(rollouts))
+    found, other = EvaluationResult(tasks), EvaluationResult(tuple(reversed(tasks)))
+    assert "10000 tasks" in str(found)
+    assert found.interval(method="bootstrap") is not None
+    with pytest.raises(ValueError, match="task 0"):
+        found.compare(other)
+    assert found.compare(found).p_value == 1.0
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -171,3 +261,21 @@ def test_only_the_same_tasks_compare() -> None:
     other = EvaluationResult((EvaluatedTask("other", ()),))
     with pytest.raises(ValueError, match="task 0 is 0 here and 'other' there"):
         result(1.0).compare(other)
+
+
+def test_figures_that_are_not_there_are_refused() -> None:
+    found = result(1.0, 0.0)
+    with pytest.raises(ValueError, match="give evaluate\\(\\) n_samples=5"):
+        found.pass_at(5)
+    with pytest.raises(ValueError, match="no reward has a dimension 'right'; there are: none"):
+        found.dimension("right")
+    with pytest.raises(ValueError, match="must be one of wilson, exact, student, bootstrap"):
+        found.interval(method="normal")  # type: ignore[arg-type]
+
+
+def test_graded_rewards_are_compared_by_how_much_they_change() -> None:
+    """One great loss weighs more than some small gains, which the signs alone would not tell."""
+    before, after = result(*[0.5] * 6, 1.0), result(*[0.51] * 6, 0.0)
+    compared = before.compare(after)
+    assert (compared.gained, compared.lost, compared.method) == (6, 1, "exact permutation test")
+    assert compared.p_value == pytest.approx(1.0)

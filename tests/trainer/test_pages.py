@@ -17,7 +17,8 @@ from tests.stubs.model_server import ModelServer
 pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["quickstart.md", "how-to/write-an-agent.md", "how-to/write-an-algorithm.md", "how-to/emit-rewards.md"]
+HOW_TO = ("write-an-agent", "write-an-algorithm", "emit-rewards", "promote")
+PAGES = ["quickstart.md", *(f"how-to/{name}.md" for name in HOW_TO)]
 ENGINE = "http://127.0.0.1:8000"
 """Where the pages say that a model is; a stub stands there."""
 

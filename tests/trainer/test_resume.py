@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm import utils
 from agentlightning.store import LightningStore
+from agentlightning.trainer.resume import past_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.trainer.parts import tenth
 from tests.trainer.resumed import FATAL, TASKS
@@ -125,6 +128,18 @@ def test_equal_requests_are_answered_in_the_order_in_which_they_were_made(tmp_pa
     ids = fit(tmp_path / "run.db", [1, 1, 1, 2])
     assert [ids[0], ids[1], ids[3]] == [left[0], left[2], left[1]]
     assert ids[2] not in left
+
+
+async def test_the_past_of_a_run_is_read_in_pages_and_kept_without_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "PAGE", 3)
+    store = agl.InMemoryLightningStore()
+    tasks = [f"task {number} " + "x" * 10_000 for number in range(8)]
+    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=task) for task in tasks])
+    past = await past_of(store, "named", set(), resumable=True)
+    assert past is not None
+    assert len(pickle.dumps(past._waiting)) < 2000
+    answers = await past.answers([EnqueueRolloutRequest(input=task) for task in [*tasks[::-1], tasks[0]]])
+    assert [answer and answer.rollout_id for answer in answers] == [r.rollout_id for r in made[::-1]] + [None]
 
 
 def test_a_run_of_another_name_and_one_without_do_everything_anew(tmp_path: Path) -> None:
