@@ -20,7 +20,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -53,10 +53,10 @@ layers: setup-dev
 	$(BIN)/lint-imports
 
 check: lint types layers
-	$(BIN)/python -m pytest -q -m "not slow and not heavy" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow and not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
 test: lint types layers
-	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
 test-heavy: setup-dev
 	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
@@ -133,6 +133,20 @@ $(GOLDEN_STAMP): $(GOLDEN_FILES)/requirements.txt
 	$(GOLDEN)/bin/python -m pip install --quiet -r $(GOLDEN_FILES)/requirements.txt
 	$(GOLDEN)/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	@touch $@
+
+# The page: dashboard/ into agentlightning/dashboard/static, with the Node of the development environment
+dashboard/node_modules/.agl-setup: dashboard/package.json dashboard/package-lock.json | $(DEV_STAMP)
+	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --no-fund --no-audit --loglevel=error
+	@touch $@
+
+dashboard: dashboard/node_modules/.agl-setup
+	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s types && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s test && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s build
+
+test-dashboard: dashboard
+	$(BIN)/python -m pytest -m dashboard tests/dashboard $(ARGS)
+
+bench-dashboard: setup-dev
+	$(BIN)/python -m bench.dashboard $(ARGS)
 
 # The numbers that the losses of GRPO are tested with, against the functions of TRL and VERL themselves
 test-golden: $(GOLDEN_STAMP)

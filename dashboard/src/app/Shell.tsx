@@ -1,0 +1,70 @@
+/** The frame of every view: navigation, whether the page is live, and the place for the view itself. */
+
+import { Anchor, AppShell, Burger, Group, NavLink, Text, VisuallyHidden } from "@mantine/core";
+import { useDisclosure } from "@mantine/hooks";
+import { Link, Outlet, useLocation } from "@tanstack/react-router";
+import { useEffect } from "react";
+
+import { ConnectionSign } from "./ConnectionSign.tsx";
+import { useLiveStore } from "./live.ts";
+
+const places = [
+  { to: "/runs", label: "Runs" },
+  { to: "/rollouts", label: "Rollouts" },
+  { to: "/compare", label: "Compare" },
+  { to: "/resources", label: "Resources" },
+  { to: "/workers", label: "Workers" },
+  { to: "/settings", label: "Settings" },
+] as const;
+
+export function Shell() {
+  const [open, { toggle, close }] = useDisclosure(false);
+  const { pathname } = useLocation();
+  const connection = useLiveStore();
+  const here = pathname === "/" ? "/runs" : pathname;
+  useEffect(close, [pathname, close]);
+  return (
+    <AppShell
+      header={{ height: 48 }}
+      navbar={{ width: 168, breakpoint: "sm", collapsed: { mobile: !open } }}
+      padding="md"
+    >
+      <AppShell.Header>
+        <a className="agl-skip" href="#main" onClick={skipToMain}>
+          Skip to the content
+        </a>
+        <Group h="100%" px="md" gap="sm" wrap="nowrap">
+          <Burger opened={open} onClick={toggle} hiddenFrom="sm" size="sm" aria-label="Navigation" aria-expanded={open} />
+          <Anchor component={Link} to="/runs" underline="never" c="inherit">
+            <Text fw={700}>agentlightning</Text>
+          </Anchor>
+          <Group ml="auto" gap="sm" wrap="nowrap">
+            <ConnectionSign state={connection} />
+          </Group>
+        </Group>
+      </AppShell.Header>
+      <AppShell.Navbar p="xs" component="nav" aria-label="Views">
+        {places.map(({ to, label }) => (
+          <NavLink
+            key={to}
+            component={Link}
+            to={to}
+            label={label}
+            active={here.startsWith(to)}
+            aria-current={here === to ? "page" : undefined}
+          />
+        ))}
+      </AppShell.Navbar>
+      <AppShell.Main id="main" tabIndex={-1}>
+        <VisuallyHidden role="status">{connection === "lost" ? "Connection to the server lost" : ""}</VisuallyHidden>
+        <Outlet />
+      </AppShell.Main>
+    </AppShell>
+  );
+}
+
+/** The address behind `#` is the route, so the jump is made by hand. */
+function skipToMain(event: { preventDefault: () => void }): void {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}

@@ -1,0 +1,67 @@
+/** One stream of events for the whole page: what changed is asked for again, at most once in half a second. */
+
+import { useQueryClient, type QueryClient } from "@tanstack/react-query";
+import { useEffect, useState, useSyncExternalStore } from "react";
+
+import { follow, type Connection, type StoreEvent } from "../api/events.ts";
+import { getToken, onToken } from "../api/token.ts";
+
+/** Queries begin with one of these words, so that an event finds those it concerns. */
+export type Subject = "runs" | "records" | "rollouts" | "resources" | "workers" | "server";
+
+const PAUSE_MS = 500;
+const concerned: Record<string, Subject[]> = {
+  rollout: ["rollouts"],
+  run: ["runs", "records"],
+  resources: ["resources"],
+  worker: ["workers"],
+  lag: ["runs", "records", "rollouts", "resources", "workers"],
+};
+
+const listeners = new Set<(events: StoreEvent[]) => void>();
+
+/** Hear every event as it comes; for views that change rows in place. */
+export function onStoreEvents(listener: (events: StoreEvent[]) => void): () => void {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Mark as stale what the events concern: every query whose key names that subject, and that id where it has one. */
+export function staleKeys(events: readonly StoreEvent[]): Subject[] {
+  return [...new Set(events.flatMap(({ event }) => concerned[event] ?? []))];
+}
+
+function collector(queries: QueryClient): (events: StoreEvent[]) => void {
+  let waiting: StoreEvent[] = [];
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const tell = (): void => {
+    timer = undefined;
+    const events = waiting;
+    waiting = [];
+    for (const subject of staleKeys(events)) void queries.invalidateQueries({ queryKey: [subject] });
+  };
+  return (events) => {
+    for (const listener of listeners) listener(events);
+    waiting.push(...events);
+    timer ??= setTimeout(tell, PAUSE_MS);
+  };
+}
+
+/** Follow the store while the page is open, and say how the connection stands. */
+export function useLiveStore(): Connection {
+  const queries = useQueryClient();
+  const token = useSyncExternalStore(onToken, getToken);
+  const [state, setState] = useState<Connection>("connecting");
+  useEffect(() => {
+    let was: Connection = "connecting";
+    return follow({
+      onEvents: collector(queries),
+      onConnection: (now) => {
+        if (now === "live" && was === "lost") void queries.invalidateQueries();
+        was = now;
+        setState(now);
+      },
+    });
+  }, [queries, token]);
+  return state;
+}

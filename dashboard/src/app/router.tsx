@@ -1,0 +1,107 @@
+/**
+ * The addresses of the page. All state that a colleague needs to see the same lies in the address: routes and their
+ * search parameters stand behind `#`, so the server has one page only and a proxy may put it below any path.
+ */
+
+import { createHashHistory, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+
+import { Shell } from "./Shell.tsx";
+import { Missing } from "../parts/States.tsx";
+
+/** Search parameters as they stand in the address; each view reads those it knows. */
+export type Search = Record<string, string | number | boolean | string[] | undefined>;
+
+const root = createRootRoute({ component: Shell, notFoundComponent: () => <Missing what="This address" /> });
+const anySearch = { validateSearch: (search: Search): Search => search };
+
+const home = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/",
+  component: lazyRouteComponent(() => import("../views/runs/Runs.tsx"), "Runs"),
+});
+const runs = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/runs",
+  component: lazyRouteComponent(() => import("../views/runs/Runs.tsx"), "Runs"),
+});
+const run = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/runs/$runId",
+  component: lazyRouteComponent(() => import("../views/run/RunOverview.tsx"), "RunOverview"),
+});
+const group = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/runs/$runId/steps/$step/groups/$task",
+  component: lazyRouteComponent(() => import("../views/group/Group.tsx"), "Group"),
+});
+const rollouts = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/rollouts",
+  component: lazyRouteComponent(() => import("../views/rollouts/Rollouts.tsx"), "Rollouts"),
+});
+const rollout = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/rollouts/$rolloutId",
+  component: lazyRouteComponent(() => import("../views/rollout/RolloutPage.tsx"), "RolloutPage"),
+});
+const compare = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/compare",
+  component: lazyRouteComponent(() => import("../views/compare/Compare.tsx"), "Compare"),
+});
+const resources = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/resources",
+  component: lazyRouteComponent(() => import("../views/resources/Resources.tsx"), "Resources"),
+});
+const resource = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/resources/$resourcesId",
+  component: lazyRouteComponent(() => import("../views/resources/ResourceVersions.tsx"), "ResourceVersions"),
+});
+const workers = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/workers",
+  component: lazyRouteComponent(() => import("../views/workers/Workers.tsx"), "Workers"),
+});
+const settings = createRoute({
+  ...anySearch,
+  getParentRoute: () => root,
+  path: "/settings",
+  component: lazyRouteComponent(() => import("../views/settings/Settings.tsx"), "Settings"),
+});
+
+export const router = createRouter({
+  routeTree: root.addChildren([
+    home,
+    runs,
+    run,
+    group,
+    rollouts,
+    rollout,
+    compare,
+    resources,
+    resource,
+    workers,
+    settings,
+  ]),
+  history: createHashHistory(),
+  defaultPreload: "intent",
+  scrollRestoration: true,
+});
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: typeof router;
+  }
+}

@@ -1,0 +1,33 @@
+import { Badge } from "@mantine/core";
+
+const looks: Record<string, { sign: string; color: string }> = {
+  queuing: { sign: "◌", color: "gray" },
+  requeuing: { sign: "↻", color: "gray" },
+  preparing: { sign: "◔", color: "cyan" },
+  running: { sign: "▶", color: "blue" },
+  succeeded: { sign: "✓", color: "teal" },
+  scored: { sign: "✓", color: "teal" },
+  failed: { sign: "✕", color: "orange" },
+  policy_fault: { sign: "!", color: "orange" },
+  infrastructure_fault: { sign: "✕", color: "orange" },
+  timeout: { sign: "⧖", color: "orange" },
+  unresponsive: { sign: "?", color: "orange" },
+  cancelled: { sign: "⊘", color: "gray" },
+  stopped: { sign: "■", color: "gray" },
+  interrupted: { sign: "■", color: "gray" },
+  unscored: { sign: "–", color: "gray" },
+  busy: { sign: "▶", color: "blue" },
+  idle: { sign: "◌", color: "gray" },
+  unknown: { sign: "?", color: "orange" },
+};
+
+/** A status by word, sign and colour: never by colour alone. */
+export function StatusBadge({ status }: { status: string | null | undefined }) {
+  if (!status) return <>–</>;
+  const { sign, color } = looks[status] ?? { sign: "•", color: "gray" };
+  return (
+    <Badge variant="light" color={color} tt="none" data-status={status}>
+      {sign} {status.replaceAll("_", " ")}
+    </Badge>
+  );
+}

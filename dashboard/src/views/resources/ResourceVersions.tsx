@@ -1,0 +1,5 @@
+import { Title } from "@mantine/core";
+
+export function ResourceVersions() {
+  return <Title order={1}>ResourceVersions</Title>;
+}

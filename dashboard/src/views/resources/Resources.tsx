@@ -1,0 +1,5 @@
+import { Title } from "@mantine/core";
+
+export function Resources() {
+  return <Title order={1}>Resources</Title>;
+}

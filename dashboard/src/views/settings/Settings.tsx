@@ -1,0 +1,5 @@
+import { Title } from "@mantine/core";
+
+export function Settings() {
+  return <Title order={1}>Settings</Title>;
+}
