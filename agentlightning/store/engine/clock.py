@@ -138,6 +138,13 @@ class Timeline:
                 break
         return mono - later
 
+    def age_at(self, moment: float) -> Callable[[float], float]:
+        """Return the age of wall-clock times at a moment of `monotonic`, whenever it is asked for.
+
+        Who decides by it counts no time in which this process stood still after that moment.
+        """
+        return lambda since: max(0.0, self.age(since) - (monotonic() - moment))
+
 
 class Watched(Protocol):
     """A store that wants to be looked at."""

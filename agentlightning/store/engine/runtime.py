@@ -84,6 +84,8 @@ class StoreRuntime:
         self._clock_set = self._looked = monotonic()
         self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
         """Lost workers are looked for from then on: one lease after a start on durable data, or after a sleep."""
+        self._woke = -math.inf
+        """When this process last went on after it had stood still, as the timer noticed; -inf if it never did."""
         self._watched_in = 0
         if policy is not None:
             self.watch()
@@ -318,10 +320,12 @@ class StoreRuntime:
         return deleted
 
     def _lapsed_script(self) -> Callable[[Tx], list[_Lapse]]:
-        now, age = self.now(), self._timeline.age
+        now = self.now()
         looked = monotonic()
+        age = self._timeline.age_at(looked)  # a sleep between this line and the verdict is no worker's silence
         gap, self._looked = looked - self._looked, looked
         if gap > self.scan_interval + self._lease_seconds / 4:  # this process slept
+            self._woke = looked
             self._leases_hold_until = max(self._leases_hold_until, looked + self._lease_seconds)
         leases_count = looked >= self._leases_hold_until
         due_until, most = max(now, self._due_until), _DUE_AT_ONCE
@@ -339,6 +343,9 @@ class StoreRuntime:
                     continue
                 ahead = max(ahead, attempt.start_time, attempt.last_heartbeat_time or 0.0)
                 status = lifecycle.health(attempt, record.rollout.config, now, age)
+                silence = record.rollout.config.unresponsive_seconds or 0.0
+                if status == "unresponsive" and looked - self._woke <= silence:
+                    continue  # it may have tried to be heard while this process stood still
                 if status is not None:
                     lapsed.append((record.rollout.rollout_id, attempt.attempt_id, status, status))
             if self._due_until == math.inf:  # the first look: did the clock stand later when the data were written?
@@ -351,8 +358,8 @@ class StoreRuntime:
         return script
 
     def _expire(self, lapse: _Lapse) -> Callable[[Tx], bool]:
-        now = self.now()
-        return lambda tx: expire(tx, now, *lapse, self._lease_seconds, self._timeline.age)
+        now, age = self.now(), self._timeline.age_at(self._looked)
+        return lambda tx: expire(tx, now, *lapse, self._lease_seconds, age)
 
 
 def _surplus(
