@@ -4,7 +4,8 @@ HostDoor       is it asked for under a name of this server
 NamedOrigins   pages of which origins may read the answer
 BearerAuth     the token
 JsonDispatch   the operations of `operations.py`, the hot path
-Starlette      everything else: events, OTLP, metrics, health, the description of the interface
+Starlette      everything else: events, OTLP, metrics, health, the description of the interface, and what layers above
+               add (`mounts.py`): the page with its data
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.http.endpoints import operation_endpoints
 from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams
 from agentlightning.store.http.metrics import prometheus_routes
+from agentlightning.store.http.mounts import mounts_of
 from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.openapi_parts import HEALTH_PATHS, OPENAPI_PATH
 from agentlightning.store.http.operations import PREFIX
@@ -50,17 +52,20 @@ class StoreApp:
     def __init__(
         self, store: Callable[[], LightningStore], *, token: str | None, hosts: AllowedHosts, origins: Sequence[str]
     ) -> None:
+        mounts = mounts_of(store)
+        self._open = [mount.is_open for mount in mounts]
         routes = [
             Route(EVENTS_PATH, EventStreams(store), methods=["GET"]),
             *otlp_routes(store),
             *prometheus_routes(store),
             *(Route(path, _health, methods=["GET"]) for path in HEALTH_PATHS),
             Route(OPENAPI_PATH, _openapi, methods=["GET"]),
+            *(route for mount in mounts for route in mount.routes),
         ]
         self.others = Starlette(routes=routes, exception_handlers=_EXCEPTION_HANDLERS)
         self.others.router.redirect_slashes = False
         self.dispatch = JsonDispatch(operation_endpoints(store), self.others)
-        app: ASGIApp = self.dispatch if token is None else BearerAuth(self.dispatch, token, _is_open)
+        app: ASGIApp = self.dispatch if token is None else BearerAuth(self.dispatch, token, self._is_open)
         if origins:
             app = NamedOrigins(app, origins)
         self._door = HostDoor(app, hosts, same_origin=token is None, origins=origins)
@@ -68,14 +73,14 @@ class StoreApp:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return self._door(scope, receive, send)
 
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        return path in HEALTH_PATHS or any(is_open(path) for is_open in self._open)
+
     def paths(self) -> list[str]:
         """Return every path that is served, parameters in braces."""
         others = [route.path for route in self.others.routes if isinstance(route, Route)]
         return [*(endpoint.path for endpoint in self.dispatch.endpoints), *others]
-
-
-def _is_open(scope: Scope) -> bool:
-    return scope["path"] in HEALTH_PATHS
 
 
 # --- everything else -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from agentlightning.field_help import field_docstrings
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
+from agentlightning.store.http.mounts import mounts_of
 from agentlightning.store.http.openapi_parts import (
     IDEMPOTENCY_KEY,
     Schema,
@@ -33,7 +34,7 @@ _PAGING: dict[str, Schema] = {
 
 @lru_cache(maxsize=1)
 def openapi_document() -> Schema:
-    """Return the document as JSON data."""
+    """Return the document as JSON data, with what the mounted parts say of their paths."""
     parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
     for name, operation in OPERATIONS.items():
         parts.append(((name, "body"), "validation", operation.body_type))
@@ -52,6 +53,10 @@ def openapi_document() -> Schema:
         for number, (method, path) in enumerate(ways):
             entry = _entry(operation, method, path, schemas, suffix="" if number == 0 else f"_{number + 1}")
             paths.setdefault(PREFIX + path, {})[method.lower()] = entry
+    mounts = mounts_of(_no_store)
+    for mount in mounts:
+        paths.update(mount.paths)
+        models.update(mount.schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "LightningStore Server", "version": VERSION},
@@ -59,6 +64,10 @@ def openapi_document() -> Schema:
         "paths": {**paths, **other_paths()},
         "components": components({key: value for key, value in models.items() if not key.endswith("_arguments")}),
     }
+
+
+def _no_store() -> LightningStore:
+    raise RuntimeError("a description has no store")
 
 
 def _schema(operation: str, schema: Schema, models: Schema) -> Schema:

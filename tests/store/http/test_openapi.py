@@ -99,6 +99,8 @@ def test_every_answer_to_a_drawn_request_is_one_that_the_description_promises(
         if operation.path == EVENTS_PATH:
             continue  # never ends; tests/store/http/test_event_stream.py
         for mode in GenerationMode:
+            if mode is GenerationMode.NEGATIVE and operation.path.startswith("/assets/"):
+                continue  # the name of a file may be any text
             if mode is GenerationMode.POSITIVE or operation.body or operation.query or operation.path_parameters:
                 check(operation, mode)
     assert tried == set(openapi_document()["paths"])

@@ -1,0 +1,164 @@
+"""The files of the page: one document at `/`, and what it loads from `/assets/`.
+
+The page may run its own files only. Its Content-Security-Policy forbids inline scripts and other hosts; a number used
+once (nonce) lets the styles in that its components make. Addresses within the page stand behind `#`, so `/` is the only
+document.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+import secrets
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+STATIC: Final = Path(__file__).parent / "static"
+NONCE: Final = "__CSP_NONCE__"
+"""Stands in the built document where the nonce goes."""
+_YEAR: Final = "public, max-age=31536000, immutable"
+_TEXT: Final = frozenset((".js", ".css", ".html", ".svg", ".json", ".txt"))
+_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", ".svg": "image/svg+xml"}
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_NOT_BUILT: Final = (
+    "The store answers, but its page is not built into this installation. "
+    "In a clone of the repository, make dashboard builds it.\n"
+    "What the store holds is under /v1/agl; /openapi.json describes it, and `agl runs list` shows it.\n"
+)
+
+
+PATHS: Final = {
+    "/": {
+        "get": {
+            "operationId": "page",
+            "summary": "The page that shows the store; needs no token, its data do",
+            "security": [],
+            "responses": {
+                "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
+                "404": {"description": "Not built into this installation", "content": {"text/plain": {}}},
+            },
+        }
+    },
+    "/assets/{name}": {
+        "get": {
+            "operationId": "page_file",
+            "summary": "A file that the page loads; needs no token",
+            "security": [],
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "responses": {
+                "200": {"description": "The file", "content": {"*/*": {}}},
+                "304": {"description": "The file has not changed"},
+                "404": {"description": "There is no such file", "content": {"text/plain": {}}},
+            },
+        }
+    },
+}
+"""What the description of the interface says of these paths."""
+
+
+class _File(NamedTuple):
+    """A file of the page, read once."""
+
+    body: bytes
+    packed: bytes | None
+    """The same in gzip; None if that is no shorter."""
+    tag: str
+    media_type: str
+
+
+class Pages:
+    """Serves the files of a folder that `vite build` made. Files are read once and kept: all are below a megabyte."""
+
+    def __init__(self, folder: Path = STATIC) -> None:
+        self._folder = folder
+        self._assets: dict[str, _File] = {}
+
+    def routes(self) -> list[Route]:
+        """Return the paths of the page."""
+        methods = ["GET", "HEAD"]
+        return [Route("/", self._page, methods=methods), Route("/assets/{name}", self._asset, methods=methods)]
+
+    def is_open(self, path: str) -> bool:
+        """True for the paths of the page, which hold no data."""
+        return path == "/" or (path.startswith("/assets/") and path.count("/") == 2)
+
+    @cached_property
+    def _document(self) -> str | None:
+        try:
+            return (self._folder / "index.html").read_text("utf-8")
+        except FileNotFoundError:
+            return None
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The files that may be asked for; no other path of the machine can be."""
+        assets = self._folder / "assets"
+        return frozenset(file.name for file in assets.iterdir() if file.is_file()) if assets.is_dir() else frozenset()
+
+    async def _page(self, request: Request) -> Response:
+        if self._document is None:
+            return PlainTextResponse(_NOT_BUILT, 404, {"cache-control": "no-store", **_HEADERS})
+        nonce = secrets.token_urlsafe(16)
+        headers = {**_HEADERS, "content-security-policy": policy(nonce), "cache-control": "no-store"}
+        return Response(self._document.replace(NONCE, nonce), 200, headers, media_type="text/html")
+
+    async def _asset(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+        if name not in self._names:
+            text = f"Not Found: the page has no file {name[:100]!a}; reload the page, it may be of an earlier version\n"
+            return PlainTextResponse(text, 404, {"cache-control": "no-store", **_HEADERS})
+        file = self._assets.get(name) or self._read(name)
+        headers = {**_HEADERS, "cache-control": _YEAR, "etag": file.tag, "vary": "accept-encoding"}
+        if file.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        body = file.body
+        if file.packed is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
+            body, headers["content-encoding"] = file.packed, "gzip"
+        return Response(body, 200, headers, media_type=file.media_type)
+
+    def _read(self, name: str) -> _File:
+        path = self._folder / "assets" / name
+        body = path.read_bytes()
+        packed = gzip.compress(body, 9, mtime=0) if path.suffix in _TEXT else None
+        media_type = _TYPES.get(path.suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        file = _File(body, packed if packed and len(packed) < len(body) else None, tag, media_type)
+        self._assets[name] = file
+        return file
+
+
+def policy(nonce: str) -> str:
+    """Return the Content-Security-Policy of one answer (W3C, Content Security Policy Level 3)."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'nonce-{nonce}'",
+            f"style-src 'self' 'nonce-{nonce}'",
+            "img-src 'self' data:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """True if an Accept-Encoding header takes gzip (RFC 9110, section 12.5.3)."""
+    for each in accepted.split(","):
+        coding, _, rest = each.partition(";")
+        if coding.strip().lower() in ("gzip", "*"):
+            return rest.replace(" ", "").lower() not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

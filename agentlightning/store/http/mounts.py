@@ -1,0 +1,53 @@
+"""What a store server serves beside its own interface: parts of layers above the store, named by text.
+
+A part is `module:function`. It is imported when a server is made, so the store imports nothing above it; a part that
+cannot be imported is left out with one line in the log, and the store is served all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.routing import Route
+
+from agentlightning.store.base import LightningStore
+
+logger = logging.getLogger(__name__)
+
+MOUNTS: Final[tuple[str, ...]] = ("agentlightning.dashboard.mount:dashboard",)
+"""The parts of every server."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What one part adds to a server."""
+
+    routes: Sequence[Route]
+    """Its paths, none of which the store's interface has."""
+    is_open: Callable[[str], bool] = lambda path: False
+    """True for a path that needs no token: files of the page, never data."""
+    paths: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the description of the interface says of its paths: `paths` of OpenAPI."""
+    schemas: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The values that `paths` names: `components.schemas` of OpenAPI."""
+
+
+Part = Callable[[Callable[[], LightningStore]], Mount]
+"""Makes the mount of a server; gets the function that gives its store, which is asked for once per request."""
+
+
+def mounts_of(store: Callable[[], LightningStore], names: Sequence[str] = MOUNTS) -> list[Mount]:
+    """Return the parts of a server, those that can be imported."""
+    found: list[Mount] = []
+    for name in names:
+        module, _, function = name.partition(":")
+        try:
+            part: Part = getattr(importlib.import_module(module), function)
+            found.append(part(store))
+        except Exception:  # the boundary: the store must be served also where a part of it is broken
+            logger.exception("the store is served without %s, which cannot be imported", name)
+    return found
