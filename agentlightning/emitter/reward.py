@@ -1,34 +1,41 @@
 """Rewards: emit them, and read them back from spans.
 
-A reward is an annotation with one or several dimensions; the first is the primary one. The readers are total: a span
-that only looks like a reward is no reward, it never ends the reading of a trace.
+A reward is an annotation with one or several dimensions; the first is the primary one. What reads a span is in
+`utils/rewards.py`, below the store, and offered here too.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar, cast
-
-from pydantic import TypeAdapter
 
 from agentlightning.emitter.annotation import emit_annotation
 from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.emitter.target import Target, target_attributes
-from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
 from agentlightning.types import SpanCoreFields, SpanLike
-from agentlightning.utils.otel import filter_and_unflatten_attributes, flatten_attributes
+from agentlightning.utils.attributes import flatten_attributes
+from agentlightning.utils.rewards import REWARD, find_final_reward, get_reward_value, get_rewards_from_span
+
+__all__ = [
+    "PRIMARY",
+    "REWARD",
+    "emit_reward",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+    "reward",
+    "reward_attributes",
+    "rewards_attributes",
+]
 
 logger = logging.getLogger(__name__)
 
-REWARD = LightningSpanAttributes.REWARD.value
 PRIMARY = "primary"
-_REWARDS: TypeAdapter[list[RewardPydanticModel]] = TypeAdapter(list[RewardPydanticModel])
-_LEGACY_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=SpanLike)
@@ -102,38 +109,6 @@ def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
-    """Return the dimensions of the reward on this span, the primary one first; none if it has no readable reward."""
-    attributes = span.attributes or {}
-    if not any(key.startswith(f"{REWARD}.") for key in attributes):
-        return []
-    try:
-        found = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
-        return _REWARDS.validate_python(found)
-    except ValueError as error:
-        logger.warning("Span %s has reward attributes that cannot be read: %s", span.name, error)
-        return []
-
-
-def get_reward_value(span: SpanLike) -> float | None:
-    """Return the primary reward on this span, also in the forms of older versions; None if there is none."""
-    rewards = get_rewards_from_span(span)
-    if rewards:
-        return rewards[0].value
-    attributes = span.attributes or {}
-    for key in _LEGACY_OUTPUTS:  # `{"type": "reward", "value": ...}`, given as text or as a dictionary
-        output: object = attributes.get(key)
-        if isinstance(output, str):
-            with suppress(ValueError):
-                output = json.loads(output)
-        fields = cast(dict[str, Any], output) if isinstance(output, dict) else {}
-        if fields.get("type") == "reward" and (value := as_number(fields.get("value"))) is not None:
-            return value
-    if span.name == AGL_ANNOTATION and "reward" in attributes:
-        return as_number(attributes["reward"])
-    return None
-
-
 def is_reward_span(span: SpanLike) -> bool:
     """True if the span carries a reward."""
     return get_reward_value(span) is not None
@@ -142,15 +117,6 @@ def is_reward_span(span: SpanLike) -> bool:
 def find_reward_spans(spans: Sequence[S]) -> list[S]:
     """Return the spans that carry a reward, in the order given."""
     return [span for span in spans if is_reward_span(span)]
-
-
-def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
-    """Return the last reward in the order given; None if there is none."""
-    for span in reversed(spans):
-        value = get_reward_value(span)
-        if value is not None:
-            return value
-    return None
 
 
 def reward(fn: F) -> F:

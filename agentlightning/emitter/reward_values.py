@@ -7,27 +7,14 @@ read back.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
+from agentlightning.utils.rewards import as_number, as_reward
+
+__all__ = ["are_dimensions", "as_number", "as_reward", "checked_reward", "primary_dimension"]
+
 _PRIMARY_NAMES = ("reward", "primary")
-
-
-def as_number(value: object) -> float | None:
-    """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
-    if isinstance(value, (bool, int, float, numbers.Real)):
-        return float(value)
-    item = getattr(value, "item", None)
-    if getattr(value, "ndim", None) == 0 and callable(item):
-        return as_number(item())
-    return None
-
-
-def as_reward(value: object) -> float | None:
-    """Return a reward as a float; None for what is no finite number."""
-    number = as_number(value)
-    return number if number is not None and math.isfinite(number) else None
 
 
 def checked_reward(value: object) -> float:

@@ -3,7 +3,8 @@
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
 `BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. The
-operations that only read are in `read_operations.py`, those of runs in `run_operations.py`.
+operations that only read are in `read_operations.py` and `summary_operations.py`, those of runs in
+`run_operations.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing_extensions import TypedDict
 from agentlightning.errors import NotFoundError
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
+from agentlightning.store.summary_operations import SummaryOperations
 from agentlightning.store.traces import Traces
 from agentlightning.store.unset import UNSET, Unset
 from agentlightning.types import (
@@ -148,7 +150,7 @@ _ELSEWHERE: Final[dict[str, str]] = {
 T = TypeVar("T")
 
 
-class LightningStore(ReadOperations, RunOperations):
+class LightningStore(ReadOperations, RunOperations, SummaryOperations):
     """Where tasks, attempts, spans, resources, workers and runs meet."""
 
     if TYPE_CHECKING:
@@ -329,8 +331,13 @@ class LightningStore(ReadOperations, RunOperations):
         outcome: Outcome | Unset = UNSET,
         outcome_reason: str | Unset | None = UNSET,
         error: AttemptError | Unset | None = UNSET,
+        reward: float | Unset | None = UNSET,
+        rewards: dict[str, float] | Unset | None = UNSET,
     ) -> Attempt:
         """Change the fields that are given; a change of the latest attempt's status moves the rollout.
+
+        The store reads `reward` and `rewards` from spans; what is given here replaces them until a later span says
+        another reward.
 
         Raises:
             NotFoundError: no such rollout or attempt.

@@ -7,6 +7,7 @@ from . import (
     query as query,
     resources as resources,
     runs as runs,
+    summaries as summaries,
     tracer as tracer,
 )
 from agentlightning.runner.base import Hook as Hook
@@ -64,6 +65,15 @@ from agentlightning.types.runs import (
     Run as Run,
     RunRecord as RunRecord,
     RunState as RunState,
+)
+from agentlightning.types.summaries import (
+    AggregateBy as AggregateBy,
+    AggregateGroup as AggregateGroup,
+    RolloutAggregate as RolloutAggregate,
+    RolloutFilter as RolloutFilter,
+    RolloutSummary as RolloutSummary,
+    SummaryPage as SummaryPage,
+    SummarySort as SummarySort,
 )
 from agentlightning.types.tracer import (
     Attributes as Attributes,

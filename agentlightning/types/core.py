@@ -97,7 +97,6 @@ class Attempt(_Signposted):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "spans": "read them with store.query_spans(rollout_id, attempt_id)",
-        "reward": "it is in the spans: find_final_reward(await store.query_spans(rollout_id, attempt_id))",
     }
 
     rollout_id: str
@@ -124,6 +123,11 @@ class Attempt(_Signposted):
     """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ..."""
     error: AttemptError | None = None
     """The exception that ended it; None if none did."""
+    reward: float | None = None
+    """Its final reward: that of the last span that carries one, which the store keeps up to date. Spans that came after
+    the end do not count; None if there is none, or if it is no finite number."""
+    rewards: dict[str, float] | None = None
+    """The dimensions of the final reward by name, the primary one first; None if it has none."""
 
 
 class Rollout(_Signposted):

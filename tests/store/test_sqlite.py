@@ -105,7 +105,7 @@ async def _make_first_version(path: Path) -> None:
         " '$.rollout.priority', '$.rollout.not_before') FROM rollouts"
     ).fetchall()
     spans = db.execute("SELECT * FROM spans").fetchall()
-    for table in ("rollouts", "spans", "rows", "counters", "run_records"):
+    for table in ("rollouts", "spans", "rows", "counters", "run_records", "summaries", "inputs"):
         db.execute(f"DROP TABLE {table}")
     for statement in sqlite_schema._FIRST.split(";"):
         db.execute(statement)

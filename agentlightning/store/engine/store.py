@@ -31,6 +31,7 @@ from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, ca
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
+from agentlightning.store.engine.summaries import SummaryEngine
 from agentlightning.store.engine.waiters import Key
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
@@ -48,6 +49,7 @@ from agentlightning.store.rules.updates import update_attempt, update_rollout
 from agentlightning.store.rules.values import (
     check_limit,
     check_names,
+    check_rewards,
     check_timeout,
     checked,
     evolve,
@@ -90,7 +92,7 @@ _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(RunEngine, ReadingEngine, LightningStore):
+class EngineStore(RunEngine, SummaryEngine, ReadingEngine, LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(
@@ -334,17 +336,19 @@ class EngineStore(RunEngine, ReadingEngine, LightningStore):
     @override
     async def update_attempt(
         self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
-        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET,
+        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET, reward=UNSET, rewards=UNSET,
     ) -> Attempt:  # fmt: skip
         changes = given(
             status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time,
-            outcome=outcome, outcome_reason=outcome_reason, error=error,
+            outcome=outcome, outcome_reason=outcome_reason, error=error, reward=reward, rewards=rewards,
         )  # fmt: skip
         if not isinstance(metadata, Unset):
             changes["metadata"] = to_json(metadata, "metadata")
         if changes.get("last_heartbeat_time", 0.0) is None:
             raise BadRequestError("last_heartbeat_time is invalid; it cannot be a null value.")
         changes = checked(Attempt, changes)
+        if "reward" in changes or "rewards" in changes:
+            check_rewards(changes)
         if "status" in changes:
             check_attempt_status(changes["status"])
         if changes.get("error") is not None:

@@ -123,7 +123,7 @@ def _check_known(operation: Operation, method: str, request: Request) -> None:
     names = {name for name, _ in request.query}
     if method != "GET" and operation.row.body is None and 0 < len(request.body) <= _READ_TWICE_BYTES:
         names.update(cast("dict[str, object]", json.loads(request.body)))
-    unknown = sorted(names.difference(operation.parameters))
+    unknown = sorted(names.difference(operation.parameters, operation.in_filter))
     if unknown:
         raise BadRequestError(
             f"This server is agentlightning {VERSION}, the client is {(request.version or '')[:50]}: here "

@@ -21,6 +21,7 @@ from agentlightning.store.http.openapi_parts import (
     responses,
 )
 from agentlightning.store.http.operations import _NEVER_NULL, OPERATIONS, PREFIX, Operation
+from agentlightning.types import RolloutFilter
 from agentlightning.utils.version import VERSION
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -101,7 +102,11 @@ def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suff
     query = schemas[operation.name, "query"]
     required: list[str] = query.get("required", [])
     for name in operation.in_body if method == "GET" else operation.in_query:
-        entry["parameters"].append(parameter(name, "query", query["properties"][name], name in required))
+        if name == "filter":
+            fields = RolloutFilter.model_json_schema()["properties"]
+            entry["parameters"] += [parameter(field, "query", schema, False) for field, schema in fields.items()]
+        else:
+            entry["parameters"].append(parameter(name, "query", query["properties"][name], name in required))
     if method != "GET":
         body = schemas[operation.name, "body"]
         entry["requestBody"] = {

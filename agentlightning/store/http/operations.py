@@ -20,8 +20,16 @@ from typing_extensions import TypedDict
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
-from agentlightning.store.rules.values import check_run_id, evolve, to_json, valid
-from agentlightning.types import EnqueueRolloutRequest, PaginatedResult, RolloutConfig, RunRecord
+from agentlightning.store.rules.values import check_rewards, check_run_id, evolve, to_json, valid
+from agentlightning.store.summaries.plan import filter_of
+from agentlightning.types import (
+    EnqueueRolloutRequest,
+    PaginatedResult,
+    RolloutConfig,
+    RolloutFilter,
+    RunRecord,
+    SummaryPage,
+)
 from agentlightning.types.core import with_mode_of_config
 from agentlightning.types.resources import stored_forms
 
@@ -73,6 +81,8 @@ ROWS: tuple[Row, ...] = (
     Row("get_next_span_sequence_id", "POST", "/spans/next", wrap="sequence_id"),
     Row("get_many_span_sequence_ids", "POST", "/spans/next/batch", wrap="sequence_ids"),
     Row("query_rollouts", "POST", "/rollouts/search", also=(("GET", "/rollouts"),), slow=True),
+    Row("query_rollout_summaries", "POST", "/rollouts/summaries", also=(("GET", "/rollouts/summaries"),), slow=True),
+    Row("aggregate_rollouts", "POST", "/rollouts/aggregate", slow=True),
     Row(
         "query_attempts",
         "POST",
@@ -172,11 +182,14 @@ class Operation:
             self.in_query = []
             self.body_type = _Adapter(self._object_type(hints))
         self.query_type = _Adapter(self._object_type(hints))
+        self.in_filter = frozenset(RolloutFilter.model_fields if "filter" in self.parameters else ())
+        """Arguments of a query string that are fields of the argument `filter`."""
         self.answer = _Adapter(hints["return"])
         kind = hints["return"]
-        self.is_page = get_origin(kind) is PaginatedResult or (
-            isinstance(kind, type) and issubclass(kind, PaginatedResult)
+        self.is_page = kind is not SummaryPage and (
+            get_origin(kind) is PaginatedResult or (isinstance(kind, type) and issubclass(kind, PaginatedResult))
         )
+        """Its limit may be -1, for all there is."""
         self.returns_null = type(None) in get_args(kind)
 
     def _object_type(self, hints: Mapping[str, object]) -> Any:
@@ -207,12 +220,18 @@ class Operation:
     def read_query(self, pairs: Iterable[tuple[str, str]]) -> Arguments:
         """Return the keyword arguments that a query string holds; repeated keys make a list."""
         raw: dict[str, list[str]] = {}
+        filters: dict[str, Any] = {}
         for key, value in pairs:
-            if key in self.parameters and key not in self.in_path:
+            if key in self.in_filter:
+                kind = str(RolloutFilter.model_fields[key].annotation)
+                filters[key] = [*filters.get(key, ()), value] if "list[" in kind else value
+            elif key in self.parameters and key not in self.in_path:
                 raw.setdefault(key, []).append(value)
         kinds = {name: str(self.signature.parameters[name].annotation) for name in raw}
         lists = {name for name, kind in kinds.items() if "Sequence[" in kind or "list[" in kind}
-        flat = {name: values if name in lists else values[-1] for name, values in raw.items()}
+        flat: dict[str, Any] = {name: values if name in lists else values[-1] for name, values in raw.items()}
+        if filters:
+            flat["filter"] = filters
         if self.row.body is not None:
             return {name: flat[name] for name in self.in_query if name in flat}
         return self._checked(self.query_type.validate_python(flat))
@@ -231,7 +250,7 @@ class Operation:
 
     def write_answer(self, value: object) -> bytes:
         """Return the JSON of an answer."""
-        if isinstance(value, PaginatedResult):
+        if self.is_page and isinstance(value, PaginatedResult):
             page = cast("PaginatedResult[BaseModel]", value)
             items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
             return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d}' % (items, page.limit, page.offset, page.total)
@@ -266,6 +285,10 @@ class Operation:
                 evolve(each, input=to_json(each.input), metadata=each.metadata and to_json(each.metadata, "metadata"))
                 for each in requests
             ]
+        if self.in_filter and "filter" in arguments:
+            arguments["filter"] = filter_of(arguments["filter"])
+        if self.name == "update_attempt":
+            check_rewards(arguments)
         if self.name == "add_run_records":  # whose numbers may be none that JSON has
             records = cast("Iterable[RunRecord]", arguments["records"])
             with valid("records"):

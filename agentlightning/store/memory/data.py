@@ -126,7 +126,7 @@ class Deadlines:
 class Slot:
     """One rollout. Slots stand in the order of their last change."""
 
-    __slots__ = ("change", "entry", "holder", "number", "record")
+    __slots__ = ("change", "entry", "holder", "number", "record", "short")
 
     def __init__(self, record: Record, number: int) -> None:
         self.record = record
@@ -138,6 +138,8 @@ class Slot:
         """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
         self.holder: str | None = None
         """The worker under which it stands in `Data.held`."""
+        self.short: object = None
+        """What `summaries.py` has read out of the record; None before it was first asked for."""
 
 
 class Data:

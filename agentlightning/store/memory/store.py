@@ -16,6 +16,7 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.memory import summaries
 from agentlightning.store.memory.data import Data, Entry, StoredSpan, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
@@ -24,7 +25,9 @@ from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptS
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
-from agentlightning.types import RecordKind, RetentionPolicy, Span
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RecordKind, RetentionPolicy, RolloutAggregate, Span, SummaryPage
 from agentlightning.utils.otlp.unread import UnreadSpan
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
@@ -127,6 +130,12 @@ class MemoryTx:
         if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset:
             return [] if plan.limit == 0 else matches, len(matches)
         return page_of_records(matches, plan)
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        return summaries.find(self._data.slots.values(), plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        return summaries.aggregate(self._data.slots.values(), plan)
 
     def runs(self) -> list[str | None]:
         return list(self._data.sizes)

@@ -31,8 +31,11 @@ from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.summaries import aggregate_all, page_of_all
 from agentlightning.store.rules.tx import ClaimRow, Kind, NewRunRecord, Record, Row
-from agentlightning.types import RecordKind, Span
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
 
 SETTLE_SECONDS = 2.0
 """What a flush left half done is taken for abandoned after this time; until then it is waited for."""
@@ -163,6 +166,12 @@ class MongoTx(Queries):
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         assert not self.records, "find is for reading scripts"
         return super().find(plan)
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        return page_of_all(self.find(Plan())[0], plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        return aggregate_all(self.find(Plan())[0], plan)
 
     def holds(self, worker_id: str) -> bool:
         return bool(self.held(worker_id, 1))

@@ -23,8 +23,11 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.summaries import aggregate_all, page_of_all
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
-from agentlightning.types import RecordKind, Span
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
 
 _encode = Span.__pydantic_serializer__.to_json
 _MOST = 2**62
@@ -143,6 +146,12 @@ class PostgresTx:
         return self._bodies(
             f"SELECT body, rollout_id FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values
         ), total
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        return page_of_all(self.find(Plan())[0], plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        return aggregate_all(self.find(Plan())[0], plan)
 
     def runs(self) -> list[str | None]:
         self._send_early()

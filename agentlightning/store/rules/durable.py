@@ -12,6 +12,7 @@ the program as it was before (`tests/fixtures/stores/make.py`).
 2  priorities, ends, sizes and changes of rollouts in columns of their own (SQLite; the others began with them)
 3  versions are looked at with every write
 4  runs and their records, vocabularies; a change of a run has its number among those of rollouts
+5  rewards on attempts, read out of the spans that are there; summaries and inputs as text beside the records
 
 A record that cannot be read (bad JSON, a missing field, an unknown status) is a fault of the store, not of the caller:
 `DamagedRecordError` names the row, and the log has it once. A rollout is set aside: its row gets the status `damaged`
@@ -37,7 +38,7 @@ from agentlightning.store.rules.tx import Kind, Record, Row, row_type
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 DAMAGED: Final = "damaged"
 """Status of the row of a rollout that was set aside; no rollout has it."""
 _MOST_LOGGED = 10_000

@@ -6,8 +6,9 @@ decoded.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from agentlightning.semconv import STALE
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.durable import damaged
+from agentlightning.store.rules.rewards import Rewarded, may_reward, rewarded_by, with_reward
 from agentlightning.store.rules.tx import Record, SpanBody, Tx
 from agentlightning.store.rules.updates import attempt_of, existing, note_change, set_status
 from agentlightning.store.rules.values import evolve
@@ -27,6 +29,7 @@ from agentlightning.utils.otlp.unread import UnreadSpan
 _decode = Span.__pydantic_validator__.validate_json
 _NUMBER = re.compile(r'"sequence_id":(-?\d+)')
 _NUMBER_BYTES = re.compile(_NUMBER.pattern.encode())
+_NO_REWARDS: Mapping[str, Sequence[Rewarded]] = {}
 
 
 AnySpan = Span | UnreadSpan
@@ -42,6 +45,7 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
     issued: dict[str, int] = {}
     stale: dict[tuple[str, str], bool] = {}
     ready: list[AnySpan] = []
+    rewarding: list[int] = []
     record, place, is_stale = None, ("", ""), False
     for span in spans:
         if record is None or place != (span.rollout_id, span.attempt_id):
@@ -60,6 +64,8 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
             span = _numbered(span, record.spans_issued)
         elif number > record.spans_issued:
             record.spans_issued = number
+        if not is_stale and may_reward(span):
+            rewarding.append(len(ready))
         ready.append(_marked_stale(span) if is_stale else span)
     sizes = tx.add_spans(cast("list[Span]", ready))
     stored: list[AnySpan | None] = list(ready)
@@ -70,10 +76,20 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
         seen[place[0]][place[1]] = None
     else:
         _count(records, seen, spans, ready, sizes, stored)
+    found = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
     for rollout_id, record in records.items():
         if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
-            _record_heartbeats(tx, record, seen[rollout_id], now)
+            _record_heartbeats(tx, record, seen[rollout_id], now, found)
     return stored
+
+
+def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
+    """Return what spans say the rewards are, by attempt."""
+    found: dict[str, list[Rewarded]] = {}
+    for span in spans:
+        if (rewarded := rewarded_by(span)) is not None:
+            found.setdefault(span.attempt_id, []).append(rewarded)
+    return found
 
 
 def _count(
@@ -109,7 +125,9 @@ def _marked_stale(span: AnySpan) -> AnySpan:
     return evolve(span, attributes={**span.attributes, STALE: True})
 
 
-def _record_heartbeats(tx: Tx, record: Record, attempt_ids: Iterable[str], now: float) -> None:
+def _record_heartbeats(
+    tx: Tx, record: Record, attempt_ids: Iterable[str], now: float, rewards: Mapping[str, Sequence[Rewarded]]
+) -> None:
     """A span is a heartbeat of its attempt: it starts a preparing one, and revives an unresponsive latest one."""
     before = record.rollout.status
     for attempt_id in attempt_ids:
@@ -122,6 +140,8 @@ def _record_heartbeats(tx: Tx, record: Record, attempt_ids: Iterable[str], now: 
         if attempt.status == "unresponsive" and latest:
             changes.update(end_time=None, outcome=None, outcome_reason=None)
         changed = evolve(attempt, **changes)
+        if attempt_id in rewards:
+            changed = with_reward(record, changed, rewards[attempt_id])
         record.put_attempt(changed)
         if alive and latest:
             if before != "running" and before not in FINISHED:
@@ -182,6 +202,13 @@ def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
             found = re.search(r'"span_id":"(\w{1,64})"', text)
             raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
     return spans
+
+
+def readable_spans(bodies: Iterable[bytes | str]) -> Iterator[Span]:
+    """Yield the spans that can be read."""
+    for body in bodies:
+        with contextlib.suppress(ValidationError):
+            yield _decode(body)
 
 
 def numbered_page(bodies: Sequence[SpanBody], descending: bool, limit: int, offset: int, rollout_id: str) -> list[Span]:

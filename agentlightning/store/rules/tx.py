@@ -16,7 +16,19 @@ from pydantic import TypeAdapter
 
 from agentlightning.store.base import RUNNING
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.types import Attempt, RecordKind, ResourcesUpdate, Rollout, Run, Span, Worker
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import (
+    Attempt,
+    RecordKind,
+    ResourcesUpdate,
+    Rollout,
+    RolloutAggregate,
+    Run,
+    Span,
+    SummaryPage,
+    Worker,
+)
 
 R = TypeVar("R")
 Kind = Literal["worker", "resources", "resources_version", "latest_resources", "claim", "token", "run", "vocabulary"]
@@ -89,6 +101,8 @@ class Record:
     """The calls answered last that changed it, or were refused to; those before are rows (`TokenRow`)."""
     calls_moved: float = 0.0
     """When calls were last moved out of it into rows."""
+    reward_numbers: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of the span from which each attempt that has a reward has it."""
 
     def copy(self) -> Record:
         """Return a record that may be changed without touching this one."""
@@ -106,7 +120,12 @@ class Record:
             self.made_by,
             self.calls,
             self.calls_moved,
+            self.reward_numbers,
         )
+
+    def reward_number(self, attempt: Attempt) -> int:
+        """Return the number of the span from which an attempt has its reward; below all numbers if it has none."""
+        return self.reward_numbers.get(attempt.attempt_id, -1)
 
     @property
     def available_at(self) -> float | None:
@@ -306,6 +325,14 @@ class Tx(Protocol):
 
     def find(self, plan: Plan) -> tuple[list[Record], int]:
         """Return one page of records and the number of matches. Reading scripts only."""
+        ...
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        """Return one page of summaries. Reading scripts only."""
+        ...
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        """Return figures of rollouts in groups. Reading scripts only."""
         ...
 
     def runs(self) -> list[str | None]:

@@ -13,6 +13,7 @@ from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.idempotency import Call, recall, remember
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.resources import resources_by_id
+from agentlightning.store.rules.rewards import set_by_hand
 from agentlightning.store.rules.tx import Age, Record, Tx, WorkerRow, by_wall_clock
 from agentlightning.store.rules.values import changed, evolve
 from agentlightning.store.rules.workers import has_lapsed, sync_worker
@@ -53,6 +54,8 @@ def update_attempt(
     if moves:
         changes = {**_end_of_attempt(attempt, to, now), **changes, "status": to}
     new = changed(attempt, changes)
+    if "reward" in changes or "rewards" in changes:
+        set_by_hand(record, attempt)
     latest = attempt is record.latest
     record.put_attempt(new)
     if moves and to in lifecycle.ENDED:

@@ -59,6 +59,21 @@ def check_names(attempts: Sequence[str]) -> frozenset[str]:
     return frozenset(attempts)
 
 
+def check_rewards(changes: Mapping[str, object]) -> None:
+    """Check the reward that a call gives an attempt.
+
+    Raises:
+        BadRequestError: a number of it is not finite.
+    """
+    named = changes.get("rewards")
+    told: dict[str, object] = {"reward": changes.get("reward")}
+    if isinstance(named, Mapping):
+        told.update(cast("Mapping[str, object]", named))
+    for name, value in told.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadRequestError(f"The reward {name!r} is {value}; expected a finite number, or null for none")
+
+
 def check_run_id(run_id: str) -> str:
     """Return an id that a run may have.
 
@@ -368,6 +383,8 @@ def public_attempt(attempt: Attempt) -> Attempt:
         fields["metadata"] = copy_json(attempt.metadata)
     if attempt.error is not None:
         fields["error"] = copy(attempt.error)
+    if attempt.rewards is not None:
+        fields["rewards"] = attempt.rewards.copy()
     return build(Attempt, fields, _NAMES[Attempt], attempt.__pydantic_extra__)
 
 

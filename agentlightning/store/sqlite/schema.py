@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pydantic import ValidationError
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
+from agentlightning.store.rules.rewards import read_again
+from agentlightning.store.rules.spans import readable_spans
+from agentlightning.store.sqlite.summaries import SCHEMA as SUMMARIES
+from agentlightning.store.sqlite.summaries import insert
+from agentlightning.utils.rewards import MARKS
 
 _FIRST = """
 CREATE TABLE rollouts (
@@ -85,11 +91,37 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
         )
 
 
+def _add_summaries(db: sqlite3.Connection) -> None:
+    """Write the summary of every rollout, and into its record the rewards, which are read out of the spans."""
+    _run(db, SUMMARIES)
+    marked = " OR ".join(f"instr(body, CAST('{mark.decode()}' AS BLOB))" for mark in MARKS)
+    rewarding = {row[0] for row in db.execute(f"SELECT DISTINCT rollout_id FROM spans WHERE {marked}")}
+    for number, rollout_id, body in _rows_of(db, "SELECT number, rollout_id, body FROM rollouts WHERE number > ?"):
+        try:
+            record = record_type().validate_json(body)
+        except ValidationError:  # as above
+            continue
+        if rollout_id in rewarding:
+            query = f"SELECT body FROM spans WHERE rollout_id = ? AND ({marked}) ORDER BY number"
+            if read_again(record, readable_spans(row[0] for row in db.execute(query, (rollout_id,)))):
+                db.execute("UPDATE rollouts SET body = ? WHERE number = ?", (record_type().dump_json(record), number))
+        insert(db, record)
+
+
+def _rows_of(db: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query that begins behind a number, a few at a time."""
+    number = -1
+    while rows := db.execute(f"{query} ORDER BY number LIMIT 1000", (number,)).fetchall():
+        yield from rows
+        number = rows[-1][0]
+
+
 STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
     (1, _begin),
     (2, _count_spans_and_changes),
     (3, lambda db: None),
     (4, lambda db: _run(db, _FOURTH)),
+    (5, _add_summaries),
 ]
 """What leads to each version from the one before."""
 

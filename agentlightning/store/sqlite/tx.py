@@ -24,8 +24,10 @@ from agentlightning.store.rules.durable import (
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
-from agentlightning.store.sqlite import run_records
-from agentlightning.types import RecordKind, Span
+from agentlightning.store.sqlite import run_records, summaries
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
 _TEXTS: TypeAdapter[list[str]] = TypeAdapter(list[str])
@@ -76,8 +78,8 @@ class SQLiteTx:
         self._db = connection
         self._writing = changes is not None
         self._changes = changes or ChangeNumbers(connection)
-        self._rows: dict[str, tuple[int, tuple[object, ...]]] = {}
-        """Number and columns of each record that was loaded, as they are in the file."""
+        self._rows: dict[str, tuple[int, Record]] = {}
+        """Number of each record that was loaded, and how it is in the file."""
         self._keys: set[tuple[Kind, str]] = set()
         """Other rows that are in the file."""
 
@@ -89,26 +91,30 @@ class SQLiteTx:
         if row is None:
             return None
         record = read_record(row[1], row[2])
-        self._rows[record.rollout.rollout_id] = row[0], columns_of(record)
+        if self._writing:
+            self._rows[record.rollout.rollout_id] = row[0], record.copy()
         return record
 
     def save(self, record: Record) -> None:
         rollout_id = record.rollout.rollout_id
         columns, change, body = columns_of(record), self._changes.next(), record_type().dump_json(record)
-        number, before = self._rows.get(rollout_id, (None, ()))
-        if number is None:
+        if rollout_id not in self._rows:
             self._db.execute(_INSERT, (*columns, change, body))
+            summaries.insert(self._db, record)
             return
-        changed = [i for i, (old, new) in enumerate(zip(before, columns, strict=True)) if old != new]
+        number, before = self._rows[rollout_id]
+        changed = [i for i, (old, new) in enumerate(zip(columns_of(before), columns, strict=True)) if old != new]
         names = "".join(f"{COLUMNS[i]} = ?, " for i in changed)
         values = [columns[i] for i in changed]
         self._db.execute(
             f"UPDATE rollouts SET {names}change = ?, body = ? WHERE number = ?", (*values, change, body, number)
         )
-        self._rows[rollout_id] = number, columns
+        summaries.update(self._db, number, before, record)
+        self._rows[rollout_id] = number, record.copy()
 
     def delete(self, rollout_id: str) -> bool:
         self._rows.pop(rollout_id, None)
+        summaries.remove(self._db, rollout_id)
         self._db.execute("DELETE FROM spans WHERE rollout_id = ?", (rollout_id,))
         return self._db.execute("DELETE FROM rollouts WHERE rollout_id = ?", (rollout_id,)).rowcount == 1
 
@@ -125,6 +131,7 @@ class SQLiteTx:
                 self.set_aside(self._db.execute(query, (run_id, now)).fetchone()[2])
 
     def set_aside(self, rollout_id: str) -> None:
+        summaries.remove(self._db, rollout_id)
         self._db.execute(
             f"UPDATE rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
             " WHERE rollout_id = ?",
@@ -169,6 +176,12 @@ class SQLiteTx:
     def _readable(self, rows: Iterable[tuple[bytes, str]]) -> list[Record]:
         """Return the records that can be read; others are set aside, by the next writing script if this one reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        return summaries.find(self._db, plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        return summaries.aggregate(self._db, plan)
 
     def runs(self) -> list[str | None]:
         return [row[0] for row in self._db.execute("SELECT DISTINCT run_id FROM rollouts")]

@@ -29,7 +29,9 @@ from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import valid
 from agentlightning.store.run_operations import keeps_no_runs
+from agentlightning.store.summaries.plan import filter_of
 from agentlightning.store.wrappers.forward import (
+    DEFAULTED,
     FORWARDED,
     RUN_OPERATIONS,
     StoreWrapper,
@@ -45,6 +47,7 @@ from agentlightning.types import (
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
+    RolloutFilter,
     Run,
     Span,
     Worker,
@@ -99,7 +102,8 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     if not any(accepted.values()) and not isinstance(store, LightningStore):
         return store
     without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in RUN_OPERATIONS)
-    needed = [name for name in FORWARDED if not (without_runs and name in RUN_OPERATIONS)]
+    left_out = {*(RUN_OPERATIONS if without_runs else ()), *(DEFAULTED if isinstance(store, LightningStore) else ())}
+    needed = [name for name in FORWARDED if accepted[name] or name not in left_out]
     known = all(accepted[name].issuperset(_PARAMETERS[name]) for name in needed)
     used_as_is = known and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
@@ -177,6 +181,8 @@ class CompletedStore(StoreWrapper):
         self._warned_of_runs = False
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if operation in DEFAULTED and not self._has(operation):
+            return await getattr(LightningStore, operation)(self, *args, **kwargs)
         paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
         defaults = _signature(operation).parameters
         unknown = [name for name in paging if name not in self._accepts[operation]]
@@ -356,7 +362,7 @@ class CompletedStore(StoreWrapper):
     @override
     async def update_attempt(
         self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
-        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET,
+        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET, reward=UNSET, rewards=UNSET,
     ) -> Attempt:  # fmt: skip
         ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
         given: dict[str, Any] = {name: value for name, value in ending.items() if value is not UNSET}
@@ -378,6 +384,8 @@ class CompletedStore(StoreWrapper):
             worker_id=worker_id,
             last_heartbeat_time=last_heartbeat_time,
             metadata=metadata,
+            reward=reward,
+            rewards=rewards,
             **given,
         )
         return _with_outcomes(changed)
@@ -414,4 +422,8 @@ class LightningStoreScoped(StoreWrapper):
             return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
         if self.run_id is not None and operation in _OF_RUNS:
             kwargs.setdefault("run_id", self.run_id)
+        if self.run_id is not None and operation in DEFAULTED:
+            chosen = filter_of(cast("RolloutFilter | None", kwargs.get("filter")))
+            if "run_id" not in chosen.model_fields_set:
+                kwargs["filter"] = chosen.model_copy(update={"run_id": self.run_id})
         return await method(*args, **kwargs)

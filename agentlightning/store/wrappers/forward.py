@@ -11,24 +11,29 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.store import base, read_operations, run_operations
+from agentlightning.store import base, read_operations, run_operations, summary_operations
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
+from agentlightning.store.summary_operations import SummaryOperations
 
 COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
 """Short forms that `base.py` builds out of other operations."""
 
-RUN_OPERATIONS, FORWARDED = (
+RUN_OPERATIONS, DEFAULTED, FORWARDED = (
     tuple(
         name
         for part in parts
         for name, member in vars(part).items()
         if inspect.iscoroutinefunction(member) and not name.startswith("_") and name not in COMPOSED and name != "close"
     )
-    for parts in ((RunOperations,), (LightningStore, ReadOperations, RunOperations))
+    for parts in (
+        (RunOperations,),
+        (SummaryOperations,),
+        (LightningStore, ReadOperations, RunOperations, SummaryOperations),
+    )
 )
-"""Every operation of runs, and every operation of the contract."""
+"""Every operation of runs, every one that the contract has made out of others, and every operation of the contract."""
 
 
 class Forwarding(Protocol):
@@ -43,7 +48,7 @@ def take_annotations(cls: type[object]) -> None:
     Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
-    for name, value in (vars(base) | vars(read_operations) | vars(run_operations)).items():
+    for name, value in (vars(base) | vars(read_operations) | vars(run_operations) | vars(summary_operations)).items():
         if not name.startswith("_"):
             module.setdefault(name, value)
     for name in FORWARDED:

@@ -75,6 +75,8 @@ def _check(operation: str, key: str, value: Any) -> None:
             _check(operation, key, field)
             if isinstance(item, BaseModel):
                 item.__pydantic_serializer__.to_json(item)
+    elif isinstance(value, BaseModel):
+        value.__pydantic_serializer__.to_json(value)
 
 
 def _check_text(operation: str, key: str, text: str) -> None:

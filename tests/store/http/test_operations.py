@@ -23,6 +23,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.engine.summaries import SummaryEngine
 from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
@@ -36,7 +37,9 @@ ONE_BY_ONE = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
 def test_every_operation_has_a_row_and_an_implementation() -> None:
     assert set(FORWARDED) - ONE_BY_ONE <= set(OPERATIONS)
     for name in FORWARDED:
-        assert any(name in vars(part) for part in (EngineStore, ReadingEngine, RunEngine)), f"no engine has {name}"
+        assert any(name in vars(part) for part in (EngineStore, ReadingEngine, RunEngine, SummaryEngine)), (
+            f"no engine has {name}"
+        )
 
 
 @pytest.mark.parametrize("name", FORWARDED)

@@ -1,0 +1,71 @@
+"""The final reward of an attempt, kept up to date as spans arrive: that of the span with the greatest number.
+
+Of spans with one number the one stored last counts, as where spans are listed. A stale span does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from agentlightning.semconv import STALE
+from agentlightning.store.rules.tx import Record
+from agentlightning.store.rules.values import evolve
+from agentlightning.types import Attempt, Span
+from agentlightning.utils.otlp.unread import UnreadSpan
+from agentlightning.utils.rewards import MARKS, may_hold_reward, reward_of_span
+
+
+class Rewarded(NamedTuple):
+    """What one span says the reward is."""
+
+    number: int
+    """Of the span."""
+    reward: float | None
+    rewards: dict[str, float] | None
+
+
+def may_reward(span: Span | UnreadSpan) -> bool:
+    """False for a span that surely says no reward, after a look that costs little."""
+    if isinstance(span, UnreadSpan):
+        return any(mark in span.body for mark in MARKS)
+    return may_hold_reward(span)
+
+
+def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
+    """Return what a span says the reward is; None if it says none, or is stale."""
+    read = span.read() if isinstance(span, UnreadSpan) else span
+    if read.attributes.get(STALE) is True or (found := reward_of_span(read)) is None:
+        return None
+    return Rewarded(span.sequence_id, *found)
+
+
+def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> Attempt:
+    """Return an attempt with the last of these rewards, unless the one it has is of a later span."""
+    last = record.reward_number(attempt)
+    chosen: Rewarded | None = None
+    for each in found:
+        if each.number >= last:
+            chosen, last = each, each.number
+    if chosen is None:
+        return attempt
+    record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: chosen.number}
+    return evolve(attempt, reward=chosen.reward, rewards=chosen.rewards)
+
+
+def set_by_hand(record: Record, attempt: Attempt) -> None:
+    """Note that the reward of an attempt was given by a call: only spans with later numbers change it."""
+    record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: record.spans_issued + 1}
+
+
+def read_again(record: Record, spans: Iterable[Span]) -> bool:
+    """Set the rewards of a record of an earlier version from all its spans, in the order in which they were stored;
+    True if there was one."""
+    found: dict[str, list[Rewarded]] = {}
+    for span in spans:
+        if (rewarded := rewarded_by(span)) is not None:
+            found.setdefault(span.attempt_id, []).append(rewarded)
+    for attempt in list(record.attempts):
+        if attempt.attempt_id in found:
+            record.put_attempt(with_reward(record, attempt, found[attempt.attempt_id]))
+    return bool(found)

@@ -1,0 +1,223 @@
+"""Rollouts in short as SQL over one SQLite connection: a narrow row for each beside its record, its input as text,
+pages of them, and figures over many.
+
+The rows of one run stand together, in the order in which the rollouts came, so that reading all of them is reading a
+few megabytes, whatever is in the records.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from agentlightning.store.rules.tx import Record
+from agentlightning.store.summaries.aggregate import COLUMNS, AggregatePlan, Tally, aggregate_of, dimension_values
+from agentlightning.store.summaries.facts import (
+    Facts,
+    facts_of,
+    input_text,
+    preview_of,
+    searched,
+    summary_of,
+    task_text,
+)
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RolloutAggregate, RolloutFilter, RolloutSummary, SummaryPage
+
+SCHEMA = """
+CREATE TABLE summaries (
+    run TEXT NOT NULL, number INTEGER NOT NULL, rollout_id TEXT NOT NULL, status TEXT NOT NULL, mode TEXT, step INTEGER,
+    task TEXT, sample INTEGER, start_time REAL NOT NULL, end_time REAL, resources_id TEXT, resources_version INTEGER,
+    attempts INTEGER NOT NULL, attempt_id TEXT, attempt_status TEXT, worker_id TEXT, outcome TEXT, outcome_reason TEXT,
+    error_type TEXT, reward REAL, rewards TEXT, PRIMARY KEY (run, number)
+) WITHOUT ROWID;
+CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, start_time, end_time);
+CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
+"""
+"""`run` is empty for a rollout of no run, else its id behind a `/`. `number` is that of the rollout."""
+_COLUMNS = ("run", *(name for name in Facts._fields if name != "run_id"))
+_RUN = Facts._fields.index("run_id")
+_READ = tuple(f"s.{'run' if name == 'run_id' else name}" for name in Facts._fields)
+_INSERT = (
+    f"INSERT OR REPLACE INTO summaries (number, {', '.join(_COLUMNS)})"
+    f" SELECT number, {', '.join('?' * len(_COLUMNS))} FROM rollouts WHERE rollout_id = ?"
+)
+_INSERT_INPUT = (
+    "INSERT OR REPLACE INTO inputs (number, preview, searched) SELECT number, ?, ? FROM rollouts WHERE rollout_id = ?"
+)
+_SORTED = {"duration": "s.end_time - s.start_time", "spans": "r.span_count"}
+_MOST = 2**62
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def insert(db: sqlite3.Connection, record: Record) -> None:
+    """Write the row and the input of a rollout, whose record was written before."""
+    rollout_id = record.rollout.rollout_id
+    db.execute(_INSERT, (*columns_of(record), rollout_id))
+    _write_input(db, record)
+
+
+def update(db: sqlite3.Connection, number: int, before: Record, record: Record) -> None:
+    """Write what of a rollout's row and input a change of its record changed."""
+    old, new = columns_of(before), columns_of(record)
+    if old != new:
+        changed = [i for i, (was, now) in enumerate(zip(old, new, strict=True)) if was != now]
+        names = ", ".join(f"{_COLUMNS[i]} = ?" for i in changed)
+        values = (*(new[i] for i in changed), old[0], number)
+        db.execute(f"UPDATE summaries SET {names} WHERE run = ? AND number = ?", values)
+    if before.rollout.input is not record.rollout.input:
+        _write_input(db, record)
+
+
+def remove(db: sqlite3.Connection, rollout_id: str) -> None:
+    """Remove the row and the input of a rollout, whose record is still there."""
+    found = db.execute("SELECT run_id, number FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    if found is not None:
+        db.execute("DELETE FROM summaries WHERE run = ? AND number = ?", (_run(found[0]), found[1]))
+        db.execute("DELETE FROM inputs WHERE number = ?", (found[1],))
+
+
+def columns_of(record: Record) -> tuple[str | float | None, ...]:
+    """Return the values of a rollout's row, but for its number."""
+    attempts = record.attempts
+    facts = facts_of(record.rollout, attempts[-1] if attempts else None, len(attempts))
+    return (_run(facts.run_id), facts[0], *facts[2:])
+
+
+def input_of(record: Record) -> tuple[str, str]:
+    """Return a rollout's input as it is shown, and as it is searched."""
+    text = input_text(record.rollout.input)
+    return preview_of(text), searched(text)
+
+
+def _write_input(db: sqlite3.Connection, record: Record) -> None:
+    db.execute(_INSERT_INPUT, (*input_of(record), record.rollout.rollout_id))
+
+
+def _run(run_id: str | None) -> str:
+    return "" if run_id is None else f"/{run_id}"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def find(db: sqlite3.Connection, plan: SummaryPlan) -> SummaryPage:
+    """Return one page of summaries."""
+    where, values = _where(plan.chosen)
+    total: int = db.execute(f"SELECT count(*) FROM summaries s WHERE {where}", values).fetchone()[0]
+    sorted_by = _SORTED.get(plan.sort_by, f"s.{plan.sort_by}")
+    tables = "summaries s"
+    if plan.sort_by == "spans":  # an index of rollouts has them, which is read beside this table
+        run = "CASE WHEN r.run_id IS NULL THEN '' ELSE '/' || r.run_id END"
+        tables = f"rollouts r CROSS JOIN summaries s ON s.run = {run} AND s.number = r.number"
+    way, than = ("DESC", "<") if plan.descending else ("ASC", ">")
+    if plan.after is not None:
+        value, place = plan.after
+        if value is None:
+            where, values = f"{where} AND {sorted_by} IS NULL AND s.number {than} ?", [*values, place]
+        else:
+            behind = f"({sorted_by} IS NULL OR {sorted_by} {than} ? OR ({sorted_by} = ? AND s.number {than} ?))"
+            where, values = f"{where} AND {behind}", [*values, value, value, place]
+    page = (
+        f"SELECT s.run AS run, s.number AS number, {sorted_by} AS value FROM {tables} WHERE {where}"
+        f" ORDER BY {sorted_by} IS NULL, {sorted_by} {way}, s.number {way} LIMIT ? OFFSET ?"
+    )
+    found = db.execute(
+        f"SELECT {', '.join(_READ)}, r.span_count, i.preview, p.value, p.number FROM ({page}) p"
+        " JOIN summaries s ON s.run = p.run AND s.number = p.number JOIN rollouts r ON r.number = p.number"
+        f" JOIN inputs i ON i.number = p.number ORDER BY p.value IS NULL, p.value {way}, p.number {way}",
+        (*values, plan.limit + 1, min(plan.offset, _MOST)),
+    )
+    return plan.page([(_summary(row), row[-2:]) for row in found], total)
+
+
+def _summary(row: tuple[Any, ...]) -> RolloutSummary:
+    fields = list(row[: len(Facts._fields)])
+    fields[_RUN] = fields[_RUN][1:] or None
+    return summary_of(Facts(*fields), row[len(fields)], row[len(fields) + 1])
+
+
+def _where(chosen: RolloutFilter) -> tuple[str, list[object]]:
+    """Return a filter as a condition on `summaries s`, and its values."""
+    tests: list[str] = []
+    values: list[object] = []
+
+    def add(test: str, *more: object) -> None:
+        tests.append(test)
+        values.extend(more)
+
+    if "run_id" in chosen.model_fields_set:
+        add("s.run = ?", _run(chosen.run_id or None))
+    for name in ("status", "mode", "outcome", "rollout_id"):
+        wanted: Sequence[str] | None = getattr(chosen, f"{name}_in")
+        if wanted is not None:
+            add(f"s.{name} IN (SELECT value FROM json_each(?))", json.dumps(list(wanted)))
+    for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
+        if getattr(chosen, name) is not None:
+            add(f"s.{name} = ?", getattr(chosen, name))
+    if chosen.task is not None:
+        add("s.task = ?", task_text(chosen.task))
+    for column in ("step", "reward"):
+        for end, than in (("from", ">="), ("to", "<=")):
+            if (bound := getattr(chosen, f"{column}_{end}")) is not None:
+                add(f"s.{column} {than} ?", bound)
+    if chosen.has_reward is not None:
+        add(f"s.reward IS {'NOT ' if chosen.has_reward else ''}NULL")
+    if chosen.started_after is not None:
+        add("s.start_time >= ?", chosen.started_after)
+    if chosen.started_before is not None:
+        add("s.start_time < ?", chosen.started_before)
+    if chosen.rollout_id_contains:
+        add("instr(s.rollout_id, ?) > 0", chosen.rollout_id_contains)
+    if chosen.input_contains:
+        add("s.number IN (SELECT number FROM inputs WHERE instr(searched, ?) > 0)", searched(chosen.input_contains))
+    return " AND ".join(tests) or "true", values
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def aggregate(db: sqlite3.Connection, plan: AggregatePlan) -> RolloutAggregate:
+    """Return figures of rollouts in groups."""
+    where, values = _where(plan.chosen)
+    columns = [f"s.{name}" for name in COLUMNS[plan.by]]
+    listed = "".join(f"{column}, " for column in columns)
+    width = len(columns)
+    tallies: dict[tuple[Any, ...], Tally] = {}
+    scored: dict[tuple[Any, ...], int] = {}
+    for row in db.execute(
+        f"SELECT {listed}s.outcome, count(*), total(s.end_time - s.start_time), count(s.end_time), min(s.start_time),"
+        f" max(s.start_time), count(s.reward) FROM summaries s WHERE {where} GROUP BY {listed}s.outcome"
+        f" ORDER BY {listed}s.outcome",
+        values,
+    ):
+        key = row[:width]
+        tallies.setdefault(key, Tally(key)).add(*row[width:-1])
+        scored[key] = scored.get(key, 0) + row[-1]
+    if plan.dimension is None:
+        rewards = db.cursor()
+        rewards.row_factory = _first
+        order = f"ORDER BY {listed}s.reward"
+        ordered = iter(
+            rewards.execute(f"SELECT s.reward FROM summaries s WHERE {where} AND s.reward NOT NULL {order}", values)
+        )
+        for key, count in scored.items():
+            tallies[key].rewards = list(islice(ordered, count))
+    else:
+        texts: dict[tuple[Any, ...], list[str]] = {}
+        for row in db.execute(
+            f"SELECT {listed}s.rewards FROM summaries s WHERE {where} AND s.rewards NOT NULL", values
+        ):
+            texts.setdefault(row[:-1], []).append(row[-1])
+        for key, found in texts.items():
+            tallies[key].rewards = sorted(dimension_values(found, plan.dimension))
+    return aggregate_of(plan, tallies.values())
+
+
+def _first(_: sqlite3.Cursor, row: tuple[Any, ...]) -> Any:
+    return row[0]

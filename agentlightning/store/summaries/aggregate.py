@@ -1,0 +1,202 @@
+"""Figures of many rollouts in groups: what is asked for, what a store counts of each, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, Final, get_args
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.summaries.facts import Facts, task_of
+from agentlightning.store.summaries.plan import filter_of
+from agentlightning.types import AggregateBy, AggregateGroup, RolloutAggregate, RolloutFilter
+
+GROUPED: Final[tuple[str, ...]] = get_args(AggregateBy)
+MOST_BUCKETS: Final = 100
+_LONGEST_NAME = 512
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in ("step", "outcome", "status", "mode", "task")},
+    "resources": ("resources_id", "resources_version"),
+    "worker": ("worker_id",),
+    "none": (),
+}
+"""The facts that a group has in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatePlan:
+    """Which rollouts are asked for, how they are grouped, and of what the figures are."""
+
+    by: AggregateBy = "step"
+    chosen: RolloutFilter = field(default_factory=RolloutFilter)
+    buckets: int = 0
+    dimension: str | None = None
+    """The dimension of the reward; None is the reward itself."""
+
+    @classmethod
+    def of(cls, by: Any, chosen: RolloutFilter | None, buckets: int, dimension: str | None) -> AggregatePlan:
+        """Return the plan of a call.
+
+        Raises:
+            BadRequestError: an argument is wrong.
+        """
+        if by not in GROUPED:
+            raise BadRequestError(f"Rollouts cannot be grouped by {by!r}; expected one of {', '.join(GROUPED)}")
+        if type(buckets) is not int or not 0 <= buckets <= MOST_BUCKETS:
+            raise BadRequestError(f"buckets must be from 0 to {MOST_BUCKETS}; got {buckets!r}")
+        if dimension is not None and (type(dimension) is not str or len(dimension) > _LONGEST_NAME):
+            raise BadRequestError(
+                f"dimension must be the name of a reward's dimension, of at most {_LONGEST_NAME} characters; "
+                f"got {str(dimension)[:60]!r}"
+            )
+        return cls(by, filter_of(chosen), buckets, dimension)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a store counts of one group."""
+
+    key: tuple[Any, ...]
+    """The values of its `COLUMNS`."""
+    count: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    seconds: float = 0.0
+    """Of those that have ended, together."""
+    ended: int = 0
+    first: float = math.inf
+    last: float = -math.inf
+    rewards: Sequence[float] = ()
+    """In ascending order."""
+
+    def add(self, outcome: str | None, count: int, seconds: float, ended: int, first: float, last: float) -> None:
+        """Add so many rollouts of the group with this outcome."""
+        self.count += count
+        if outcome is not None:
+            self.outcomes[outcome] += count
+        self.seconds += seconds
+        self.ended += ended
+        self.first, self.last = min(self.first, first), max(self.last, last)
+
+
+def tally(facts: Iterable[Facts], by: str, dimension: str | None) -> list[Tally]:
+    """Return the groups of rollouts."""
+    groups: dict[Any, list[Facts]] = {}
+    columns = [Facts._fields.index(name) for name in COLUMNS[by]]
+    key_of: Callable[[Facts], Any] = itemgetter(*columns) if columns else _nothing
+    for each in facts:
+        key = key_of(each)
+        if key in groups:
+            groups[key].append(each)
+        else:
+            groups[key] = [each]
+    return [_tallied(key if len(columns) != 1 else (key,), found, dimension) for key, found in groups.items()]
+
+
+def _nothing(_: Facts) -> tuple[()]:
+    return ()
+
+
+_START, _END, _OUTCOME, _REWARD = (Facts._fields.index(n) for n in ("start_time", "end_time", "outcome", "reward"))
+
+
+def _tallied(key: tuple[Any, ...], found: list[Facts], dimension: str | None) -> Tally:
+    outcomes = Counter(map(itemgetter(_OUTCOME), found))
+    outcomes.pop(None, None)
+    starts: list[float] = list(map(itemgetter(_START), found))
+    ends: list[float | None] = list(map(itemgetter(_END), found))
+    seconds = [end - start for start, end in zip(starts, ends, strict=True) if end is not None]
+    if dimension is None:
+        rewards = [reward for reward in map(itemgetter(_REWARD), found) if reward is not None]
+    else:
+        rewards = dimension_values((each.rewards for each in found), dimension)
+    rewards.sort()
+    total = math.fsum(seconds)
+    return Tally(key, len(found), outcomes, total, len(seconds), min(starts), max(starts), rewards)
+
+
+def dimension_values(texts: Iterable[str | None], dimension: str) -> list[float]:
+    """Return the values of a dimension in those of the rewards (as JSON) that have it."""
+    found = [json.loads(text).get(dimension) for text in texts if text is not None]
+    return [value for value in found if value is not None]
+
+
+def aggregate_of(plan: AggregatePlan, tallies: Iterable[Tally]) -> RolloutAggregate:
+    """Return the answer to a plan out of what was counted."""
+    found = [tally for tally in tallies if tally.count]
+    edges = _edges([tally.rewards for tally in found if tally.rewards], plan.buckets)
+    groups = [_group(plan.by, tally, edges) for tally in found]
+    groups.sort(key=lambda group: _order(group.key))
+    return RolloutAggregate(by=plan.by, groups=groups, bucket_edges=edges)
+
+
+def _order(key: int | str | None) -> tuple[int, Any]:
+    return (2, 0) if key is None else (1, key) if isinstance(key, str) else (0, key)
+
+
+def _edges(rewards: list[Sequence[float]], buckets: int) -> list[float]:
+    if not buckets or not rewards:
+        return []
+    low, high = min(each[0] for each in rewards), max(each[-1] for each in rewards)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    inner = [low + (high / buckets - low / buckets) * index for index in range(1, buckets)]
+    return [low, *inner, high]
+
+
+def _group(by: str, found: Tally, edges: list[float]) -> AggregateGroup:
+    rewards, n = found.rewards, len(found.rewards)
+    mean = error = None
+    if n:
+        mean = math.fsum(reward / n for reward in rewards)
+    if mean is not None and n > 1:
+        error = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (n - 1) / n)
+    quantiles = [quantile(rewards, part) if n else None for part in (0.1, 0.25, 0.5, 0.75, 0.9)]
+    buckets = _buckets(rewards, edges)
+    return AggregateGroup(
+        key=_key(by, found.key),
+        count=found.count,
+        scored=n,
+        mean=mean,
+        stderr=error,
+        minimum=rewards[0] if n else None,
+        maximum=rewards[-1] if n else None,
+        **dict(zip(("p10", "p25", "p50", "p75", "p90"), quantiles, strict=True)),
+        outcomes=dict(sorted(found.outcomes.items())),
+        buckets=buckets,
+        seconds_mean=found.seconds / found.ended if found.ended else None,
+        first_time=found.first,
+        last_time=found.last,
+    )
+
+
+def _buckets(rewards: Sequence[float], edges: list[float]) -> list[int]:
+    if not edges:
+        return []
+    places = [0, *(bisect_left(rewards, edge) for edge in edges[1:-1]), len(rewards)]
+    return [end - begin for begin, end in pairwise(places)]
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Return the value that this part of them does not exceed, interpolated between the two that are nearest."""
+    place = part * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    left, right = ordered[below], ordered[above]
+    return left if left == right else left * (1 - (place - below)) + right * (place - below)
+
+
+def _key(by: str, key: tuple[Any, ...]) -> int | str | None:
+    if by == "none":
+        return None
+    if by == "task":
+        return task_of(key[0])
+    if by == "resources":
+        resources_id, version = key
+        return None if resources_id is None else resources_id if version is None else f"{resources_id}@{version}"
+    return key[0]

@@ -1,0 +1,78 @@
+"""Summaries and figures over any store that answers the contract's other questions, slowly: it reads every rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentlightning.semconv import STALE
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
+from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutAggregate, RolloutFilter, Span, SummaryPage
+from agentlightning.utils.rewards import reward_of_span
+
+if TYPE_CHECKING:
+    from agentlightning.store.read_operations import ReadOperations
+
+
+async def query_summaries(
+    store: ReadOperations,
+    chosen: RolloutFilter | None,
+    sort_by: str,
+    sort_order: str,
+    *,
+    limit: int,
+    offset: int,
+    cursor: str | None,
+) -> SummaryPage:
+    """Return a page of summaries.
+
+    Raises:
+        BadRequestError: an argument is wrong.
+    """
+    plan = SummaryPlan.of(chosen, sort_by, sort_order, limit, offset, cursor, places=str)
+    return page_of_entries([await _entry(store, rollout) for rollout in await store.query_rollouts()], plan)
+
+
+async def aggregate(
+    store: ReadOperations, by: str, chosen: RolloutFilter | None, buckets: int, dimension: str | None
+) -> RolloutAggregate:
+    """Return figures of rollouts in groups.
+
+    Raises:
+        BadRequestError: an argument is wrong.
+    """
+    plan = AggregatePlan.of(by, chosen, buckets, dimension)
+    entries = [await _entry(store, rollout) for rollout in await store.query_rollouts()]
+    found = [entry.facts for entry in matching(entries, plan.chosen)]
+    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+
+
+class _Input:
+    def __init__(self, value: object) -> None:
+        self._text = input_text(value)
+
+    def searched(self) -> str:
+        return searched(self._text)
+
+    def preview(self) -> str:
+        return preview_of(self._text)
+
+
+async def _entry(store: ReadOperations, rollout: AttemptedRollout | Rollout) -> Entry:
+    attempt: Attempt | None = getattr(rollout, "attempt", None)
+    spans = await store.query_spans(rollout.rollout_id)
+    if attempt is not None and attempt.reward is None:
+        reward, rewards = final_reward([span for span in spans if span.attempt_id == attempt.attempt_id])
+        attempt = attempt.model_copy(update={"reward": reward, "rewards": rewards})
+    facts = facts_of(rollout, attempt, 0 if attempt is None else attempt.sequence_id)
+    return Entry(facts, rollout.rollout_id, len(spans), _Input(rollout.input))
+
+
+def final_reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float] | None]:
+    """Return the final reward of an attempt and its dimensions, out of its spans in the order of their numbers."""
+    for span in reversed(spans):
+        if span.attributes.get(STALE) is not True and (found := reward_of_span(span)) is not None:
+            return found
+    return None, None

@@ -1,0 +1,248 @@
+"""SummaryPlan: which rollouts are asked for, in what order, which page; and how a page is made of facts in Python."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Protocol, cast, get_args
+
+from pydantic import ValidationError
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.summaries.facts import Facts, searched, summary_of, task_text
+from agentlightning.types import RolloutFilter, RolloutSummary, SummaryPage, SummarySort
+
+SORTS: Final[tuple[str, ...]] = get_args(SummarySort)
+LARGEST_PAGE: Final = 1000
+_MOST = 2**53
+_NOT_IN_FACTS: Final = frozenset(("spans",))
+
+
+class Input(Protocol):
+    """Gives the input of a rollout as text."""
+
+    def searched(self) -> str:
+        """Return the part that is searched, in the form in which case does not matter."""
+        ...
+
+    def preview(self) -> str:
+        """Return what a summary shows."""
+        ...
+
+
+class Entry(NamedTuple):
+    """One rollout as a page in Python is made of it."""
+
+    facts: Facts
+    place: int | str
+    """Among rollouts that are equal in what they are sorted by; no two have the same."""
+    spans: int
+    input: Input
+
+
+Place = tuple[Any, int | str]
+"""The value of a rollout in what a page is sorted by, None perhaps, and its place among those equal in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPlan:
+    """Which summaries are asked for, in what order, which page. Those without the value that is sorted by are last, in
+    both directions; equal ones are in the order of their places, in the direction of the page."""
+
+    chosen: RolloutFilter = field(default_factory=RolloutFilter)
+    sort_by: str = "start_time"
+    descending: bool = True
+    limit: int = 100
+    offset: int = 0
+    after: Place | None = None
+    """The page begins behind this one."""
+
+    @classmethod
+    def of(
+        cls, chosen: RolloutFilter | None, sort_by: str, sort_order: str, limit: int, offset: int, cursor: str | None,
+        places: type[int] | type[str] = int,
+    ) -> SummaryPlan:  # fmt: skip
+        """Return the plan of a call. `places` says what the places of the store are.
+
+        Raises:
+            BadRequestError: an argument is wrong, or the cursor is of another order.
+        """
+        if sort_by not in SORTS:
+            raise BadRequestError(f"Summaries cannot be sorted by {sort_by!r}; expected one of {', '.join(SORTS)}")
+        if sort_order not in ("asc", "desc"):
+            raise BadRequestError(f"Unsupported sort order {sort_order!r}; expected 'asc' or 'desc'")
+        if type(limit) is not int or not 1 <= limit <= LARGEST_PAGE:
+            raise BadRequestError(f"limit must be from 1 to {LARGEST_PAGE}; got {limit!r}")
+        if type(offset) is not int or not 0 <= offset <= _MOST:
+            raise BadRequestError(f"offset must be an integer of at least 0; got {offset!r}")
+        if cursor is not None and offset:
+            raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")
+        after = None if cursor is None else _read_cursor(cursor, sort_by, sort_order, places)
+        return cls(filter_of(chosen), sort_by, sort_order == "desc", limit, offset, after)
+
+    def cursor(self, place: Place) -> str:
+        """Return the cursor behind a rollout."""
+        text = json.dumps([self.sort_by, "desc" if self.descending else "asc", *place], separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def page(self, found: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
+        """Return the page with what was found for it, one more than its limit if there are more."""
+        more, found = len(found) > self.limit, found[: self.limit]
+        return SummaryPage.model_construct(
+            items=[summary for summary, _ in found],
+            limit=self.limit,
+            offset=self.offset,
+            total=total,
+            cursor=self.cursor(found[-1][1]) if more else None,
+        )
+
+
+def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
+    """Return a filter, validated.
+
+    Raises:
+        BadRequestError: a value does not fit its field, or there is no such field.
+    """
+    if chosen is None:
+        return RolloutFilter()
+    try:
+        return RolloutFilter.model_validate(chosen.model_dump() if isinstance(chosen, RolloutFilter) else chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        got = repr(first["input"])[:100]
+        raise BadRequestError(
+            f"filter{place and f'.{place}'} has a wrong value: {first['msg'][:300]}; got {got}. The fields are: "
+            f"{', '.join(RolloutFilter.model_fields)}"
+        ) from None
+
+
+def _read_cursor(text: str, sort_by: str, sort_order: str, places: type[int] | type[str]) -> Place:
+    try:
+        found = json.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
+        sorted_by, order, value, place = found
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not (value is None or number or isinstance(value, str)) or type(place) is not places:
+            raise ValueError
+        if (sort_by == "status" and number) or (sort_by != "status" and isinstance(value, str)):
+            raise ValueError
+        if (isinstance(value, int) and abs(value) > _MOST) or (isinstance(place, int) and abs(place) > 2**63 - 1):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        text = str(text)[:60]
+        raise BadRequestError(f"{text!r} is no cursor of this store; take it from an earlier page") from None
+    if (sorted_by, order) != (sort_by, sort_order):
+        raise BadRequestError(
+            f"The cursor is of a page sorted by {sorted_by!r} {order!r}; this one is sorted by {sort_by!r} "
+            f"{sort_order!r}. Begin again without a cursor"
+        )
+    return value, place
+
+
+# --- in Python -------------------------------------------------------------------------------------------------------
+
+
+def value_of(sort_by: str) -> Callable[[Entry], Any]:
+    """Return what gives the value that entries are sorted by."""
+    if sort_by == "duration":
+        return lambda entry: None if entry[0].end_time is None else entry[0].end_time - entry[0].start_time
+    return attrgetter(sort_by if sort_by in _NOT_IN_FACTS else f"facts.{sort_by}")
+
+
+def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
+    """Return the entries that pass a filter."""
+    found = list(entries)
+    for test in tests_of(chosen):
+        found = [entry for entry in found if test(entry[0])]
+    if chosen.input_contains:
+        wanted = searched(chosen.input_contains)
+        found = [entry for entry in found if wanted in entry[3].searched()]
+    return found
+
+
+def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
+    """Return a filter as tests of facts, but for that of the input."""
+    tests: list[Callable[[Facts], bool]] = []
+    given = chosen.model_fields_set
+    if "run_id" in given:
+        run_id = chosen.run_id or None
+        tests.append(lambda facts: (facts.run_id or None) == run_id)
+    for name in ("status", "mode", "outcome", "rollout_id"):
+        if (wanted := getattr(chosen, f"{name}_in")) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset(wanted)))
+    for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
+        if (wanted := getattr(chosen, name)) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset((wanted,))))
+    if chosen.task is not None:
+        tests.append(_is_in(Facts._fields.index("task"), frozenset((task_text(chosen.task),))))
+    for name in ("step", "reward"):
+        low, high = getattr(chosen, f"{name}_from"), getattr(chosen, f"{name}_to")
+        if low is not None or high is not None:
+            low, high = -math.inf if low is None else low, math.inf if high is None else high
+            tests.append(_is_between(Facts._fields.index(name), low, high))
+    if chosen.has_reward is not None:
+        has = chosen.has_reward
+        tests.append(lambda facts: (facts.reward is not None) == has)
+    if (part := chosen.rollout_id_contains) is not None:
+        tests.append(lambda facts: part in facts.rollout_id)
+    if (after := chosen.started_after) is not None:
+        tests.append(lambda facts: facts.start_time >= after)
+    if (before := chosen.started_before) is not None:
+        tests.append(lambda facts: facts.start_time < before)
+    return tests
+
+
+def _is_in(field: int, wanted: frozenset[Any]) -> Callable[[Facts], bool]:
+    return lambda facts: facts[field] in wanted
+
+
+def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
+    return lambda facts: (value := cast("float | None", facts[field])) is not None and low <= value <= high
+
+
+def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
+    """Return the page of a plan out of all rollouts."""
+    found = matching(entries, plan.chosen)
+    total = len(found)
+    value = value_of(plan.sort_by)
+    known: list[tuple[Place, Entry]] = []
+    unknown: list[tuple[Place, Entry]] = []
+    for entry in found:
+        of_entry = value(entry)
+        (unknown if of_entry is None else known).append(((of_entry, entry[1]), entry))
+    if plan.after is not None:
+        known, unknown = _behind(plan, known), _behind(plan, unknown)
+    end = plan.offset + plan.limit + 1
+    page = _first(known, end, plan.descending)
+    if len(page) < end:
+        page += _first(unknown, end - len(page), plan.descending)
+    return plan.page([(summary_of(e.facts, e.spans, e.input.preview()), at) for at, e in page[plan.offset :]], total)
+
+
+def _behind(plan: SummaryPlan, found: list[tuple[Place, Entry]]) -> list[tuple[Place, Entry]]:
+    """Return those behind the place where the page begins. All of them have a value, or none has."""
+    after: Any = plan.after
+    if not found or (found[0][0][0] is None) != (after[0] is None):
+        return found if found and found[0][0][0] is None else []
+    begin = 1 if after[0] is None else 0
+    if plan.descending:
+        return [each for each in found if each[0][begin:] < after[begin:]]
+    return [each for each in found if each[0][begin:] > after[begin:]]
+
+
+def _first(found: list[tuple[Place, Entry]], count: int, descending: bool) -> list[tuple[Place, Entry]]:
+    """Return the first of them in order."""
+    begin = 1 if found and found[0][0][0] is None else 0
+
+    def key(each: tuple[Place, Entry]) -> Any:
+        return each[0][begin:]
+
+    if 8 * count < len(found):
+        return (heapq.nlargest if descending else heapq.nsmallest)(count, found, key)
+    return sorted(found, key=key, reverse=descending)[:count]

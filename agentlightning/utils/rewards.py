@@ -1,0 +1,121 @@
+"""Reads the reward of a span. The readers are total: a span that only looks like a reward is no reward.
+
+The one reader for the emitter, for adapters, and for the store, which keeps the final reward of each attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final, cast
+
+from pydantic import TypeAdapter
+
+from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
+from agentlightning.types import SpanLike
+from agentlightning.utils.attributes import filter_and_unflatten_attributes
+
+logger = logging.getLogger(__name__)
+
+REWARD: Final = LightningSpanAttributes.REWARD.value
+_LEGACY_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+_PREFIX: Final = f"{REWARD}."
+MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AGL_ANNOTATION.encode())
+"""One of these is in the encoded form of every span that carries a reward."""
+
+
+def as_number(value: object) -> float | None:
+    """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
+    if isinstance(value, (bool, int, float, numbers.Real)):
+        return float(value)
+    item = getattr(value, "item", None)
+    if getattr(value, "ndim", None) == 0 and callable(item):
+        return as_number(item())
+    return None
+
+
+def as_reward(value: object) -> float | None:
+    """Return a reward as a float; None for what is no finite number."""
+    number = as_number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def may_hold_reward(span: SpanLike) -> bool:
+    """False for a span that surely carries no reward, after a look that costs little: most spans carry none."""
+    attributes = span.attributes
+    if not attributes:
+        return False
+    return (
+        _PREFIX in "\n".join(attributes)
+        or _LEGACY_OUTPUTS[0] in attributes
+        or _LEGACY_OUTPUTS[1] in attributes
+        or (span.name == AGL_ANNOTATION and "reward" in attributes)
+    )
+
+
+def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
+    """Return the dimensions of the reward on this span, the primary one first; none if it has no readable reward."""
+    attributes = span.attributes or {}
+    if not any(key.startswith(_PREFIX) for key in attributes):
+        return []
+    try:
+        found = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
+        return _dimensions_type().validate_python(found)
+    except ValueError as error:
+        logger.warning("Span %s has reward attributes that cannot be read: %s", span.name, error)
+        return []
+
+
+@cache  # made at its first use: importing this takes no time
+def _dimensions_type() -> TypeAdapter[list[RewardPydanticModel]]:
+    return TypeAdapter(list[RewardPydanticModel])
+
+
+def get_reward_value(span: SpanLike) -> float | None:
+    """Return the primary reward on this span, also in the forms of older versions; None if there is none."""
+    rewards = get_rewards_from_span(span)
+    return rewards[0].value if rewards else _in_older_form(span)
+
+
+def _in_older_form(span: SpanLike) -> float | None:
+    attributes = span.attributes or {}
+    for key in _LEGACY_OUTPUTS:  # `{"type": "reward", "value": ...}`, given as text or as a dictionary
+        output: object = attributes.get(key)
+        if isinstance(output, str):
+            with suppress(ValueError):
+                output = json.loads(output)
+        fields = cast(dict[str, Any], output) if isinstance(output, dict) else {}
+        if fields.get("type") == "reward" and (value := as_number(fields.get("value"))) is not None:
+            return value
+    if span.name == AGL_ANNOTATION and "reward" in attributes:
+        return as_number(attributes["reward"])
+    return None
+
+
+def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
+    """Return the last reward in the order given; None if there is none."""
+    for span in reversed(spans):
+        value = get_reward_value(span)
+        if value is not None:
+            return value
+    return None
+
+
+def reward_of_span(span: SpanLike) -> tuple[float | None, dict[str, float] | None] | None:
+    """Return the reward on a span and its dimensions by name, of both only what is finite; None if there is none.
+
+    A reward that is not finite is one all the same: the final one, if it comes last, of which nothing can be learnt.
+    """
+    if not may_hold_reward(span):
+        return None
+    dimensions = get_rewards_from_span(span)
+    value = dimensions[0].value if dimensions else _in_older_form(span)
+    if value is None:
+        return None
+    finite = {each.name: each.value for each in dimensions if math.isfinite(each.value)}
+    return as_reward(value), finite or None
