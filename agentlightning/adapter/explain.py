@@ -206,6 +206,11 @@ class Explanation:
         return "\n".join([*table, self.words()])
 
 
+def advice_for(reason: str) -> str | None:
+    """Return what may help where a call is in no row for this reason; None where there is nothing to do."""
+    return _TO_TRY.get(reason)
+
+
 def explain_calls(
     rollout_id: str,
     calls: Sequence[ModelCall],

@@ -13,7 +13,7 @@ import mimetypes
 import secrets
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -38,7 +38,7 @@ _NOT_BUILT: Final = (
 )
 
 
-PATHS: Final = {
+PATHS: Final[dict[str, Any]] = {
     "/": {
         "get": {
             "operationId": "page",

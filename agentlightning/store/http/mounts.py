@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.routing import Route
@@ -30,10 +30,9 @@ class Mount:
     """Its paths, none of which the store's interface has."""
     is_open: Callable[[str], bool] = lambda path: False
     """True for a path that needs no token: files of the page, never data."""
-    paths: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the description of the interface says of its paths: `paths` of OpenAPI."""
-    schemas: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The values that `paths` names: `components.schemas` of OpenAPI."""
+    describe: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})
+    """What the description of the interface says of its paths: `paths` and `components.schemas` of OpenAPI. Asked for
+    once, by whoever asks for the description."""
 
 
 Part = Callable[[Callable[[], LightningStore]], Mount]

@@ -54,10 +54,10 @@ def openapi_document() -> Schema:
         for number, (method, path) in enumerate(ways):
             entry = _entry(operation, method, path, schemas, suffix="" if number == 0 else f"_{number + 1}")
             paths.setdefault(PREFIX + path, {})[method.lower()] = entry
-    mounts = mounts_of(_no_store)
-    for mount in mounts:
-        paths.update(mount.paths)
-        models.update(mount.schemas)
+    for mount in mounts_of(_no_store):
+        added, described = mount.describe()
+        paths.update(added)
+        models.update(described)
     return {
         "openapi": "3.1.0",
         "info": {"title": "LightningStore Server", "version": VERSION},

@@ -1,0 +1,237 @@
+"""What was said in one attempt: each model call in its place, with the messages that nobody has seen before it.
+
+A prompt usually repeats all that was said; shown is what it adds. Where it does not go on from the call before, it
+branches: from the call with which it has most messages in common. Texts are those of others: they are bounded here and
+shown as text by the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agentlightning.adapter.calls.calls import ModelCall
+from agentlightning.adapter.explain import ExplainedCall
+from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
+from agentlightning.adapter.spans.content import in_order, read_content
+from agentlightning.algorithm.collect import Evidence
+from agentlightning.algorithm.ledger.record import read_rollout
+from agentlightning.dashboard.values import AttemptConversation, ConversationCall, Part, ShownMessage, ToolCall
+from agentlightning.types import Span
+
+MOST_TEXT: Final = 200_000
+"""Characters of one text; the whole one is in its span."""
+_ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
+_CUT: Final = frozenset(("length", "max_tokens", "max_output_tokens", "MAX_TOKENS"))
+
+
+def conversation_of(found: Evidence, attempt_id: str) -> AttemptConversation:
+    """Return the calls of one attempt in the order of arrival, late ones included."""
+    reading = read_rollout(found.rollout, found.attempts, found.spans)
+    ended = next((a.end_time for a in found.attempts if a.attempt_id == attempt_id), None)
+    shown: list[tuple[int, list[Fields]]] = []
+    calls: list[ConversationCall] = []
+    cutter = _Cutter()
+    for told in reading.explain().calls:
+        if told.call.ref.attempt_id != attempt_id:
+            continue
+        prompt, replies = _said(told.call)
+        start, branch = _known(prompt, shown)
+        calls.append(_call(told, prompt[start:], replies, branch, ended, cutter))
+        shown.append((told.number, [*prompt, *replies[:1]]))
+    return AttemptConversation(calls=calls, shortened=cutter.shortened)
+
+
+def _call(
+    told: ExplainedCall,
+    new: Sequence[Fields],
+    replies: Sequence[Fields],
+    branch: int | None,
+    ended: float | None,
+    cutter: _Cutter,
+) -> ConversationCall:
+    call = told.call
+    span = _first_span(call)
+    began = None if span is None else span.start_time
+    return ConversationCall(
+        number=told.number,
+        call_id=call.call_id,
+        state=call.state,
+        late=call.stale or (ended is not None and began is not None and began > ended),
+        cut_off=call.finish_reason in _CUT or call.state == "client_left",
+        agent=call.agent,
+        model=told.model,
+        start_time=began,
+        end_time=None if span is None else span.end_time,
+        messages_new=[_message(each, cutter) for each in new],
+        branches_from=branch,
+        reply=[_message({"role": "assistant", **each}, cutter) for each in replies],
+        finish_reason=call.finish_reason,
+        error=told.error,
+        prompt_tokens=told.prompt_tokens,
+        completion_tokens=told.completion_tokens,
+        weight_version=call.weight_version,
+        new_row=told.begins is not None,
+        why=told.reason or told.begins,
+    )
+
+
+def _known(prompt: Sequence[Fields], shown: Sequence[tuple[int, list[Fields]]]) -> tuple[int, int | None]:
+    """Return how many messages of a prompt were shown before, and from which call it branches; None if it goes on from
+    the last one, or has nothing in common with any."""
+    best, of, whole = 0, None, False
+    for number, messages in reversed(shown):
+        common = 0
+        for one, other in zip(prompt, messages, strict=False):
+            if _key(one) != _key(other):
+                break
+            common += 1
+        if (common, common == len(messages)) > (best, whole) and common:
+            best, of, whole = common, number, common == len(messages)
+    if not shown or of is None or (of == shown[-1][0] and best == len(shown[-1][1])):
+        return best, None
+    return best, of
+
+
+def _key(message: Mapping[str, object]) -> str:
+    """Return a message in a form in which a reply equals what the next prompt repeats of it."""
+    calls = [(_name(call), _arguments(call)) for call in dicts_in(message.get("tool_calls"))]
+    content = message.get("content")
+    text = content.strip() if isinstance(content, str) else content
+    return json.dumps([_role(message), text or None, calls], sort_keys=True, default=str)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _first_span(call: ModelCall) -> Span | None:
+    """Return the span that tells when a call was made: the gateway's, else a tracer's."""
+    spans = call.spans
+    return None if spans is None else spans.request or spans.record or spans.seen
+
+
+def _said(call: ModelCall) -> tuple[list[Fields], list[Fields]]:
+    """Return the messages of the prompt, and the answers; from the first span that kept any."""
+    spans = call.spans
+    own = () if spans is None else (spans.request, spans.seen, *spans.also, spans.record)
+    for span in own:
+        if span is None:
+            continue
+        content = read_content(span.attributes, span.events)
+        prompt = in_order(content.prompt)
+        replies = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
+        if prompt or any(each.get("content") or each.get("tool_calls") for each in replies):
+            told = [each for each in replies if each.get("content") or each.get("tool_calls") or _reasoning(each)]
+            return prompt, told
+    return [], []
+
+
+def _message(message: Mapping[str, object], cutter: _Cutter) -> ShownMessage:
+    parts = [Part(type="reasoning", text=cutter.cut(text)) for text in _reasoning(message)]
+    parts += _content(message.get("content"), cutter)
+    name, answered = message.get("name"), message.get("tool_call_id")
+    return ShownMessage(
+        role=_role(message),
+        content=parts,
+        tool_calls=[
+            ToolCall(id=_text_or_none(each.get("id")), name=_name(each), arguments=cutter.cut(_arguments(each)))
+            for each in dicts_in(message.get("tool_calls"))
+        ],
+        tool_call_id=_text_or_none(answered),
+        name=_text_or_none(name),
+    )
+
+
+def _role(message: Mapping[str, object]) -> str:
+    role = str(message.get("role") or "user")
+    return _ROLES.get(role, role)
+
+
+def _reasoning(message: Mapping[str, object]) -> list[str]:
+    found = (message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    return [text for text in found if isinstance(text, str) and text]
+
+
+def _content(content: object, cutter: _Cutter) -> list[Part]:
+    if isinstance(content, str) and content.startswith("[") and '"type"' in content:
+        parts = decoded(content)
+        content = parts if is_list(parts) else content
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [Part(type="text", text=cutter.cut(content))]
+    if not is_list(content):
+        return [Part(type="json", text=cutter.cut(_json(content)))]
+    return [_part(each, cutter) for each in content]
+
+
+def _part(part: object, cutter: _Cutter) -> Part:
+    fields = as_dict(part)
+    kind = str(fields.get("type", ""))
+    if isinstance(part, str):
+        return Part(type="text", text=cutter.cut(part))
+    if kind in ("thinking", "reasoning"):
+        told = fields.get("thinking") or fields.get("text") or fields.get("summary")
+        return Part(type="reasoning", text=cutter.cut(told if isinstance(told, str) else _json(told)))
+    if "image" in kind:
+        return _image(fields)
+    text = fields.get("text")
+    if isinstance(text, str):
+        return Part(type="text", text=cutter.cut(text))
+    return Part(type="json", text=cutter.cut(_json(part)))
+
+
+def _image(part: Mapping[str, object]) -> Part:
+    """Return what is known of an image without the image: its digest, size and kind."""
+    source = as_dict(part.get("source"))
+    url = as_dict(part.get("image_url")).get("url") or part.get("image_url") or source.get("data") or source.get("url")
+    text = url if isinstance(url, str) else _json(part)
+    media, data = source.get("media_type"), text
+    if text.startswith("data:"):
+        head, _, data = text.partition(",")
+        media = head.removeprefix("data:").partition(";")[0]
+    if text.startswith("data:") or "data" in source:
+        try:
+            raw = b64decode(data, validate=False)
+            return Part(
+                type="image", sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw), media_type=_text_or_none(media)
+            )
+        except ValueError:
+            pass
+    return Part(type="image", sha256=hashlib.sha256(text.encode(errors="replace")).hexdigest())
+
+
+def _name(call: Mapping[str, object]) -> str:
+    return str(as_dict(call.get("function")).get("name") or call.get("name") or "?")
+
+
+def _arguments(call: Mapping[str, object]) -> str:
+    told: Any = as_dict(call.get("function")).get("arguments", call.get("arguments"))
+    if told is None:
+        return ""
+    return told if isinstance(told, str) else _json(told)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+class _Cutter:
+    """Bounds texts, and counts those that it cut."""
+
+    def __init__(self) -> None:
+        self.shortened = 0
+
+    def cut(self, text: str) -> str:
+        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no JSON
+        if len(text) <= MOST_TEXT:
+            return text
+        self.shortened += 1
+        return f"{text[:MOST_TEXT]}... ({len(text)} characters; the whole text is in the span)"

@@ -1,0 +1,112 @@
+"""The data that the page asks for beyond the store's own operations: GET, JSON, with the server's token if it has one.
+
+Everything is read through the `LightningStore` interface, so any store will do. What takes long is done in a thread, a
+few at a time, so that the server goes on answering the runners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentlightning.dashboard.questions import MOST_PAIRS, QUESTIONS
+from agentlightning.errors import BadRequestError
+from agentlightning.field_help import Value
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http.operations import PREFIX
+
+_AT_ONCE: Final = 2
+"""Answers that are worked out at the same time; the others wait."""
+
+
+class Data:
+    """The endpoints of one server."""
+
+    def __init__(self, store: Callable[[], LightningStore]) -> None:
+        self._store, self._started = store, time.time()
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    def routes(self) -> list[Route]:
+        """Return the paths of the data."""
+        return [
+            Route(PREFIX + each.path, self._endpoint(getattr(self, f"_{each.name}")), methods=["GET"], name=each.name)
+            for each in QUESTIONS
+        ]
+
+    @staticmethod
+    def _endpoint(answer: Callable[[Request], Awaitable[Value]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            body = (await answer(request)).model_dump_json().encode()
+            return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+        return endpoint
+
+    async def _explain_rollout(self, request: Request) -> Value:
+        from agentlightning.dashboard.explanation import explanation_of
+        from agentlightning.dashboard.reading import ledger_record, rollout_evidence
+
+        rollout_id, attempt_id = request.path_params["rollout_id"], request.query_params.get("attempt_id")
+        async with self._places:
+            found = await rollout_evidence(self._store(), rollout_id, attempt_id)
+            record = await ledger_record(self._store(), found.rollout.run_id, rollout_id)
+            return await asyncio.to_thread(explanation_of, found, record, attempt_id)
+
+    async def _span_tree(self, request: Request) -> Value:
+        from agentlightning.dashboard.tree import tree_of
+
+        rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
+        async with self._places:
+            attempt_id = await self._attempt(rollout_id, attempt_id)
+            spans = list(await self._store().query_spans(rollout_id, attempt_id))
+            return await asyncio.to_thread(tree_of, spans)
+
+    async def _conversation(self, request: Request) -> Value:
+        from agentlightning.dashboard.conversation import conversation_of
+        from agentlightning.dashboard.reading import rollout_evidence
+
+        rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
+        async with self._places:
+            attempt_id = await self._attempt(rollout_id, attempt_id)
+            found = await rollout_evidence(self._store(), rollout_id, attempt_id)
+            return await asyncio.to_thread(conversation_of, found, attempt_id)
+
+    async def _compare_sides(self, request: Request) -> Value:
+        from agentlightning.dashboard.comparison import FORMS, compare
+
+        before, after = request.query_params.get("before"), request.query_params.get("after")
+        if not before or not after:
+            raise BadRequestError(f"before= and after= are both needed, each as {FORMS}")
+        limit = _whole(request, "limit", 100, MOST_PAIRS)
+        offset = _whole(request, "offset", 0, 1 << 31)
+        async with self._places:
+            return await compare(self._store(), before, after, limit=limit, offset=offset)
+
+    async def _server(self, request: Request) -> Value:
+        from agentlightning.dashboard.about import facts_of
+
+        return await facts_of(self._store(), self._started)
+
+    async def _attempt(self, rollout_id: str, attempt_id: str) -> str:
+        """Return the id of an attempt that is there."""
+        from agentlightning.dashboard.reading import rollout_evidence
+
+        latest = attempt_id == "latest"
+        found = await rollout_evidence(self._store(), rollout_id, None if latest else attempt_id)
+        if latest and found.latest is None:
+            raise BadRequestError(f"Rollout {rollout_id!r} has no attempt yet: nobody has claimed it")
+        return found.latest.attempt_id if latest and found.latest else attempt_id
+
+
+def _whole(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text[:12]) <= most):
+        raise BadRequestError(f"{name} must be a whole number from 0 to {most}; got {text[:50]!r}")
+    return int(text)

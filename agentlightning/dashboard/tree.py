@@ -1,0 +1,58 @@
+"""The spans of an attempt as a tree, repaired as the adapter does: gateway calls stand where the agent made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentlightning.adapter.calls.matching import spans_by_call
+from agentlightning.adapter.spans.rewards import reward_value
+from agentlightning.adapter.tree.tree import VIRTUAL_ROOT, TraceTree
+from agentlightning.dashboard.values import SpanNode, SpanTree
+from agentlightning.semconv import AGL_VIRTUAL
+from agentlightning.types import Span
+
+
+def tree_of(spans: Sequence[Span]) -> SpanTree:
+    """Return the tree of one attempt's spans; empty for none, and flat where no span has a place."""
+    if not spans:
+        return SpanTree(roots=[], problems=[])
+    spans = _below_their_clients(spans)
+    try:
+        root = TraceTree.from_spans(spans)
+        root.repair_hierarchy()
+    except ValueError as error:  # spans that are all below one another
+        return SpanTree(roots=[_node(TraceTree(span.span_id, span), []) for span in spans], problems=[str(error)])
+    built: dict[int, SpanNode] = {}
+    for node in reversed(root.traverse()):  # children first; deep trees are no trouble
+        built[id(node)] = _node(node, [built[id(child)] for child in node.children])
+    top = built[id(root)]
+    problems = [f"{problem.kind}: {problem.detail}" for problem in root.problems]
+    return SpanTree(roots=top.children if root.id == VIRTUAL_ROOT else [top], problems=problems)
+
+
+def _below_their_clients(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with the gateway's record of a call below the span of the agent's client that made the call."""
+    parents: dict[str, str] = {}
+    for call in spans_by_call(spans):
+        top = call.request or call.record
+        if top is not None and call.seen is not None and call.is_certain and not top.parent_id:
+            parents[top.span_id] = call.seen.span_id
+    return [
+        span.model_copy(update={"parent_id": parents[span.span_id]}) if span.span_id in parents else span
+        for span in spans
+    ]
+
+
+def _node(node: TraceTree, children: list[SpanNode]) -> SpanNode:
+    span, virtual = node.span, node.span.name in (VIRTUAL_ROOT, AGL_VIRTUAL)
+    return SpanNode(
+        span_id=f"virtual-{node.id}" if virtual else node.id,
+        name=span.name,
+        start_time=node.start_time,
+        end_time=node.end_time,
+        status_code=span.status.status_code,
+        sequence_id=0 if virtual else span.sequence_id,
+        agent=node.agent_name(),
+        reward=reward_value(span),
+        children=children,
+    )
