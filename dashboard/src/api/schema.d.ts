@@ -177,6 +177,41 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agl/rollouts/summaries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return rollouts that pass the filter, in short, and exactly how many there are. */
+        get: operations["query_rollout_summaries_2"];
+        put?: never;
+        /** Return rollouts that pass the filter, in short, and exactly how many there are. */
+        post: operations["query_rollout_summaries"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/aggregate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards. */
+        post: operations["aggregate_rollouts"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/rollouts/{rollout_id}/attempts/search": {
         parameters: {
             query?: never;
@@ -610,6 +645,125 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The page that shows the store; needs no token, its data do */
+        get: operations["page"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/assets/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A file that the page loads; needs no token */
+        get: operations["page_file"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/explanation": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Say for each model call of a rollout which row of training it went to, or why it is in none */
+        get: operations["explain_rollout"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}/tree": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the spans of an attempt as a tree, with the gateway's calls where the agent made them */
+        get: operations["span_tree"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}/conversation": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return what was said in an attempt, call by call; `latest` is the last attempt */
+        get: operations["conversation"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/comparison": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Compare the same tasks on two sides: runs, steps of runs, or versions of resources, with the paired test */
+        get: operations["compare_sides"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/server": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Say what the server is */
+        get: operations["server"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/events": {
         parameters: {
             query?: never;
@@ -771,6 +925,110 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * AggregateGroup
+         * @description Figures of the rollouts of one group. Those of rewards are null where none of them has a reward.
+         */
+        AggregateGroup: {
+            /**
+             * Key
+             * @description What they have in common; of resources `id@version`. None: they have none.
+             * @default null
+             */
+            key: number | string | null;
+            /**
+             * Count
+             * @description How many rollouts.
+             */
+            count: number;
+            /**
+             * Scored
+             * @description How many of them have a reward.
+             */
+            scored: number;
+            /**
+             * Mean
+             * @description Mean reward.
+             * @default null
+             */
+            mean: number | null;
+            /**
+             * Stderr
+             * @description Standard error of the mean: the standard deviation of the sample over the root of `scored`. None below two.
+             * @default null
+             */
+            stderr: number | null;
+            /**
+             * Minimum
+             * @description Smallest reward.
+             * @default null
+             */
+            minimum: number | null;
+            /**
+             * Maximum
+             * @description Greatest reward.
+             * @default null
+             */
+            maximum: number | null;
+            /**
+             * P10
+             * @description 10 % of the rewards are not greater; between two rewards quantiles are interpolated.
+             * @default null
+             */
+            p10: number | null;
+            /**
+             * P25
+             * @description The first quartile.
+             * @default null
+             */
+            p25: number | null;
+            /**
+             * P50
+             * @description The median.
+             * @default null
+             */
+            p50: number | null;
+            /**
+             * P75
+             * @description The third quartile.
+             * @default null
+             */
+            p75: number | null;
+            /**
+             * P90
+             * @description 90 % of the rewards are not greater.
+             * @default null
+             */
+            p90: number | null;
+            /**
+             * Outcomes
+             * @description How many rollouts have each outcome; those without one are in none.
+             */
+            outcomes?: {
+                [key: string]: number;
+            };
+            /**
+             * Buckets
+             * @description How many rewards lie in each bucket (`RolloutAggregate.bucket_edges`).
+             */
+            buckets?: number[];
+            /**
+             * Seconds Mean
+             * @description Mean seconds from start to end, of those that have ended; None if none has.
+             * @default null
+             */
+            seconds_mean: number | null;
+            /**
+             * First Time
+             * @description When the first of them started.
+             */
+            first_time: number;
+            /**
+             * Last Time
+             * @description When the last of them started.
+             */
+            last_time: number;
+        };
+        /**
          * Attempt
          * @description One try at a rollout by one worker.
          */
@@ -845,6 +1103,21 @@ export interface components {
              * @default null
              */
             error: components["schemas"]["AttemptError"] | null;
+            /**
+             * Reward
+             * @description Its final reward: that of the last span that carries one, which the store keeps up to date. Spans that came after
+             *     the end do not count; None if there is none, or if it is no finite number.
+             * @default null
+             */
+            reward: number | null;
+            /**
+             * Rewards
+             * @description The dimensions of the final reward by name, the primary one first; None if it has none.
+             * @default null
+             */
+            rewards: {
+                [key: string]: number;
+            } | null;
         };
         /**
          * AttemptError
@@ -1634,6 +1907,29 @@ export interface components {
             not_before: number | null;
         };
         /**
+         * RolloutAggregate
+         * @description Figures of rollouts in groups: numbers first, then texts, each in their order, then those without a key.
+         */
+        RolloutAggregate: {
+            /**
+             * By
+             * @description What they are grouped by.
+             * @enum {string}
+             */
+            by: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
+            /**
+             * Groups
+             * @description The groups that have rollouts.
+             */
+            groups: components["schemas"]["AggregateGroup"][];
+            /**
+             * Bucket Edges
+             * @description Where the buckets begin, and where the last one ends: of equal width from the smallest to the greatest reward of
+             *     all groups; around a reward that is the same in all of them, 1 wide together. Empty without buckets or rewards.
+             */
+            bucket_edges?: number[];
+        };
+        /**
          * RolloutConfig
          * @description Limits and retries of one rollout. Unknown fields are refused.
          */
@@ -1806,6 +2102,265 @@ export interface components {
              * @description When it ended; None before.
              */
             end_time: number | null;
+        };
+        /**
+         * RolloutFilter
+         * @description Which rollouts are meant: those for which all fields hold that are given. Unknown fields are refused.
+         */
+        RolloutFilter: {
+            /**
+             * Run Id
+             * @description Of this run; None or an empty text given: of no run. Not given: of any.
+             * @default null
+             */
+            run_id: string | null;
+            /**
+             * Status In
+             * @description Whose status is one of these.
+             * @default null
+             */
+            status_in: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
+            /**
+             * Mode In
+             * @description Whose mode is one of these.
+             * @default null
+             */
+            mode_in: ("train" | "val" | "test")[] | null;
+            /**
+             * Outcome In
+             * @description Whose outcome is one of these.
+             * @default null
+             */
+            outcome_in: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
+            /**
+             * Outcome Reason
+             * @description Whose outcome has this reason.
+             * @default null
+             */
+            outcome_reason: string | null;
+            /**
+             * Step From
+             * @description Of this step or a later one.
+             * @default null
+             */
+            step_from: number | null;
+            /**
+             * Step To
+             * @description Of this step or an earlier one.
+             * @default null
+             */
+            step_to: number | null;
+            /**
+             * Task
+             * @description Of this task.
+             * @default null
+             */
+            task: number | string | null;
+            /**
+             * Reward From
+             * @description With this reward or a greater one.
+             * @default null
+             */
+            reward_from: number | null;
+            /**
+             * Reward To
+             * @description With this reward or a smaller one.
+             * @default null
+             */
+            reward_to: number | null;
+            /**
+             * Has Reward
+             * @description With a reward, or (False) without one.
+             * @default null
+             */
+            has_reward: boolean | null;
+            /**
+             * Worker Id
+             * @description Whose latest attempt is of this worker.
+             * @default null
+             */
+            worker_id: string | null;
+            /**
+             * Resources Id
+             * @description With these resources.
+             * @default null
+             */
+            resources_id: string | null;
+            /**
+             * Resources Version
+             * @description With this version of its resources.
+             * @default null
+             */
+            resources_version: number | null;
+            /**
+             * Input Contains
+             * @description With this text, whatever its case, in the first 2,000 characters of the input: of a text itself, of anything
+             *     else its JSON.
+             * @default null
+             */
+            input_contains: string | null;
+            /**
+             * Rollout Id Contains
+             * @description With this text in its id.
+             * @default null
+             */
+            rollout_id_contains: string | null;
+            /**
+             * Rollout Id In
+             * @description With one of these ids.
+             * @default null
+             */
+            rollout_id_in: string[] | null;
+            /**
+             * Started After
+             * @description Enqueued or started at this moment or later.
+             * @default null
+             */
+            started_after: number | null;
+            /**
+             * Started Before
+             * @description Enqueued or started before this moment.
+             * @default null
+             */
+            started_before: number | null;
+        };
+        /**
+         * RolloutSummary
+         * @description A rollout and its latest attempt in short, without input, config and metadata.
+         */
+        RolloutSummary: {
+            /**
+             * Rollout Id
+             * @description Given by the store.
+             */
+            rollout_id: string;
+            /**
+             * Run Id
+             * @description The run it belongs to; None is a run of its own.
+             * @default null
+             */
+            run_id: string | null;
+            /**
+             * Status
+             * @description Where it stands.
+             * @enum {string}
+             */
+            status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
+            /**
+             * Mode
+             * @description Training, validation or test; None if it does not matter.
+             * @default null
+             */
+            mode: ("train" | "val" | "test") | null;
+            /**
+             * Step
+             * @description The training step it was made for: `metadata["step"]`.
+             * @default null
+             */
+            step: number | null;
+            /**
+             * Task
+             * @description Which task it carries out: `metadata["task"]`.
+             * @default null
+             */
+            task: number | string | null;
+            /**
+             * Sample
+             * @description Which of several rollouts of the task it is: `metadata["sample"]`.
+             * @default null
+             */
+            sample: number | null;
+            /**
+             * Start Time
+             * @description When it was enqueued or started.
+             */
+            start_time: number;
+            /**
+             * End Time
+             * @description When it ended; None before.
+             * @default null
+             */
+            end_time: number | null;
+            /**
+             * Resources Id
+             * @description The resources that the agent gets; None if none were published.
+             * @default null
+             */
+            resources_id: string | null;
+            /**
+             * Resources Version
+             * @description Their version.
+             * @default null
+             */
+            resources_version: number | null;
+            /**
+             * Attempts
+             * @description How many attempts it has.
+             * @default 0
+             */
+            attempts: number;
+            /**
+             * Attempt Id
+             * @description The latest attempt; None before the first.
+             * @default null
+             */
+            attempt_id: string | null;
+            /**
+             * Attempt Status
+             * @description Where the latest attempt stands.
+             * @default null
+             */
+            attempt_status: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout") | null;
+            /**
+             * Worker Id
+             * @description The worker of the latest attempt.
+             * @default null
+             */
+            worker_id: string | null;
+            /**
+             * Outcome
+             * @description How the latest attempt ended; None before.
+             * @default null
+             */
+            outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
+            /**
+             * Outcome Reason
+             * @description A short word that refines the outcome.
+             * @default null
+             */
+            outcome_reason: string | null;
+            /**
+             * Error Type
+             * @description Class of the exception that ended the latest attempt.
+             * @default null
+             */
+            error_type: string | null;
+            /**
+             * Reward
+             * @description The final reward of the latest attempt.
+             * @default null
+             */
+            reward: number | null;
+            /**
+             * Rewards
+             * @description Its dimensions by name.
+             * @default null
+             */
+            rewards: {
+                [key: string]: number;
+            } | null;
+            /**
+             * Spans
+             * @description Spans stored so far, those of every attempt.
+             * @default 0
+             */
+            spans: number;
+            /**
+             * Input Preview
+             * @description The first 200 characters of the input: of a text itself, of anything else its JSON.
+             * @default
+             */
+            input_preview: string;
         };
         /**
          * Run
@@ -2115,6 +2670,38 @@ export interface components {
             [key: string]: unknown;
         };
         /**
+         * SummaryPage
+         * @description One page of summaries, and where the next one begins.
+         */
+        SummaryPage: {
+            /**
+             * Items
+             * @description The items of this page.
+             */
+            items: components["schemas"]["RolloutSummary"][];
+            /**
+             * Limit
+             * @description Largest number of items asked for; -1 is all.
+             */
+            limit: number;
+            /**
+             * Offset
+             * @description How many matches come before this page.
+             */
+            offset: number;
+            /**
+             * Total
+             * @description Matches before paging.
+             */
+            total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end. Stays right while rollouts come and go.
+             * @default null
+             */
+            cursor: string | null;
+        };
+        /**
          * TraceStatus
          * @description Status of a span.
          */
@@ -2201,6 +2788,623 @@ export interface components {
              * @default null
              */
             run_id: string | null;
+        };
+        /**
+         * AttemptConversation
+         * @description What an agent and its models said in one attempt.
+         */
+        AttemptConversation: {
+            /**
+             * Calls
+             * @description In the order of arrival.
+             */
+            calls: components["schemas"]["ConversationCall"][];
+            /**
+             * Shortened
+             * @description Texts that were longer than the answer may be, and were cut.
+             */
+            shortened: number;
+        };
+        /**
+         * CallExplanation
+         * @description One model call: who saw it, how it ended, and what became of it.
+         */
+        CallExplanation: {
+            /**
+             * Number
+             * @description 1 for the first call of the rollout, in the order of arrival.
+             */
+            number: number;
+            /**
+             * Call Id
+             * @description Unique within its attempt.
+             */
+            call_id: string;
+            /**
+             * Attempt Id
+             * @description The attempt that made it.
+             */
+            attempt_id: string;
+            /**
+             * Agent
+             * @description Whose call it was, where that is known.
+             */
+            agent: string | null;
+            /**
+             * Model
+             * @description As the request named it.
+             */
+            model: string | null;
+            /**
+             * State
+             * @description `ok`, or what is missing or went wrong.
+             */
+            state: string;
+            /**
+             * Stale
+             * @description It came after its attempt had ended or lapsed.
+             */
+            stale: boolean;
+            /**
+             * Prompt Tokens
+             * @description How many; None if nobody told.
+             */
+            prompt_tokens: number | null;
+            /**
+             * Completion Tokens
+             * @description How many; None if nobody told.
+             */
+            completion_tokens: number | null;
+            /**
+             * Has Tokens
+             * @description Both lists of token ids are known.
+             */
+            has_tokens: boolean;
+            /**
+             * Seen By
+             * @description `gateway`, `tracer` or `both`.
+             */
+            seen_by: string;
+            /**
+             * Matched By
+             * @description How the recordings of the two were matched; None if only one saw it.
+             */
+            matched_by: string | null;
+            /**
+             * Row
+             * @description Number of its row among those of its attempt, 1 for the first; None if it is in none.
+             */
+            row: number | null;
+            /**
+             * Begins
+             * @description Why it began that row; None if it continued one, or is in none.
+             */
+            begins: string | null;
+            /**
+             * Reason
+             * @description Why it is in no row.
+             */
+            reason: string | null;
+            /**
+             * What To Try
+             * @description Advice for that reason.
+             */
+            what_to_try: string | null;
+            /**
+             * Error
+             * @description The error that the agent got.
+             */
+            error: string | null;
+            /**
+             * Weight Version
+             * @description The weights that served it; None if nobody recorded them.
+             */
+            weight_version: number | null;
+            /**
+             * Span Ids
+             * @description The spans that record it.
+             */
+            span_ids: string[];
+            /** @description What the training loop did with it; None if the run's ledger has no record of the rollout. */
+            ledger: components["schemas"]["LedgerEntry"] | null;
+        };
+        /**
+         * Comparison
+         * @description The same tasks on two sides.
+         */
+        Comparison: {
+            /**
+             * Before
+             * @description The first side in words.
+             */
+            before: string;
+            /**
+             * After
+             * @description The second side in words.
+             */
+            after: string;
+            /**
+             * Tasks
+             * @description Tasks with a reward on both sides.
+             */
+            tasks: number;
+            /**
+             * Gained
+             * @description Tasks whose reward is higher on the second side.
+             */
+            gained: number;
+            /**
+             * Lost
+             * @description Tasks whose reward is lower there.
+             */
+            lost: number;
+            /**
+             * Unchanged
+             * @description Tasks whose reward is the same.
+             */
+            unchanged: number;
+            /**
+             * Before Mean
+             * @description Mean reward of the first side over these tasks.
+             */
+            before_mean: number | null;
+            /**
+             * After Mean
+             * @description Mean reward of the second side.
+             */
+            after_mean: number | null;
+            /**
+             * Difference
+             * @description The second minus the first.
+             */
+            difference: number | null;
+            /**
+             * Interval
+             * @description 95 % interval of the difference.
+             */
+            interval: [
+                number,
+                number
+            ] | null;
+            /**
+             * P Value
+             * @description Chance of a difference at least so far from 0 if nothing had changed.
+             */
+            p_value: number;
+            /**
+             * Test
+             * @description The paired test of the p-value.
+             */
+            test: string;
+            /**
+             * Verdict
+             * @description `better`, `worse` or `no evidence`, at p < 0.05.
+             */
+            verdict: string;
+            /**
+             * Pairs
+             * @description A page of the tasks, gained and lost first.
+             */
+            pairs: components["schemas"]["TaskPair"][];
+            /**
+             * Total
+             * @description All tasks that the pages have.
+             */
+            total: number;
+        };
+        /**
+         * ConversationCall
+         * @description A model call in its place in the conversation.
+         */
+        ConversationCall: {
+            /**
+             * Number
+             * @description 1 for the first call of the rollout.
+             */
+            number: number;
+            /**
+             * Call Id
+             * @description As in the explanation.
+             */
+            call_id: string;
+            /**
+             * State
+             * @description `ok`, or what is missing or went wrong.
+             */
+            state: string;
+            /**
+             * Late
+             * @description It arrived after its attempt had ended.
+             */
+            late: boolean;
+            /**
+             * Cut Off
+             * @description The answer ended at the limit of tokens, or the connection ended first.
+             */
+            cut_off: boolean;
+            /**
+             * Agent
+             * @description Whose call it was.
+             */
+            agent: string | null;
+            /**
+             * Model
+             * @description As the request named it.
+             */
+            model: string | null;
+            /**
+             * Start Time
+             * @description Seconds since the epoch.
+             */
+            start_time: number | null;
+            /**
+             * End Time
+             * @description Seconds since the epoch.
+             */
+            end_time: number | null;
+            /**
+             * Messages New
+             * @description What the prompt has beyond what was shown before it.
+             */
+            messages_new: components["schemas"]["ShownMessage"][];
+            /**
+             * Branches From
+             * @description Number of the call up to whose messages the prompt agrees, if it does not go on from the call before it.
+             */
+            branches_from: number | null;
+            /**
+             * Reply
+             * @description The answers; none if there was none.
+             */
+            reply: components["schemas"]["ShownMessage"][];
+            /**
+             * Finish Reason
+             * @description Why the answer ended.
+             */
+            finish_reason: string | null;
+            /**
+             * Error
+             * @description The error that the agent got.
+             */
+            error: string | null;
+            /**
+             * Prompt Tokens
+             * @description How many.
+             */
+            prompt_tokens: number | null;
+            /**
+             * Completion Tokens
+             * @description How many.
+             */
+            completion_tokens: number | null;
+            /**
+             * Weight Version
+             * @description The weights that served it.
+             */
+            weight_version: number | null;
+            /**
+             * New Row
+             * @description A row of training begins with it.
+             */
+            new_row: boolean;
+            /**
+             * Why
+             * @description Why that row begins, or why the call is in none.
+             */
+            why: string | null;
+        };
+        /**
+         * LedgerEntry
+         * @description What the loop did with a call, as the ledger of the run has it.
+         */
+        LedgerEntry: {
+            /**
+             * Ending
+             * @description `trained` or `excluded`.
+             */
+            ending: string;
+            /**
+             * Reason
+             * @description Why it is excluded; None for a trained one.
+             */
+            reason: string | null;
+            /**
+             * Row
+             * @description Its row in the step; None for an excluded one.
+             */
+            row: number | null;
+            /**
+             * Advantage
+             * @description The advantage that the loss used.
+             */
+            advantage: number | null;
+            /**
+             * Weight Version
+             * @description The weights that sampled it.
+             */
+            weight_version: number | null;
+            /**
+             * Step
+             * @description The training step.
+             */
+            step: number;
+        };
+        /**
+         * Part
+         * @description A piece of a message.
+         */
+        Part: {
+            /**
+             * Type
+             * @description What it is.
+             * @enum {string}
+             */
+            type: "text" | "reasoning" | "image" | "json";
+            /**
+             * Text
+             * @description Of a text, a reasoning, or anything else as JSON; None for an image.
+             * @default null
+             */
+            text: string | null;
+            /**
+             * Sha256
+             * @description Of an image: the digest of its bytes, or of its address.
+             * @default null
+             */
+            sha256: string | null;
+            /**
+             * Bytes
+             * @description Of an image: its size, where its bytes were recorded.
+             * @default null
+             */
+            bytes: number | null;
+            /**
+             * Media Type
+             * @description Of an image, such as `image/png`.
+             * @default null
+             */
+            media_type: string | null;
+        };
+        /**
+         * RolloutExplanation
+         * @description What became of every model call of a rollout.
+         */
+        RolloutExplanation: {
+            /**
+             * Rollout Id
+             * @description The rollout.
+             */
+            rollout_id: string;
+            /**
+             * Attempt Id
+             * @description The attempt that counts: the latest one; None if nobody claimed the rollout.
+             */
+            attempt_id: string | null;
+            /**
+             * Outcome
+             * @description Of that attempt.
+             */
+            outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
+            /**
+             * Verdict
+             * @description Why nothing of the rollout is trained; None if its calls may be.
+             */
+            verdict: string | null;
+            /**
+             * Reward
+             * @description Its final reward.
+             */
+            reward: number | null;
+            /** @description The exception that ended it. */
+            error: components["schemas"]["AttemptError"] | null;
+            /**
+             * Calls
+             * @description Of the attempts that were asked for, in the order of arrival.
+             */
+            calls: components["schemas"]["CallExplanation"][];
+            /**
+             * Rows
+             * @description How many rows its calls make.
+             */
+            rows: number;
+            /**
+             * Notes
+             * @description What a person may want to know or try, one sentence each.
+             */
+            notes: string[];
+        };
+        /**
+         * ServerFacts
+         * @description What the server is.
+         */
+        ServerFacts: {
+            /**
+             * Version
+             * @description Of this package.
+             */
+            version: string;
+            /**
+             * Python
+             * @description Of the interpreter.
+             */
+            python: string;
+            /**
+             * Backend
+             * @description What keeps the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store.
+             */
+            backend: string;
+            /**
+             * Persistent
+             * @description Data outlive the server.
+             */
+            persistent: boolean;
+            /**
+             * Started
+             * @description When the server was made, seconds since the epoch.
+             */
+            started: number;
+            /**
+             * Now
+             * @description The server's clock, seconds since the epoch.
+             */
+            now: number;
+            /**
+             * Statistics
+             * @description The store's own counters.
+             */
+            statistics: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * ShownMessage
+         * @description One message of a conversation.
+         */
+        ShownMessage: {
+            /**
+             * Role
+             * @description Who says it.
+             */
+            role: string;
+            /**
+             * Content
+             * @description What is said, in order.
+             */
+            content: components["schemas"]["Part"][];
+            /**
+             * Tool Calls
+             * @description The tools that are asked for.
+             */
+            tool_calls: components["schemas"]["ToolCall"][];
+            /**
+             * Tool Call Id
+             * @description Of a result: the tool call that it answers.
+             */
+            tool_call_id: string | null;
+            /**
+             * Name
+             * @description Of a result: the tool, where it is named.
+             */
+            name: string | null;
+        };
+        /**
+         * SpanNode
+         * @description A span in the tree of its attempt, with those below it.
+         */
+        SpanNode: {
+            /**
+             * Span Id
+             * @description The span; one that begins with `virtual` stands for a parent that was never recorded.
+             */
+            span_id: string;
+            /**
+             * Name
+             * @description Its name.
+             */
+            name: string;
+            /**
+             * Start Time
+             * @description Seconds since the epoch.
+             */
+            start_time: number | null;
+            /**
+             * End Time
+             * @description Seconds since the epoch; None while it runs.
+             */
+            end_time: number | null;
+            /**
+             * Status Code
+             * @description `UNSET`, `OK` or `ERROR`.
+             */
+            status_code: string;
+            /**
+             * Sequence Id
+             * @description Place in the order of arrival; 0 for a virtual one.
+             */
+            sequence_id: number;
+            /**
+             * Agent
+             * @description The agent whose span it is.
+             */
+            agent: string | null;
+            /**
+             * Reward
+             * @description The reward that it records.
+             */
+            reward: number | null;
+            /**
+             * Children
+             * @description The spans below it.
+             */
+            children: components["schemas"]["SpanNode"][];
+        };
+        /**
+         * SpanTree
+         * @description The spans of an attempt as a tree.
+         */
+        SpanTree: {
+            /**
+             * Roots
+             * @description The spans without a parent.
+             */
+            roots: components["schemas"]["SpanNode"][];
+            /**
+             * Problems
+             * @description What was left out, and why.
+             */
+            problems: string[];
+        };
+        /**
+         * TaskPair
+         * @description A task that both sides of a comparison have a reward for.
+         */
+        TaskPair: {
+            /**
+             * Task
+             * @description Digest of the task, or its place.
+             */
+            task: string;
+            /**
+             * Before Rollout Id
+             * @description A rollout of it on the first side.
+             */
+            before_rollout_id: string | null;
+            /**
+             * After Rollout Id
+             * @description A rollout of it on the second side.
+             */
+            after_rollout_id: string | null;
+            /**
+             * Before
+             * @description Reward on the first side, the mean of its samples.
+             */
+            before: number;
+            /**
+             * After
+             * @description Reward on the second side.
+             */
+            after: number;
+        };
+        /**
+         * ToolCall
+         * @description A tool that the model asked for.
+         */
+        ToolCall: {
+            /**
+             * Id
+             * @description Given by the model; the result names it.
+             */
+            id: string | null;
+            /**
+             * Name
+             * @description The tool.
+             */
+            name: string;
+            /**
+             * Arguments
+             * @description As the model wrote them, JSON if all went well.
+             */
+            arguments: string;
         };
         Error: {
             /** @description What was wrong and what was expected; for a request of the wrong shape a list */
@@ -3058,6 +4262,182 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    query_rollout_summaries_2: {
+        parameters: {
+            query?: {
+                run_id?: string | null;
+                status_in?: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
+                mode_in?: ("train" | "val" | "test")[] | null;
+                outcome_in?: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
+                outcome_reason?: string | null;
+                step_from?: number | null;
+                step_to?: number | null;
+                task?: number | string | null;
+                reward_from?: number | null;
+                reward_to?: number | null;
+                has_reward?: boolean | null;
+                worker_id?: string | null;
+                resources_id?: string | null;
+                resources_version?: number | null;
+                input_contains?: string | null;
+                rollout_id_contains?: string | null;
+                rollout_id_in?: string[] | null;
+                started_after?: number | null;
+                started_before?: number | null;
+                sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
+                sort_order?: "asc" | "desc";
+                limit?: number;
+                offset?: number;
+                cursor?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SummaryPage"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    query_rollout_summaries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    filter?: components["schemas"]["RolloutFilter"] | null;
+                    /**
+                     * Sort By
+                     * @enum {string}
+                     */
+                    sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
+                    /**
+                     * Sort Order
+                     * @enum {string}
+                     */
+                    sort_order?: "asc" | "desc";
+                    /** Limit */
+                    limit?: number;
+                    /** Offset */
+                    offset?: number;
+                    /** Cursor */
+                    cursor?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SummaryPage"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    aggregate_rollouts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /**
+                     * By
+                     * @enum {string}
+                     */
+                    by?: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
+                    filter?: components["schemas"]["RolloutFilter"] | null;
+                    /** Buckets */
+                    buckets?: number;
+                    /** Dimension */
+                    dimension?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RolloutAggregate"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     query_attempts: {
         parameters: {
             query?: never;
@@ -3855,6 +5235,12 @@ export interface operations {
                     /** Outcome Reason */
                     outcome_reason?: string | null;
                     error?: components["schemas"]["AttemptError"] | null;
+                    /** Reward */
+                    reward?: number | null;
+                    /** Rewards */
+                    rewards?: {
+                        [key: string]: number;
+                    } | null;
                 };
             };
         };
@@ -4762,6 +6148,278 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Rollout"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    page: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The page */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/html": string;
+                };
+            };
+            /** @description Not built into this installation */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": unknown;
+                };
+            };
+        };
+    };
+    page_file: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The file */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "*/*": unknown;
+                };
+            };
+            /** @description The file has not changed */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description There is no such file */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": unknown;
+                };
+            };
+        };
+    };
+    explain_rollout: {
+        parameters: {
+            query?: {
+                attempt_id?: string;
+            };
+            header?: never;
+            path: {
+                rollout_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RolloutExplanation"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    span_tree: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SpanTree"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    conversation: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptConversation"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    compare_sides: {
+        parameters: {
+            query: {
+                before: string;
+                after: string;
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Comparison"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    server: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ServerFacts"];
                 };
             };
             400: components["responses"]["400"];

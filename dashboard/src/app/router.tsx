@@ -5,11 +5,11 @@
 
 import { createHashHistory, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 
-import { Shell } from "./Shell.tsx";
 import { Missing } from "../parts/States.tsx";
-
-/** Search parameters as they stand in the address; each view reads those it knows. */
-export type Search = Record<string, string | number | boolean | string[] | undefined>;
+import { parseSearch, stringifySearch } from "../pure/address.ts";
+import { Shell } from "./Shell.tsx";
+/** Search parameters as they stand in the address, all of them texts; each view reads those it knows. */
+export type Search = Record<string, string | undefined>;
 
 const root = createRootRoute({ component: Shell, notFoundComponent: () => <Missing what="This address" /> });
 const anySearch = { validateSearch: (search: Search): Search => search };
@@ -96,6 +96,8 @@ export const router = createRouter({
     settings,
   ]),
   history: createHashHistory(),
+  parseSearch,
+  stringifySearch,
   defaultPreload: "intent",
   scrollRestoration: true,
 });

@@ -1,0 +1,41 @@
+/** Asks before a run is told to stop. It ends after its present step, with its results. */
+
+import { Button, Group, Modal, Stack, Text, TextInput } from "@mantine/core";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useState } from "react";
+
+import { call, part } from "../../api/client.ts";
+import type { Run } from "../../api/types.ts";
+import { Failure } from "../../parts/States.tsx";
+
+export function StopRun({ run, close }: { run: Run; close: () => void }) {
+  const queries = useQueryClient();
+  const [reason, setReason] = useState("stopped on the dashboard");
+  const stop = useMutation({
+    mutationFn: () => call(`/runs/${part(run.run_id)}`, { body: { stop_reason: reason.trim() || "stopped on the dashboard" } }),
+    onSuccess: () => {
+      void queries.invalidateQueries({ queryKey: ["runs"] });
+      close();
+    },
+  });
+  return (
+    <Modal opened onClose={close} title={`Stop ${run.run_id}?`}>
+      <Stack gap="sm">
+        <Text size="sm">
+          The run ends after its present step and keeps its results; it can be resumed. Rollouts that are under way are
+          finished first.
+        </Text>
+        <TextInput label="Reason, kept with the run" value={reason} onChange={(event) => setReason(event.currentTarget.value)} />
+        {stop.isError ? <Failure error={stop.error} what="The run" /> : null}
+        <Group justify="flex-end">
+          <Button variant="default" onClick={close}>
+            Keep it running
+          </Button>
+          <Button color="orange.9" onClick={() => stop.mutate()} loading={stop.isPending}>
+            Stop the run
+          </Button>
+        </Group>
+      </Stack>
+    </Modal>
+  );
+}
