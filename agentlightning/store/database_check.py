@@ -34,9 +34,11 @@ def check_database(spec: str) -> FileReport:
 
 
 def _problems(stored: Stored) -> Iterator[str]:
-    for rollout_id, body in stored.rollouts:
+    for rollout_id, body, in_short in stored.rollouts:
         try:
-            read_record(body, rollout_id)
+            record = read_record(body, rollout_id)
+            if stored.in_short is not None and in_short != stored.in_short(record):
+                yield f"rollout {rollout_id}: what is kept of it in short is not what its record says"
         except DamagedRecordError as error:
             removal = f"store.delete_rollouts(rollout_ids=[{rollout_id!r}], force=True)"
             yield f"rollout {rollout_id}: its record cannot be read: {_reason(error)}. Remove it: {removal}"

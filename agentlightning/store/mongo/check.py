@@ -8,12 +8,16 @@ from collections.abc import Generator
 from pymongo.errors import PyMongoError
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.mongo.documents import Partition
+from agentlightning.store.mongo.documents import Document, Partition
 from agentlightning.store.mongo.link import Place
 from agentlightning.store.mongo.queries import count
 from agentlightning.store.mongo.schema import check_version
 from agentlightning.store.mongo.store import DATABASE
+from agentlightning.store.mongo.summaries import fields_of
 from agentlightning.store.rules.durable import Stored
+from agentlightning.store.rules.tx import Record
+
+_WITH_SUMMARIES = 5
 
 
 @contextlib.contextmanager
@@ -33,11 +37,12 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
             known = check_version(partition.counters)
+            version = known.get("from", known["version"])
             yield Stored(
-                known.get("from", known["version"]),
+                version,
                 count(partition.rollouts, here),
                 count(partition.spans, here),
-                ((each["rollout_id"], each.get("body", "")) for each in partition.rollouts.find(here)),
+                ((each["rollout_id"], each.get("body", ""), _in_short(each)) for each in partition.rollouts.find(here)),
                 (
                     (
                         f"{each['span_id']} of rollout {each['rollout_id']}",
@@ -62,6 +67,15 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
                     )
                     for each in partition.run_records.find(here)
                 ),
+                _expected if version >= _WITH_SUMMARIES else None,
             )
         except PyMongoError as error:
             raise place.failed(error) from None
+
+
+def _in_short(fields: Document) -> tuple[object, ...]:
+    return fields.get("facts"), fields.get("preview"), fields.get("searched")
+
+
+def _expected(record: Record) -> tuple[object, ...]:
+    return _in_short(fields_of(record))

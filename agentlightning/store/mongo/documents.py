@@ -19,6 +19,7 @@ from pymongo.errors import BulkWriteError
 
 from agentlightning.errors import TooLargeError
 from agentlightning.store.mongo.schema import Document, prepare
+from agentlightning.store.mongo.summaries import fields_of
 from agentlightning.store.rules.durable import damaged, read_record, record_type
 from agentlightning.store.rules.tx import Record
 
@@ -176,6 +177,7 @@ def record_document(partition: Partition, record: Record) -> Document:
         "claimed_until": 0.0,
         "claimant": "",
         "lock": 0.0,
+        **fields_of(record),
         "body": fitting(
             record_type().dump_json(record), f"Rollout {rollout.rollout_id} (input, metadata and attempts)"
         ),

@@ -20,6 +20,7 @@ from pymongo.database import Database
 from pymongo.errors import DuplicateKeyError
 
 from agentlightning.errors import BusyError
+from agentlightning.store.mongo.summaries import upgrade
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 
 Document = dict[str, Any]
@@ -32,6 +33,7 @@ _SETTLE_SECONDS = 1.0
 STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
     (3, lambda database: None),
     (4, lambda database: None),
+    (5, upgrade),
 ]
 """What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.mongo import run_records
+from agentlightning.store.mongo import run_records, summaries
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import (
     Document,
@@ -31,7 +31,6 @@ from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.summaries import aggregate_all, page_of_all
 from agentlightning.store.rules.tx import ClaimRow, Kind, NewRunRecord, Record, Row
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -168,10 +167,10 @@ class MongoTx(Queries):
         return super().find(plan)
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        return page_of_all(self.find(Plan())[0], plan)
+        return summaries.find(self.partition.rollouts, self.partition.name, plan)
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        return aggregate_all(self.find(Plan())[0], plan)
+        return summaries.aggregate(self.partition.rollouts, self.partition.name, plan)
 
     def holds(self, worker_id: str) -> bool:
         return bool(self.held(worker_id, 1))

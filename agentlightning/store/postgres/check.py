@@ -8,11 +8,12 @@ from collections.abc import Generator, Iterator
 import psycopg
 
 from agentlightning.errors import ConflictError
+from agentlightning.store.postgres import summaries
 from agentlightning.store.postgres.link import Columns, Database, Place
 from agentlightning.store.postgres.schema import check_version
 from agentlightning.store.rules.durable import Entry, Stored
 
-_WITH_RUNS = 4
+_WITH_RUNS, _WITH_SUMMARIES = 4, 5
 
 
 @contextlib.contextmanager
@@ -38,10 +39,11 @@ def read_all(uri: str, partition: str) -> Generator[Stored]:
             version,
             rollouts,
             spans,
-            ((rollout_id, body) for rollout_id, body in _each(db, "rollout_id, body", "agl_rollouts", partition)),
+            _rollouts(db, partition, with_short=version >= _WITH_SUMMARIES),
             _spans(db, partition),
             _rows(db, partition),
             _run_records(db, partition) if version >= _WITH_RUNS else (),
+            summaries.in_short if version >= _WITH_SUMMARIES else None,
         )
 
 
@@ -54,6 +56,19 @@ def _each(db: Database, columns: str, table: str, partition: str) -> Iterator[Co
     with db.cursor(name=f"check_{table}") as cursor:
         cursor.execute(f"SELECT {columns} FROM {table} WHERE partition = %s ORDER BY number".encode(), (partition,))
         yield from cursor
+
+
+def _rollouts(
+    db: Database, partition: str, *, with_short: bool
+) -> Iterator[tuple[str, bytes | str, tuple[object, ...] | None]]:
+    if not with_short:
+        for rollout_id, body in _each(db, "rollout_id, body", "agl_rollouts", partition):
+            yield rollout_id, body, None
+        return
+    with db.cursor(name="check_rollouts") as cursor:
+        cursor.execute(summaries.WITH_RECORDS.encode(), (partition,))
+        for rollout_id, body, *in_short in cursor:
+            yield rollout_id, body, tuple(in_short)
 
 
 def _spans(db: Database, partition: str) -> Iterator[Entry]:

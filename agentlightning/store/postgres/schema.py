@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
+from agentlightning.store.postgres import summaries
 from agentlightning.store.postgres.link import Database
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
+from agentlightning.store.rules.rewards import read_again
+from agentlightning.store.rules.spans import readable_spans
+from agentlightning.utils.rewards import MARKS
 
 _LOCK = 0x61676C5F73746F72
 """Number of the advisory lock under which tables are made and changed ("agl_stor")."""
@@ -98,7 +104,35 @@ def _add_runs(db: Database) -> None:
     db.execute(_FOURTH.encode())
 
 
-STEPS: list[tuple[int, Callable[[Database], None]]] = [(1, _begin), (3, lambda db: None), (4, _add_runs)]
+def _add_summaries(db: Database) -> None:
+    """Write the summary of every rollout, and into its record the rewards, which are read out of the spans."""
+    db.execute(summaries.SCHEMA.encode())
+    marked = " OR ".join("position(%s::bytea in body) > 0" for _ in MARKS)
+    query = f"SELECT DISTINCT partition, rollout_id FROM agl_spans WHERE {marked}"
+    rewarding = set(db.execute(query.encode(), MARKS).fetchall())
+    spans = f"SELECT body FROM agl_spans WHERE partition = %s AND rollout_id = %s AND ({marked}) ORDER BY number"
+    with db.cursor(name="upgraded", binary=True) as rollouts:
+        rollouts.execute(b"SELECT partition, rollout_id, body FROM agl_rollouts ORDER BY partition, number")
+        for partition, rollout_id, body in rollouts:
+            try:
+                record = record_type().validate_json(body)
+            except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
+                continue
+            if (partition, rollout_id) in rewarding:
+                found = db.execute(spans.encode(), (partition, rollout_id, *MARKS), binary=True).fetchall()
+                if read_again(record, readable_spans(row[0] for row in found)):
+                    update = b"UPDATE agl_rollouts SET body = %s WHERE partition = %s AND rollout_id = %s"
+                    db.execute(update, (record_type().dump_json(record), partition, rollout_id))
+            db.execute(summaries.PUT.encode(), summaries.put_values(partition, record))
+            db.execute(summaries.PUT_INPUT.encode(), summaries.input_values(partition, record))
+
+
+STEPS: list[tuple[int, Callable[[Database], None]]] = [
+    (1, _begin),
+    (3, lambda db: None),
+    (4, _add_runs),
+    (5, _add_summaries),
+]
 """What leads to each version from an earlier one."""
 
 OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"

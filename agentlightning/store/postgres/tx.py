@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.postgres import queries, run_records
+from agentlightning.store.postgres import queries, run_records, summaries
 from agentlightning.store.postgres.link import Columns, Link
 from agentlightning.store.postgres.writes import Seen, SpanKey, Writes
 from agentlightning.store.rules.durable import (
@@ -23,7 +23,6 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.summaries import aggregate_all, page_of_all
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -106,6 +105,10 @@ class PostgresTx:
 
     def set_aside(self, rollout_id: str) -> None:
         self._link.send(queries.SET_ASIDE, (self._partition, rollout_id))
+        for table in summaries.TABLES:
+            self._link.send(
+                f"DELETE FROM {table} WHERE partition = %s AND rollout_id = %s", (self._partition, rollout_id)
+            )
 
     def next_available(self, run_id: str | None) -> float | None:
         self._send_early()
@@ -148,10 +151,10 @@ class PostgresTx:
         ), total
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        return page_of_all(self.find(Plan())[0], plan)
+        return summaries.find(self._link, self._partition, plan)
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        return aggregate_all(self.find(Plan())[0], plan)
+        return summaries.aggregate(self._link, self._partition, plan)
 
     def runs(self) -> list[str | None]:
         self._send_early()

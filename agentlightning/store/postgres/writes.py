@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+from agentlightning.store.postgres import summaries
 from agentlightning.store.postgres.link import Cursor, Link
 from agentlightning.store.rules.durable import INDEXED, indexed, record_type
 from agentlightning.store.rules.tx import Kind, Record, Row, row_type
@@ -112,7 +113,7 @@ class Writes:
         self._seen.locked = self._seen.locked or bool(self)
         for rollout_id, record in self.records.items():
             if record is None:
-                for table in ("agl_spans", "agl_rollouts"):
+                for table in ("agl_spans", *summaries.TABLES, "agl_rollouts"):
                     self._link.send(f"DELETE FROM {table} WHERE {_RECORD_AT}", (self._partition, rollout_id))
             else:
                 run_id = record.rollout.run_id
@@ -129,6 +130,7 @@ class Writes:
                     self._send(_INSERT_NEW, (*values, run_id))
                 else:
                     self._send(_UPDATE, values)
+                self._send_summary(record, self._seen.records.get(rollout_id))
             self._seen.records[rollout_id] = record
         if self.spans:
             columns = [list(column) for column in zip(*self.spans, strict=True)]
@@ -136,6 +138,12 @@ class Writes:
         for (kind, key), row in self.rows.items():
             self._send_row(kind, key, row)
         self.records, self.spans, self.rows = {}, {}, {}
+
+    def _send_summary(self, record: Record, before: Record | None) -> None:
+        if before is None or summaries.row_of(before) != summaries.row_of(record):
+            self._link.send(summaries.PUT, summaries.put_values(self._partition, record))
+        if before is None or before.rollout.input is not record.rollout.input:
+            self._link.send(summaries.PUT_INPUT, summaries.input_values(self._partition, record))
 
     def _send_row(self, kind: Kind, key: str, row: Row | None) -> None:
         at = (self._partition, kind, key)

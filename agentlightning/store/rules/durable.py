@@ -58,12 +58,14 @@ class Stored(NamedTuple):
     version: int
     rollout_count: int
     span_count: int
-    rollouts: Iterable[tuple[str, bytes | str]]
-    """Id and JSON."""
+    rollouts: Iterable[tuple[str, bytes | str, tuple[object, ...] | None]]
+    """Id, JSON, and what is kept in short beside it."""
     spans: Iterable[Entry]
     rows: Iterable[Entry]
     """Named by kind and key, with a space between."""
     run_records: Iterable[Entry] = ()
+    in_short: Callable[[Record], tuple[object, ...]] | None = None
+    """Gives what is to be kept in short of a record; None for a version that keeps nothing."""
 
 
 def check_not_newer(place: str, version: int) -> None:

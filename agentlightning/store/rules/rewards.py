@@ -5,7 +5,7 @@ Of spans with one number the one stored last counts, as where spans are listed. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agentlightning.semconv import STALE
@@ -69,3 +69,16 @@ def read_again(record: Record, spans: Iterable[Span]) -> bool:
         if attempt.attempt_id in found:
             record.put_attempt(with_reward(record, attempt, found[attempt.attempt_id]))
     return bool(found)
+
+
+def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
+    """Yield what the rewards in a record and its spans contradict in each other."""
+    found = record.copy()
+    found.reward_numbers = {}
+    found.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
+    read_again(found, spans)
+    for attempt, said in zip(record.attempts, found.attempts, strict=True):
+        number, of_span = record.reward_numbers.get(attempt.attempt_id), found.reward_numbers.get(attempt.attempt_id)
+        differ = (attempt.reward, attempt.rewards) != (said.reward, said.rewards)
+        if (differ and number in (None, of_span)) or (of_span is not None and (number is None or of_span > number)):
+            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {said.reward}"

@@ -13,10 +13,13 @@ from pydantic import ValidationError
 
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
+from agentlightning.store.rules.rewards import problems_of_rewards
 from agentlightning.store.rules.tx import Record, ResourcesRow, Row, TextRow, row_type
+from agentlightning.store.sqlite import summaries
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
 from agentlightning.store.sqlite.tx import COLUMNS, columns_of
 from agentlightning.types import RunRecord, Span
+from agentlightning.utils.rewards import may_hold_reward
 
 LISTED = 50
 """Problems of a file that are listed; further ones are only counted."""
@@ -77,6 +80,10 @@ _CHANGES = (
     "SELECT coalesce(max(change), 0), count(DISTINCT change), count(*) FROM"
     " (SELECT change FROM rollouts UNION ALL SELECT change FROM rows WHERE change IS NOT NULL)"
 )
+_STRAY_SUMMARIES = (
+    "SELECT (SELECT count(*) FROM summaries WHERE number NOT IN (SELECT number FROM rollouts)),"
+    " (SELECT count(*) FROM inputs WHERE number NOT IN (SELECT number FROM rollouts))"
+)
 _STRAY_RECORDS = (
     "SELECT run_id, count(*) FROM run_records WHERE run_id NOT IN (SELECT key FROM rows WHERE kind = 'run')"
     " GROUP BY run_id"
@@ -90,6 +97,9 @@ def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
             yield from _problems_of_rollouts(db)
             for rollout_id, count in db.execute(_STRAY_SPANS):
                 yield f"{count} spans belong to rollout {rollout_id}, which is not there"
+            for table, count in zip(("summaries", "inputs"), db.execute(_STRAY_SUMMARIES).fetchone(), strict=True):
+                if count:
+                    yield f"{count} rows of {table} belong to rollouts that are not there"
             [counter] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone() or [None]
             [newest, distinct, count] = db.execute(_CHANGES).fetchone()
             if counter is None or newest > counter:
@@ -116,7 +126,7 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
         for column, value, expected in zip(COLUMNS, values, columns_of(record), strict=True):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
-        for problem in tuple(_problems_of_record(db, record)):
+        for problem in (*_problems_of_record(db, record), *summaries.problems(db, record)):
             yield f"{name}: {problem}"
 
 
@@ -136,6 +146,7 @@ def _problems_of_record(db: sqlite3.Connection, record: Record) -> Iterator[str]
     if any(attempt.rollout_id != rollout.rollout_id for attempt in record.attempts):
         yield "it holds an attempt of another rollout"
     count = size = highest = 0
+    rewarding: list[Span] = []
     attempts = {attempt.attempt_id for attempt in record.attempts}
     query = "SELECT attempt_id, span_id, body FROM spans WHERE rollout_id = ? ORDER BY number"
     for attempt_id, span_id, body in db.execute(query, (rollout.rollout_id,)):
@@ -150,6 +161,8 @@ def _problems_of_record(db: sqlite3.Connection, record: Record) -> Iterator[str]
             )
             continue
         highest = max(highest, span.sequence_id)
+        if may_hold_reward(span):
+            rewarding.append(span)
         if (span.rollout_id, span.attempt_id, span.span_id) != (rollout.rollout_id, attempt_id, span_id):
             yield f"span {span_id} lies under other ids than its own"
         if attempt_id not in attempts:
@@ -158,6 +171,7 @@ def _problems_of_record(db: sqlite3.Connection, record: Record) -> Iterator[str]
         yield f"it has {count} spans of {size} bytes, its record says {record.span_count} of {record.span_bytes}"
     if highest > record.spans_issued:
         yield f"a span has number {highest}, and only {record.spans_issued} were given out"
+    yield from problems_of_rewards(record, rewarding)
 
 
 def _problems_of_rows(db: sqlite3.Connection) -> Iterator[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from agentlightning.store.rules.tx import Record
+from agentlightning.store.summaries import sql
 from agentlightning.store.summaries.aggregate import COLUMNS, AggregatePlan, Tally, aggregate_of, dimension_values
 from agentlightning.store.summaries.facts import (
     Facts,
@@ -22,10 +23,10 @@ from agentlightning.store.summaries.facts import (
     preview_of,
     searched,
     summary_of,
-    task_text,
 )
 from agentlightning.store.summaries.plan import SummaryPlan
-from agentlightning.types import RolloutAggregate, RolloutFilter, RolloutSummary, SummaryPage
+from agentlightning.store.summaries.sql import Condition, Dialect
+from agentlightning.types import RolloutAggregate, RolloutSummary, SummaryPage
 
 SCHEMA = """
 CREATE TABLE summaries (
@@ -49,7 +50,6 @@ _INSERT_INPUT = (
     "INSERT OR REPLACE INTO inputs (number, preview, searched) SELECT number, ?, ? FROM rollouts WHERE rollout_id = ?"
 )
 _SORTED = {"duration": "s.end_time - s.start_time", "spans": "r.span_count"}
-_MOST = 2**62
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -103,35 +103,45 @@ def _run(run_id: str | None) -> str:
     return "" if run_id is None else f"/{run_id}"
 
 
+def problems(db: sqlite3.Connection, record: Record) -> Iterator[str]:
+    """Yield what the row and the input of a rollout contradict in its record."""
+    rollout_id, columns = record.rollout.rollout_id, columns_of(record)
+    number = "number = (SELECT number FROM rollouts WHERE rollout_id = ?)"
+    query = f"SELECT {', '.join(_COLUMNS)} FROM summaries WHERE run = ? AND {number}"
+    found = db.execute(query, (columns[0], rollout_id)).fetchone()
+    text = db.execute(f"SELECT preview, searched FROM inputs WHERE {number}", (rollout_id,)).fetchone()
+    if found is None or text is None:
+        yield "it has no summary" if found is None else "its input is not searched"
+        return
+    for column, value, expected in zip(_COLUMNS, found, columns, strict=True):
+        if value != expected:
+            yield f"column {column} of its summary is {value!r}, its record says {expected!r}"
+    if text != input_of(record):
+        yield "what is searched of its input is not its input"
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def find(db: sqlite3.Connection, plan: SummaryPlan) -> SummaryPage:
     """Return one page of summaries."""
-    where, values = _where(plan.chosen)
+    where, values = sql.where(plan.chosen, _DIALECT)
     total: int = db.execute(f"SELECT count(*) FROM summaries s WHERE {where}", values).fetchone()[0]
     sorted_by = _SORTED.get(plan.sort_by, f"s.{plan.sort_by}")
     tables = "summaries s"
     if plan.sort_by == "spans":  # an index of rollouts has them, which is read beside this table
         run = "CASE WHEN r.run_id IS NULL THEN '' ELSE '/' || r.run_id END"
         tables = f"rollouts r CROSS JOIN summaries s ON s.run = {run} AND s.number = r.number"
-    way, than = ("DESC", "<") if plan.descending else ("ASC", ">")
-    if plan.after is not None:
-        value, place = plan.after
-        if value is None:
-            where, values = f"{where} AND {sorted_by} IS NULL AND s.number {than} ?", [*values, place]
-        else:
-            behind = f"({sorted_by} IS NULL OR {sorted_by} {than} ? OR ({sorted_by} = ? AND s.number {than} ?))"
-            where, values = f"{where} AND {behind}", [*values, value, value, place]
+    behind, of_place = sql.behind(plan, sorted_by, "?")
     page = (
-        f"SELECT s.run AS run, s.number AS number, {sorted_by} AS value FROM {tables} WHERE {where}"
-        f" ORDER BY {sorted_by} IS NULL, {sorted_by} {way}, s.number {way} LIMIT ? OFFSET ?"
+        f"SELECT s.run AS run, s.number AS number, {sorted_by} AS value FROM {tables} WHERE {where} AND {behind}"
+        f" {sql.order(plan, sorted_by, 's.number')} LIMIT ? OFFSET ?"
     )
     found = db.execute(
         f"SELECT {', '.join(_READ)}, r.span_count, i.preview, p.value, p.number FROM ({page}) p"
         " JOIN summaries s ON s.run = p.run AND s.number = p.number JOIN rollouts r ON r.number = p.number"
-        f" JOIN inputs i ON i.number = p.number ORDER BY p.value IS NULL, p.value {way}, p.number {way}",
-        (*values, plan.limit + 1, min(plan.offset, _MOST)),
+        f" JOIN inputs i ON i.number = p.number {sql.order(plan, 'p.value', 'p.number')}",
+        (*values, *of_place, plan.limit + 1, plan.offset),
     )
     return plan.page([(_summary(row), row[-2:]) for row in found], total)
 
@@ -142,41 +152,23 @@ def _summary(row: tuple[Any, ...]) -> RolloutSummary:
     return summary_of(Facts(*fields), row[len(fields)], row[len(fields) + 1])
 
 
-def _where(chosen: RolloutFilter) -> tuple[str, list[object]]:
-    """Return a filter as a condition on `summaries s`, and its values."""
-    tests: list[str] = []
-    values: list[object] = []
+def _of_run(run_id: str | None) -> Condition:
+    return "s.run = ?", (_run(run_id),)
 
-    def add(test: str, *more: object) -> None:
-        tests.append(test)
-        values.extend(more)
 
-    if "run_id" in chosen.model_fields_set:
-        add("s.run = ?", _run(chosen.run_id or None))
-    for name in ("status", "mode", "outcome", "rollout_id"):
-        wanted: Sequence[str] | None = getattr(chosen, f"{name}_in")
-        if wanted is not None:
-            add(f"s.{name} IN (SELECT value FROM json_each(?))", json.dumps(list(wanted)))
-    for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
-        if getattr(chosen, name) is not None:
-            add(f"s.{name} = ?", getattr(chosen, name))
-    if chosen.task is not None:
-        add("s.task = ?", task_text(chosen.task))
-    for column in ("step", "reward"):
-        for end, than in (("from", ">="), ("to", "<=")):
-            if (bound := getattr(chosen, f"{column}_{end}")) is not None:
-                add(f"s.{column} {than} ?", bound)
-    if chosen.has_reward is not None:
-        add(f"s.reward IS {'NOT ' if chosen.has_reward else ''}NULL")
-    if chosen.started_after is not None:
-        add("s.start_time >= ?", chosen.started_after)
-    if chosen.started_before is not None:
-        add("s.start_time < ?", chosen.started_before)
-    if chosen.rollout_id_contains:
-        add("instr(s.rollout_id, ?) > 0", chosen.rollout_id_contains)
-    if chosen.input_contains:
-        add("s.number IN (SELECT number FROM inputs WHERE instr(searched, ?) > 0)", searched(chosen.input_contains))
-    return " AND ".join(tests) or "true", values
+def _one_of(column: str, values: Sequence[str]) -> Condition:
+    return f"{column} IN (SELECT value FROM json_each(?))", (json.dumps(list(values)),)
+
+
+def _has_text(column: str, text: str) -> Condition:
+    return f"instr({column}, ?) > 0", (text,)
+
+
+def _with_input(text: str) -> Condition:
+    return "s.number IN (SELECT number FROM inputs WHERE instr(searched, ?) > 0)", (text,)
+
+
+_DIALECT = Dialect("?", ("true", ()), _of_run, _one_of, _has_text, _with_input)
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -184,15 +176,12 @@ def _where(chosen: RolloutFilter) -> tuple[str, list[object]]:
 
 def aggregate(db: sqlite3.Connection, plan: AggregatePlan) -> RolloutAggregate:
     """Return figures of rollouts in groups."""
-    where, values = _where(plan.chosen)
-    columns = [f"s.{name}" for name in COLUMNS[plan.by]]
-    listed = "".join(f"{column}, " for column in columns)
-    width = len(columns)
+    where, values = sql.where(plan.chosen, _DIALECT)
+    listed, width = sql.columns_of_groups(plan), len(COLUMNS[plan.by])
     tallies: dict[tuple[Any, ...], Tally] = {}
     scored: dict[tuple[Any, ...], int] = {}
     for row in db.execute(
-        f"SELECT {listed}s.outcome, count(*), total(s.end_time - s.start_time), count(s.end_time), min(s.start_time),"
-        f" max(s.start_time), count(s.reward) FROM summaries s WHERE {where} GROUP BY {listed}s.outcome"
+        f"SELECT {listed}{sql.TALLY}, count(s.reward) FROM summaries s WHERE {where} GROUP BY {listed}s.outcome"
         f" ORDER BY {listed}s.outcome",
         values,
     ):
@@ -202,17 +191,14 @@ def aggregate(db: sqlite3.Connection, plan: AggregatePlan) -> RolloutAggregate:
     if plan.dimension is None:
         rewards = db.cursor()
         rewards.row_factory = _first
-        order = f"ORDER BY {listed}s.reward"
-        ordered = iter(
-            rewards.execute(f"SELECT s.reward FROM summaries s WHERE {where} AND s.reward NOT NULL {order}", values)
-        )
+        query = f"SELECT s.reward FROM summaries s WHERE {where} AND s.reward NOT NULL ORDER BY {listed}s.reward"
+        ordered = iter(rewards.execute(query, values))
         for key, count in scored.items():
             tallies[key].rewards = list(islice(ordered, count))
     else:
         texts: dict[tuple[Any, ...], list[str]] = {}
-        for row in db.execute(
-            f"SELECT {listed}s.rewards FROM summaries s WHERE {where} AND s.rewards NOT NULL", values
-        ):
+        query = f"SELECT {listed}s.rewards FROM summaries s WHERE {where} AND s.rewards NOT NULL"
+        for row in db.execute(query, values):
             texts.setdefault(row[:-1], []).append(row[-1])
         for key, found in texts.items():
             tallies[key].rewards = sorted(dimension_values(found, plan.dimension))

@@ -12,7 +12,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.semconv import STALE
 from agentlightning.store.base import LightningStore
 from agentlightning.store.summaries.defaults import aggregate, query_summaries
-from agentlightning.types import AggregateBy, RolloutFilter, RolloutSummary, Span, SummarySort
+from agentlightning.types import AggregateBy, AttemptError, RolloutFilter, RolloutSummary, Span, SummarySort
 from agentlightning.utils.rewards import find_final_reward
 
 WORDS = ("Umlaut ÄÖÜ", "plain text", "ÇA VA", "with 'quotes' and % and _", "日本語")
@@ -62,7 +62,7 @@ async def some_rollouts(store: LightningStore, seed: int, count: int = 40) -> No
             if fate == 0:
                 await store.update_attempt(*ids, status="succeeded", outcome="scored")
             elif fate == 1:
-                error = {"type": "builtins.ValueError", "message": "no"}
+                error = AttemptError(type="builtins.ValueError", message="no")
                 await store.update_attempt(
                     *ids, status="failed", outcome="policy_fault", outcome_reason="exception", error=error
                 )
@@ -123,7 +123,8 @@ async def test_every_filter_order_and_page(store: LightningStore) -> None:
     await some_rollouts(store, 1)
     known = [rollout.resources_id for rollout in await store.query_rollouts() if rollout.resources_id]
     ids = [rollout.rollout_id for rollout in await store.query_rollouts()]
-    for number, fields in enumerate([*FILTERS, {"resources_id": known[0]}, {"rollout_id_in": ids[3:7]}]):
+    apart: list[dict[str, Any]] = [{"resources_id": known[0]}, {"rollout_id_in": ids[3:7]}]
+    for number, fields in enumerate([*FILTERS, *apart]):
         chosen = RolloutFilter(**fields)
         expected = await query_summaries(store, chosen, "start_time", "desc", limit=1000, offset=0, cursor=None)
         sort_by = get_args(SummarySort)[number % len(get_args(SummarySort))]
@@ -242,7 +243,7 @@ async def test_reward_is_that_of_the_last_span_whatever_way_they_come(store: Lig
             span.attributes[STALE] = True
         span.sequence_id = number if draw.random() < 0.8 else -1
         spans.append(span)
-    at = 0
+    at, kept = 0, list[Span]()
     while at < len(spans):
         size = draw.randrange(1, 6)
         batch = [*spans[at : at + size], *draw.sample(spans[: at + 1], 1)]
@@ -334,6 +335,11 @@ async def test_wrong_arguments_are_named(store: LightningStore) -> None:
     for arguments, said in wrong:
         with pytest.raises(ValueError, match=said):
             await store.query_rollout_summaries(**arguments)
-    for arguments, said in (({"by": "input"}, "by|input"), ({"buckets": 101}, "100"), ({"buckets": -1}, "100|bucket")):
+    wrong_of_figures: list[tuple[dict[str, Any], str]] = [
+        ({"by": "input"}, "by|input"),
+        ({"buckets": 101}, "100"),
+        ({"buckets": -1}, "100|bucket"),
+    ]
+    for arguments, said in wrong_of_figures:
         with pytest.raises(ValueError, match=said):
             await store.aggregate_rollouts(**arguments)
