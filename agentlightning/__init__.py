@@ -8,7 +8,6 @@ from agentlightning.lazy import attach_stub, explain_absent_modules
 _REMOVED: dict[str, str] = {
     "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
-    "DataProto": "Return the reward from the agent, or any value with Trainer(reward_fn=...).",
     "RedisLightningStore": "Write a subclass of agl.LightningStore, or use agl.SQLiteLightningStore.",
     "SamplingParameters": "Use agl.LLM(sampling_parameters={...}).",
     "SystemPrompt": "Use agl.PromptTemplate.",
@@ -17,9 +16,7 @@ _REMOVED: dict[str, str] = {
 
 explain_absent_modules(
     {
-        "agentlightning.models": "Import LLM from agentlightning.",
         "agentlightning.operation": "Import operation from agentlightning.",
-        "agentlightning.prompts": "Import PromptTemplate from agentlightning.",
         "agentlightning.store.redis": f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md.",
     }
 )

@@ -17,6 +17,8 @@ from . import (
     litagent as litagent,
     llm_proxy as llm_proxy,
     logging as logging,
+    models as models,
+    prompts as prompts,
     runner as runner,
     semconv as semconv,
     server as server,
@@ -111,6 +113,7 @@ from agentlightning.judge.judge import JudgeReward as JudgeReward
 from agentlightning.judge.ranking import Ranking as Ranking, RankingReward as RankingReward
 from agentlightning.litagent import (
     CommandAgent as CommandAgent,
+    DataProto as DataProto,
     FunctionalLitAgent as FunctionalLitAgent,
     LitAgent as LitAgent,
     ProgramFailed as ProgramFailed,

@@ -2,6 +2,7 @@ from . import (
     command as command,
     decorator as decorator,
     litagent as litagent,
+    output as output,
 )
 from agentlightning.litagent.command.agent import CommandAgent as CommandAgent
 from agentlightning.litagent.command.process import (
@@ -17,3 +18,4 @@ from agentlightning.litagent.decorator import (
     rollout as rollout,
 )
 from agentlightning.litagent.litagent import LitAgent as LitAgent
+from agentlightning.litagent.output import DataProto as DataProto

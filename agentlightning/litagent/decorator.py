@@ -202,7 +202,7 @@ def prompt_rollout(func: Func | None = None) -> Any:
 
 
 def as_agent(agent: object) -> LitAgent[Any]:
-    """Return an agent: one as it is, a plain function as `rollout` makes it.
+    """Return an agent: one as it is; a plain function, or an object's `run(task, ...)`, as `rollout` makes it.
 
     Raises:
         TypeError: it is neither.
@@ -212,8 +212,20 @@ def as_agent(agent: object) -> LitAgent[Any]:
         return cast(LitAgent[Any], agent)
     if callable(agent) and not isinstance(agent, type):
         return rollout(agent)
+    if not isinstance(agent, type) and _runs_tasks(run := getattr(agent, "run", None)):
+        return cast("LitAgent[Any]", rollout(cast("Func", run)))
     form = f"the class {agent.__name__}; give an object of it" if isinstance(agent, type) else f"{agent!r}"
-    raise TypeError(f"An agent is a LitAgent, or a function (task, ...) such as @agl.rollout takes; got {form}")
+    raise TypeError(
+        "An agent is a LitAgent, a function (task, ...) such as @agl.rollout takes, or an object with run(task, ...); "
+        f"got {form}"
+    )
+
+
+def _runs_tasks(run: object) -> bool:
+    """Return whether the `run` of an object is one of an agent: of `Runner`s, whose base class has another, too."""
+    if not inspect.ismethod(run):
+        return False
+    return next(iter(inspect.signature(run).parameters), None) == "task"
 
 
 def _require(func: Func, name: str) -> None:

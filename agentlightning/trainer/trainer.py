@@ -42,6 +42,7 @@ from agentlightning.trainer.interactive import check_children_can_import, outsid
 from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.recorded import settings_of
 from agentlightning.trainer.report import RunReport
+from agentlightning.trainer.shorthand import TrainerShorthand
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_SUCH_METHOD = {
-    "train": "call fit(agent, train_dataset=...); it returns None and leaves the result in trainer.result",
-    "configure": "give settings to the constructor, those of the algorithm as algorithm={'type': ..., ...}",
     "init": "fit() initialises every part and tears it down; a runner alone: runner.run_context(agent=..., store=...)",
     "init_worker": "fit() initialises every part; a runner alone: runner.run_context(agent=..., store=...)",
     "teardown": "fit() tears down what it has started",
@@ -70,7 +69,7 @@ _NO_SUCH_METHOD = {
 }
 
 
-class Trainer(TrainerLegacy):
+class Trainer(TrainerShorthand, TrainerLegacy):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
     Every part may be given as an instance, a class, a factory, an import string, a dict with `type` and settings, or a

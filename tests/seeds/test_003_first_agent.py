@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import types
 from types import SimpleNamespace
@@ -11,14 +13,22 @@ import pytest
 
 import agentlightning as agl
 from tests.seeds.shown import Shown
+from tests.stubs.model_server import ModelServer
 
 PROMPT = agl.PromptTemplate(template="User request: {user_request}", engine="f-string")
 
 
-@pytest.mark.snippet("003/room-selector", because="an agent is no Runner, and DataProto is of another framework")
+@pytest.mark.snippet("003/room-selector")
 def test_an_agent_that_is_a_runner(shown: Shown) -> None:
-    with shown.explains(ImportError, "Return the reward from the agent, or any value with Trainer"):
-        shown.run()
+    agent = shown.run().RoomSelector()
+
+    def reward(output: agl.DataProto, expected: dict[str, str]) -> float:
+        assert json.loads(output.raw_response or "")["id"] == output.data["room_id"]
+        return float(output.data["selected_room"] == expected["expected_room"])
+
+    trainer = agl.Trainer(strategy="shm", algorithm="baseline", initial_resources={}, reward_fn=reward)
+    trainer.fit(agent, [{"expected_room": "Meeting Room B"}, {"expected_room": "Board Room"}])
+    assert trainer.result.rewards == [1.0, 0.0]
 
 
 @pytest.mark.snippet("003/room-dataset")
@@ -38,19 +48,22 @@ def test_a_dataset_is_a_list(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(seen) == ["Board Room", "Meeting Room B", "Meeting Room B"]
 
 
-@pytest.mark.snippet("003/main-prompt", because="everything is imported from agentlightning itself")
+@pytest.mark.snippet("003/main-prompt")
 def test_a_prompt_from_a_module_of_its_own(shown: Shown) -> None:
-    with shown.explains(ModuleNotFoundError, "no module agentlightning.prompts", "Import PromptTemplate"):
-        shown.run()
-    with pytest.raises(ModuleNotFoundError, match="Import LLM from agentlightning"):
-        __import__("agentlightning.models")
+    made = shown.run()
+    assert type(made.main_prompt) is agl.PromptTemplate
+    assert made.LLM is agl.LLM
+    assert "User request: a room for 3" in made.main_prompt.format(user_request="a room for 3")
 
 
 @pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
-@pytest.mark.snippet("003/configure", because="settings of an algorithm belong to the algorithm")
-def test_settings_of_an_algorithm_on_the_trainer(shown: Shown) -> None:
-    with shown.explains(AttributeError, r"Trainer has no configure\(\)", r"algorithm=\{'type': \.\.\., \.\.\.\}"):
-        shown.run(main_prompt=PROMPT)
+@pytest.mark.snippet("003/configure")
+def test_settings_of_an_algorithm_on_the_trainer(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = shown.run(main_prompt=PROMPT).trainer
+    assert isinstance(trainer.algorithm, agl.APO)
+    assert trainer.algorithm.beam_rounds == 10
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "agentlightning.trainer.shorthand"]
+    shown.tells(told)
 
 
 @pytest.mark.snippet("003/room-reward")
@@ -73,12 +86,37 @@ def test_a_reward_of_output_and_expected(shown: Shown) -> None:
     assert trainer.result.rewards == [1.0, 0.5, 0.0]
 
 
+def critic(request: dict[str, Any]) -> str:
+    """Answer as a critic, and as an editor that adds what the critic has said."""
+    said = "\n".join(message["content"] for message in request["messages"])
+    template = re.search(r"<template>\n(.*?)\n</template>", said, re.DOTALL)
+    assert template is not None, said
+    return f"{template[1]}\nCount the people." if "<critique>" in said else "- It should count the people."
+
+
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
-@pytest.mark.snippet("003/train-rooms", because="it contradicts trainer.train() of a later chapter, and fit")
-def test_training_awaited_with_everything_in_one_call(shown: Shown) -> None:
-    given: dict[str, Any] = {"RoomSelector": object, "create_room_dataset": list, "main_prompt": PROMPT}
-    with shown.explains(AttributeError, r"no train\(\)", r"fit\(agent, train_dataset=\.\.\.\)", "trainer.result"):
-        shown.run(name="__main__", Trainer=agl.Trainer, room_booking_reward=None, **given)
+@pytest.mark.snippet("003/train-rooms")
+def test_training_awaited_with_everything_in_one_call(
+    shown: Shown,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package = types.ModuleType("datasets")  # of another project; imported and not used
+    vars(package)["load_dataset"] = None
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    with ModelServer(critic) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        before = [
+            f"003/{name}" for name in ("room-selector", "room-dataset", "main-prompt", "configure", "room-reward")
+        ]
+        shown.run(after=before, name="__main__")
+    said, logged = capsys.readouterr()
+    assert "Training completed: " in said
+    assert "v1" in said
+    assert server.calls
+    shown.tells(re.findall("There is no val_dataset: .* learns from", logged)[0])
 
 
 def test_a_runner_that_is_the_agent_is_told_where_agents_go() -> None:

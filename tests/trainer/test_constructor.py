@@ -233,7 +233,7 @@ def test_dev_as_a_setting_is_deprecated() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("train", "call fit"), ("configure", "constructor"), ("init", "run_context"), ("client", "fit_v0")],
+    [("run", "call fit"), ("init", "run_context"), ("client", "fit_v0")],
 )
 def test_methods_that_do_not_exist_name_what_to_call(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint):

@@ -61,7 +61,7 @@ def test_a_plain_function_is_an_agent() -> None:
 
 @pytest.mark.parametrize("agent", [7, agl.LitAgent, "http://127.0.0.1:4747"])
 def test_what_is_no_agent_is_refused(agent: Any) -> None:
-    with pytest.raises(TypeError, match="An agent is a LitAgent, or a function"):
+    with pytest.raises(TypeError, match="An agent is a LitAgent, a function"):
         agl.Trainer(algorithm="baseline", strategy="shm").fit(agent, train_dataset=[1])
 
 

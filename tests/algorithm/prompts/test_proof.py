@@ -105,7 +105,9 @@ def test_the_answer_is_the_likeliest_token_that_names_a_language(tokens: list[st
 
 
 DATA = Path(os.environ.get("BENCH_PROMPTS_DATA", "build/prompts"))
-fetched = pytest.mark.skipif(not (DATA / "chatterbot_corpus").is_dir(), reason="make test-heavy and make bench-prompts fetch the wheels")
+fetched = pytest.mark.skipif(
+    not (DATA / "chatterbot_corpus").is_dir(), reason="make test-heavy and make bench-prompts fetch the wheels"
+)
 
 
 @fetched

@@ -1,0 +1,155 @@
+"""Two short ways to do what constructor and `fit` do: `configure` names the algorithm, `train` takes all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.trainer.arguments import check_algorithm_uses, check_reward_fn
+from agentlightning.trainer.init_utils import ComponentSpec
+from agentlightning.trainer.parts import TrainerParts, check_settings_are_used
+from agentlightning.trainer.registry import short_name
+from agentlightning.types import Dataset, PromptTemplate
+
+logger = logging.getLogger(__name__)
+
+_EPOCHS: Final = {"apo": "beam_rounds", "baseline": "n_epochs", "grpo": "max_steps"}
+"""What counts the passes of an algorithm."""
+_LEARNING_RATE: Final = {"grpo": "learning_rate"}
+_NO_WEIGHTS: Final = ("apo", "baseline", "gepa")
+"""Algorithms that change no weights: a learning rate says nothing to them."""
+
+
+class TrainerShorthand(TrainerParts):
+    """`configure` and `train` of a Trainer."""
+
+    def configure(
+        self,
+        algorithm: ComponentSpec[Algorithm],
+        *,
+        lr: float | None = None,
+        epochs: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Give the Trainer its algorithm after it was made, with settings of the algorithm's constructor.
+
+        `lr` is a learning rate; an algorithm that changes no weights has none, and a warning says so. `epochs` are the
+        rounds of APO, the passes of Baseline, the steps of GRPO.
+
+        Raises:
+            TypeError: the algorithm is an object that was made already, or has no such setting.
+            ValueError: a value is out of its range, or something that the Trainer was given has no effect with it.
+        """
+        name = short_name(algorithm) or ""
+        if epochs is not None:
+            settings[_EPOCHS.get(name, "epochs")] = epochs
+        if lr is not None and name in _NO_WEIGHTS:
+            logger.warning("configure(lr=%s) has no effect: %s changes no weights", lr, name.upper())
+        elif lr is not None:
+            settings[_LEARNING_RATE.get(name, "lr")] = lr
+        spec: Any = algorithm
+        if settings and isinstance(algorithm, dict):
+            spec = {**algorithm, **settings}
+        elif settings and isinstance(algorithm, str | type):
+            spec = {"type": algorithm, **settings}
+        elif settings:
+            raise TypeError(
+                f"configure({', '.join(settings)}) would have no effect on {algorithm!r}, which is made already: give "
+                "them to its constructor, or name the algorithm: configure(algorithm='apo', ...)"
+            )
+        trainer: Any = self
+        made = self._make_algorithm(spec)
+        given = {"adapter": trainer._adapter_spec, "initial_resources": self.initial_resources or None}
+        check_algorithm_uses(made, given, trainer.rollout_config, trainer.progress)
+        trainer.algorithm = made
+
+    def train(
+        self,
+        runner: LitAgent[Any] | Callable[..., object] | object = None,
+        dataset: Dataset[Any] | Iterable[object] | None = None,
+        *,
+        val_dataset: Dataset[Any] | Iterable[object] | None = None,
+        reward_fn: Callable[..., Any] | None = None,
+        max_iterations: int | None = None,
+    ) -> Any:
+        """Call `fit` and return its result; where an event loop runs, what to await for it.
+
+        `runner` is the agent, as `fit` takes it. `reward_fn` comes before that of the constructor. `max_iterations` are
+        the new versions that APO makes at most; other algorithms have a measure of their own. A Trainer without an
+        algorithm that has a prompt template searches with APO. A search over prompts without `val_dataset` chooses by
+        the tasks that it learns from, and a warning says so. As with `fit`, an event loop that runs stands still until
+        the training ends.
+
+        Raises:
+            TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` has no effect.
+        """
+        if runner is None:
+            raise TypeError("train() needs an agent: train(runner=agent, dataset=tasks), or call fit(agent, tasks)")
+        twin: Any = copy.copy(self)
+        if twin.algorithm is None:
+            _check_has_template(twin.initial_resources)
+            twin.algorithm = self._make_algorithm("apo")
+        if max_iterations is not None:
+            searching: Any = twin.algorithm
+            twin.algorithm = with_iterations(searching, max_iterations)
+        if reward_fn is not None:
+            twin.reward_fn = check_reward_fn(reward_fn)
+            twin.runner = twin._make_runner(twin._runner_spec)
+            check_settings_are_used(twin.runner, twin._runner_spec, twin._runner_settings(), None)
+        from agentlightning.algorithm.prompts.base import PromptSearch
+
+        if val_dataset is None and isinstance(twin.algorithm, PromptSearch):
+            logger.warning("There is no val_dataset: the prompts are chosen by the tasks that the search learns from")
+            val_dataset = dataset
+
+        async def fitted() -> Any:
+            return self._fit_as(twin, runner, dataset, val_dataset)
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._fit_as(twin, runner, dataset, val_dataset)
+        return fitted()
+
+    def _fit_as(self, twin: Any, agent: Any, train: Any, val: Any) -> Any:
+        trainer: Any = self
+        try:
+            twin.fit(agent, train, val_dataset=val)
+        finally:
+            trainer.result = twin.result
+        return twin.result
+
+
+def with_iterations(algorithm: Algorithm, count: int) -> Algorithm:
+    """Return a copy of the algorithm that makes no more than so many iterations.
+
+    Raises:
+        TypeError: it has another measure; says to give it to its constructor.
+        ValueError: the number is below 1.
+    """
+    from agentlightning.algorithm.apo.apo import APO
+
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"max_iterations must be a whole number of 1 or more; got {count!r}")
+    if not isinstance(algorithm, APO):
+        raise TypeError(
+            f"max_iterations says nothing to {type(algorithm).__name__}: give its constructor how long it goes on"
+        )
+    own: Any = copy.copy(cast("Algorithm", algorithm))
+    own.beam_width = min(own.beam_width, count)
+    own.branch_factor = max(1, min(own.branch_factor, count // own.beam_width))
+    own.beam_rounds = count // (own.beam_width * own.branch_factor)
+    return own
+
+
+def _check_has_template(resources: Mapping[str, Any] | None) -> None:
+    if not any(isinstance(each, PromptTemplate) for each in (resources or {}).values()):
+        raise ValueError(
+            "The Trainer has no algorithm: give it one, Trainer(algorithm='grpo', ...) or trainer.configure(...); "
+            "without one train() searches for prompts, and initial_resources hold no agl.PromptTemplate"
+        )
