@@ -12,7 +12,7 @@ export function Sparkline({ values, label }: { values: (number | null)[]; label:
   if (!path) return <>–</>;
   return (
     <svg width={WIDTH} height={HEIGHT} role="img" aria-label={`${label}, now ${decimal(last)}`} className="agl-spark">
-      <path d={path} fill="none" stroke="var(--agl-good)" strokeWidth={1.5} />
+      <path d={path} />
     </svg>
   );
 }

@@ -1,5 +1,258 @@
-import { Title } from "@mantine/core";
+/** All rollouts: filtered and sorted by the server, drawn only where one looks, live. */
+
+import { Button, Group, Kbd, Modal, Progress, Stack, Table, Text, Title, UnstyledButton } from "@mantine/core";
+import { useHotkeys } from "@mantine/hooks";
+import { useVirtualizer } from "@tanstack/react-virtual";
+import { useMemo, useRef, useState } from "react";
+
+import type { RolloutSummary } from "../../api/types.ts";
+import { usePreferences } from "../../app/preferences.ts";
+import { useAddress } from "../../app/useAddress.ts";
+import { Empty, Failure, Loading } from "../../parts/States.tsx";
+import { href } from "../../pure/address.ts";
+import { filterOf } from "../../pure/filters.ts";
+import { count } from "../../pure/format.ts";
+import { chosenColumns, type Column } from "./columns.tsx";
+import { exportRows, save, type Form } from "./exporting.ts";
+import { FilterBar } from "./FilterBar.tsx";
+import { useRows } from "./useRows.ts";
+
+const HEIGHT = { compact: 28, comfortable: 36 };
 
 export function Rollouts() {
-  return <Title order={1}>Rollouts</Title>;
+  const [search, change] = useAddress();
+  const { density } = usePreferences();
+  const filter = useMemo(() => filterOf(search), [search]);
+  const order = { sort_by: search.sort ?? "start_time", sort_order: search.order === "asc" ? ("asc" as const) : ("desc" as const) };
+  const shown = chosenColumns(search.columns);
+  const scroller = useRef<HTMLDivElement>(null);
+  const textField = useRef<HTMLInputElement>(null);
+  const [total, setTotal] = useState(0);
+  const [at, setAt] = useState(0);
+  const [helping, setHelping] = useState(false);
+  const height = HEIGHT[density];
+  const width = shown.reduce((sum, column) => sum + (column.width ?? 200), 0);
+  const virtual = useVirtualizer({
+    count: total,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => height,
+    overscan: 12,
+  });
+  const places = virtual.getVirtualItems();
+  const { rows, total: told, first } = useRows(filter, order, places[0]?.index ?? 0, places.at(-1)?.index ?? 0);
+  if (told !== undefined && told !== total) setTotal(told);
+
+  const move = (to: number): void => {
+    const next = Math.max(0, Math.min(total - 1, to));
+    setAt(next);
+    virtual.scrollToIndex(next);
+  };
+  const open = (): void => {
+    const row = rows.get(at);
+    if (row) window.location.hash = linkOf(row);
+  };
+  useHotkeys([
+    ["j", () => move(at + 1)],
+    ["k", () => move(at - 1)],
+    ["shift+J", () => move(at + 20)],
+    ["shift+K", () => move(at - 20)],
+    ["Enter", open],
+    ["/", () => textField.current?.focus()],
+    ["shift+?", () => setHelping(true)],
+  ]);
+
+  return (
+    <Stack gap="sm" className="agl-fill">
+      <Group justify="space-between" align="baseline">
+        <Title order={1} size="h2">
+          Rollouts
+        </Title>
+        <Group gap="sm">
+          <Text size="sm" role="status" data-total={told}>
+            {told === undefined ? "" : `${count(told)} ${told === 1 ? "rollout" : "rollouts"}`}
+          </Text>
+          <Exporting shown={shown} filter={filter} order={order} />
+          <Button size="xs" variant="subtle" onClick={() => setHelping(true)}>
+            Keys
+          </Button>
+        </Group>
+      </Group>
+      <FilterBar search={search} change={change} textRef={textField} />
+      {first?.isError ? (
+        <Failure error={first.error} retry={() => void first.refetch()} what="Rollouts" />
+      ) : told === undefined ? (
+        <Loading what="rollouts" />
+      ) : total === 0 ? (
+        <Empty title={Object.keys(filter).length ? "No rollout passes these filters" : "This store has no rollout yet"} />
+      ) : (
+        <div
+          ref={scroller}
+          className="agl-grid"
+          role="grid"
+          aria-label="Rollouts"
+          aria-rowcount={total + 1}
+          aria-colcount={shown.length}
+          tabIndex={0}
+        >
+          <div role="row" aria-rowindex={1} className="agl-grid-row agl-grid-head" style={{ minWidth: width }}>
+            {shown.map((column) => (
+              <HeadCell key={column.id} column={column} order={order} change={change} />
+            ))}
+          </div>
+          <div role="rowgroup" className="agl-grid-body" style={{ height: virtual.getTotalSize(), minWidth: width }}>
+            {places.map(({ index, start }) => {
+              const row = rows.get(index);
+              return (
+                <div
+                  key={index}
+                  role="row"
+                  aria-rowindex={index + 2}
+                  aria-selected={index === at}
+                  className="agl-grid-row"
+                  data-index={index}
+                  data-rollout={row?.rollout_id}
+                  style={{ height, transform: `translateY(${start}px)` }}
+                  onClick={() => setAt(index)}
+                >
+                  {shown.map((column) => (
+                    <Cell key={column.id} column={column} row={row} />
+                  ))}
+                </div>
+              );
+            })}
+          </div>
+        </div>
+      )}
+      <Keys opened={helping} close={() => setHelping(false)} />
+    </Stack>
+  );
+}
+
+function linkOf(row: RolloutSummary): string {
+  return href(["rollouts", row.rollout_id]);
+}
+
+function sizeOf(column: Column): React.CSSProperties {
+  return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 200 };
+}
+
+function Cell({ column, row }: { column: Column; row: RolloutSummary | undefined }) {
+  return (
+    <div role="gridcell" className={`agl-grid-cell${column.right ? " agl-right agl-number" : ""}`} style={sizeOf(column)}>
+      {row === undefined ? (
+        <span className="agl-waiting" />
+      ) : column.id === "id" ? (
+        <a href={linkOf(row)} className="agl-link">
+          {row.rollout_id}
+        </a>
+      ) : (
+        column.show(row)
+      )}
+    </div>
+  );
+}
+
+interface HeadProps {
+  column: Column;
+  order: { sort_by: string; sort_order: "asc" | "desc" };
+  change: (values: Record<string, string | undefined>) => void;
+}
+
+function HeadCell({ column, order, change }: HeadProps) {
+  const sorted = column.sort === order.sort_by;
+  const next = sorted && order.sort_order === "desc" ? "asc" : "desc";
+  return (
+    <div
+      role="columnheader"
+      aria-sort={sorted ? (order.sort_order === "asc" ? "ascending" : "descending") : undefined}
+      className={`agl-grid-cell${column.right ? " agl-right" : ""}`}
+      style={sizeOf(column)}
+    >
+      {column.sort ? (
+        <UnstyledButton
+          fz="sm"
+          fw={600}
+          onClick={() => change({ sort: column.sort, order: next })}
+          title={`Sort by ${column.label.toLowerCase()}`}
+        >
+          {column.label} {sorted ? (order.sort_order === "asc" ? "▲" : "▼") : ""}
+        </UnstyledButton>
+      ) : (
+        column.label
+      )}
+    </div>
+  );
+}
+
+interface ExportingProps {
+  shown: Column[];
+  filter: ReturnType<typeof filterOf>;
+  order: { sort_by: string; sort_order: "asc" | "desc" };
+}
+
+function Exporting({ shown, filter, order }: ExportingProps) {
+  const stop = useRef<AbortController | null>(null);
+  const [state, setState] = useState<{ done: number; total: number } | null>(null);
+  const [failure, setFailure] = useState<unknown>(null);
+  const run = async (form: Form): Promise<void> => {
+    stop.current = new AbortController();
+    setFailure(null);
+    setState({ done: 0, total: 0 });
+    try {
+      const tell = (done: number, total: number): void => setState({ done, total });
+      save(await exportRows(form, shown, filter, order, tell, stop.current.signal), `rollouts.${form}`);
+    } catch (error) {
+      if (!(error instanceof DOMException)) setFailure(error);
+    } finally {
+      setState(null);
+    }
+  };
+  if (state) {
+    return (
+      <Group gap="xs">
+        <Progress value={state.total ? (100 * state.done) / state.total : 0} w={80} aria-label="Export" />
+        <Button size="xs" variant="default" onClick={() => stop.current?.abort()}>
+          Cancel
+        </Button>
+      </Group>
+    );
+  }
+  return (
+    <Group gap={4}>
+      {failure ? <Text size="xs" role="alert">{failure instanceof Error ? failure.message : String(failure)}</Text> : null}
+      <Button size="xs" variant="default" onClick={() => void run("csv")}>
+        Export CSV
+      </Button>
+      <Button size="xs" variant="default" onClick={() => void run("jsonl")}>
+        JSON lines
+      </Button>
+    </Group>
+  );
+}
+
+const keys: [string, string][] = [
+  ["j / k", "next, previous rollout"],
+  ["J / K", "twenty further, twenty back"],
+  ["Enter", "open the rollout"],
+  ["/", "to the text filter"],
+  ["?", "this list"],
+];
+
+function Keys({ opened, close }: { opened: boolean; close: () => void }) {
+  return (
+    <Modal opened={opened} onClose={close} title="Keys of this list">
+      <Table>
+        <Table.Tbody>
+          {keys.map(([key, does]) => (
+            <Table.Tr key={key}>
+              <Table.Td>
+                <Kbd>{key}</Kbd>
+              </Table.Td>
+              <Table.Td>{does}</Table.Td>
+            </Table.Tr>
+          ))}
+        </Table.Tbody>
+      </Table>
+    </Modal>
+  );
 }

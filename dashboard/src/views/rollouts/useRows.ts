@@ -1,0 +1,30 @@
+/** The rows that are in view, read by pages at their places; those read before stay until the new ones are there. */
+
+import { keepPreviousData, useQueries } from "@tanstack/react-query";
+
+import { PAGE, summariesQuery, type SummaryOrder } from "../../api/questions.ts";
+import type { RolloutFilter, RolloutSummary } from "../../api/types.ts";
+
+export function useRows(filter: RolloutFilter, order: SummaryOrder, first: number, last: number) {
+  const from = Math.floor(Math.max(0, first) / PAGE);
+  const to = Math.max(from, Math.floor(Math.max(0, last) / PAGE));
+  const pages = Array.from({ length: to - from + 1 }, (_, place) => from + place);
+  const answers = useQueries({
+    queries: pages.map((page) => ({
+      ...summariesQuery(filter, order, page * PAGE),
+      placeholderData: keepPreviousData,
+    })),
+  });
+  const rows = new Map<number, RolloutSummary>();
+  answers.forEach((answer, place) => {
+    if (answer.isPlaceholderData) return;
+    answer.data?.items.forEach((row, at) => rows.set((pages[place] ?? 0) * PAGE + at, row));
+  });
+  const known = answers.find((answer) => answer.data !== undefined);
+  return {
+    rows,
+    total: known?.data?.total,
+    first: answers[0],
+    fetching: answers.some((answer) => answer.isFetching),
+  };
+}
