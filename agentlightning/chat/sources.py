@@ -88,7 +88,7 @@ def source_of(given: object) -> Source:
         return HttpSource(given.endpoint, given.api_key, given.model, dict(given.sampling_parameters))
     create = getattr(getattr(getattr(given, "chat", None), "completions", None), "create", None)
     if callable(create):
-        return ClientSource(_without_own_retries(given), create)
+        return ClientSource(_without_own_retries(given))
     if callable(given) and not isinstance(given, type):
         return CallableSource(cast("Callable[..., Any]", given))
     raise TypeError(
@@ -173,7 +173,6 @@ class ClientSource:
     """A client object with `chat.completions.create`, as those of OpenAI, LiteLLM and many others."""
 
     client: Any = field(repr=False)
-    given: Callable[..., Any] = field(repr=False)
     model: str | None = None
 
     async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:

@@ -22,6 +22,8 @@ _STOPPING: TypeAdapter[Stopping | None] = TypeAdapter(Stopping | None)
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _REWARDS: TypeAdapter[list[float | None]] = TypeAdapter(list[float | None])
 _SLICES: TypeAdapter[list[tuple[str, ...]]] = TypeAdapter(list[tuple[str, ...]])
+_LARGEST = 1e100
+TOO_LARGE = f"rewards of at most {_LARGEST:g} can be compared: squares of larger ones are not finite; got {{value:g}}"
 _COLUMNS = ("rollout_id", "outcome", "reward", "seconds", "failure", "dimensions", "tokens")
 
 
@@ -73,6 +75,7 @@ def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationR
         samples = _samples(data, rewards)
         slices = _SLICES.validate_python(data.get("slices") or [()] * len(digests))
         stopping = _STOPPING.validate_python(data.get("stopping"))
+        left_out = _NAMES.validate_python(data.get("left_out") or [])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -84,9 +87,17 @@ def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationR
         EvaluatedTask(digest, tuple(group), own, digest)
         for digest, group, own in zip(digests, samples, slices, strict=True)
     )
+    if (value := too_large([rollout for group in samples for rollout in group])) is not None:
+        raise ValueError(TOO_LARGE.format(value=value))
     seconds = data.get("seconds")
     whole = float(seconds) if isinstance(seconds, (int, float)) else 0.0
-    return EvaluationResult(tuple(tasks), whole, run_id, stopping=stopping)
+    return EvaluationResult(tuple(tasks), whole, run_id, stopping=stopping, left_out=tuple(left_out))
+
+
+def too_large(rollouts: Sequence[EvaluatedRollout]) -> float | None:
+    """Return a reward, or one dimension of it, that is too large to be compared; None if there is none."""
+    values = (value for each in rollouts for value in (each.reward, *each.dimensions.values()))
+    return next((value for value in values if value is not None and abs(value) > _LARGEST), None)
 
 
 def _samples(data: Mapping[str, Any], rewards: Sequence[float | None]) -> list[list[EvaluatedRollout]]:

@@ -95,6 +95,8 @@ class EvaluationResult:
     """Where its rollouts are kept."""
     stopping: Stopping | None = None
     """What the sequential test says; None without one."""
+    left_out: tuple[str, ...] = ()
+    """Of one that was read from a record: what did not fit into it, such as `slices`."""
 
     @property
     def rewards(self) -> list[float | None]:

@@ -18,7 +18,7 @@ from gepa.core.callbacks import IterationEndEvent, IterationStartEvent, MergeAtt
 from gepa.core.state import GEPAState
 
 from agentlightning.algorithm.gepa.reflection import Proposed, Record
-from agentlightning.algorithm.gepa.saved import REWARDS, SavedSearch
+from agentlightning.algorithm.gepa.saved import REWARDS, TASKS, SavedSearch, digest_of_tasks
 from agentlightning.algorithm.prompts.cases import RolloutResult
 from agentlightning.algorithm.prompts.history import WITHOUT_TEXT, History, PromptVersion
 from agentlightning.algorithm.prompts.playing import PromptPlayer, digest_of
@@ -108,6 +108,7 @@ class StoreAdapter:
     ) -> None:
         self._bridge, self._player, self._history, self._log, self._chat = bridge, player, history, log, chat
         self._records, self._seed, self._val = records, seed, val
+        self._tasks = digest_of_tasks(val)
         self._missing: MissingPolicy = missing
         self._coverage = minimum_coverage
         self._versions = {seed.digest: seed}
@@ -166,7 +167,8 @@ class StoreAdapter:
 
     def get_adapter_state(self) -> dict[str, Any]:
         """Return what the package saves with its own state."""
-        return {REWARDS: {digest: list(rewards) for digest, rewards in self.validated.items()}}
+        rewards = {digest: list(rewards) for digest, rewards in self.validated.items()}
+        return {REWARDS: rewards, TASKS: self._tasks}
 
     def best(self) -> PromptVersion:
         """Return the version with the greatest mean on all validation tasks; the seed if no other has a greater one.

@@ -204,7 +204,7 @@ class GEPA(PromptSearch, Generic[T]):
 
         Raises:
             ValueError: a dataset or a prompt template is missing.
-            BadRequestError: there is nobody to ask, or `run_dir` holds the search of other prompts.
+            BadRequestError: there is nobody to ask, or `run_dir` holds the search of other prompts or tasks.
             NoCandidateError: no rollout of the seed earned anything.
             ChatError: the model answered no call.
         """
@@ -254,7 +254,7 @@ class GEPA(PromptSearch, Generic[T]):
                 missing=self.missing,
                 minimum_coverage=self.minimum_coverage,
             )
-            saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, seeds)
+            saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, seeds, val)
             adapter.restore(await history.go_on(anew=saved is None), saved)
             reflector = Reflector(
                 chat, bridge, seeds, self.reflection_prompt_template, adapter.proposed, self.reflection_lm_kwargs

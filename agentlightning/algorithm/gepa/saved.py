@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any, cast
 
 from gepa.core.state import GEPAState
 
+from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.errors import BadRequestError
 from agentlightning.types import PromptTemplate
 
 _STATE = "gepa_state.bin"
 REWARDS = "agentlightning_rewards"
 """In the adapter's part of the state: rewards of the validation tasks by the digest of the candidate."""
+TASKS = "agentlightning_validation"
+"""In the same place: digest of the validation tasks, in their order, which the package knows by their numbers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,16 @@ class SavedSearch:
     """Of each candidate on the validation tasks, by its digest; None where a task earned nothing."""
 
 
-def read_saved(run_dir: Path, seeds: Mapping[str, PromptTemplate]) -> SavedSearch | None:
+def digest_of_tasks(tasks: Sequence[Any]) -> str:
+    """Return what equal tasks in the same order have in common."""
+    return hashlib.sha256("\n".join(tasks_of(tasks)).encode()).hexdigest()[:32]
+
+
+def read_saved(run_dir: Path, seeds: Mapping[str, PromptTemplate], val: Sequence[Any]) -> SavedSearch | None:
     """Return the search that a folder holds; None if it holds none.
 
     Raises:
-        BadRequestError: it cannot be read, or began with other prompts.
+        BadRequestError: it cannot be read, or began with other prompts or chose by other tasks.
     """
     if not (run_dir / _STATE).exists():
         return None
@@ -50,6 +59,11 @@ def read_saved(run_dir: Path, seeds: Mapping[str, PromptTemplate]) -> SavedSearc
         raise BadRequestError(
             f"run_dir={str(run_dir)!r} holds the search of other prompts than initial_resources has now. Give them "
             "again, or give another run_dir"
+        )
+    if state.adapter_state.get(TASKS, (now := digest_of_tasks(val))) != now:
+        raise BadRequestError(
+            f"run_dir={str(run_dir)!r} holds a search that chose by other validation tasks than val_dataset has now, "
+            "or in another order: its scores say nothing of these. Give them again, or give another run_dir"
         )
     return SavedSearch(
         state.program_candidates,

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from agentlightning.algorithm.evaluation.intervals import Interval
 from agentlightning.algorithm.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.algorithm.evaluation.records import TOO_LARGE, too_large
 from agentlightning.algorithm.evaluation.result import EvaluatedTask, EvaluationResult, sequential_range, shared_tasks
 from agentlightning.algorithm.evaluation.statistics import holm
 from agentlightning.algorithm.promotion.rules import PromotionRules
@@ -22,7 +23,8 @@ from agentlightning.terminal import cut, one_line
 
 Pair = tuple[EvaluatedTask, EvaluatedTask]
 _Compare = Callable[[Sequence[Pair]], PairedComparison]
-_FIGURES = ("reward", "seconds", "tokens")
+_OF_ROLLOUTS = ("seconds", "tokens")
+_FIGURES = ("reward", *_OF_ROLLOUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,13 @@ def judge_promotion(
     candidate lacks or failed count against `max_missing`, except where it was stopped early.
 
     Raises:
-        BadRequestError: they have no task in common, or a rule is about a figure that the candidate has not recorded.
+        BadRequestError: they have no task in common, a rule is about a figure that the candidate has not recorded, or a
+            reward is too large to be compared.
     """
     rules = rules or PromotionRules()
+    for side in (before, after):
+        if (value := too_large(side.rollouts)) is not None:
+            raise BadRequestError(TOO_LARGE.format(value=value))
     pairs = shared_tasks(before, after)
     if not pairs:
         raise BadRequestError(
@@ -128,7 +134,7 @@ def judge_promotion(
         _missing(before, pairs, rules, sequential_range(after) is not None),
     ]
     if rules.check_slices:
-        results.append(_slice_rule(slices, rules))
+        results.append(_slice_rule(slices, rules, "slices" in (*before.left_out, *after.left_out)))
     results += [_limit(after, name, limit, True) for name, limit in rules.floors.items()]
     results += [_limit(after, name, limit, False) for name, limit in rules.ceilings.items()]
     sides = _intervals(pairs)
@@ -164,7 +170,10 @@ def _missing(before: EvaluationResult, pairs: Sequence[Pair], rules: PromotionRu
     return RuleResult("missing", share <= rules.max_missing + 1e-9, f"{told}{rules.max_missing:.1%} at most")
 
 
-def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules) -> RuleResult:
+def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules, left_out: bool) -> RuleResult:
+    if not slices and left_out:
+        told = "the record of an evaluation was too large for its slices; evaluate fewer tasks, or do not check slices"
+        return RuleResult("slices", False, told)
     if not slices:
         return RuleResult("slices", True, "the evaluations have no slices")
     worse = [one_line(cut(part.name, 60)) for part in slices if part.worse]
@@ -178,12 +187,18 @@ def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules) -> RuleResu
 def _limit(after: EvaluationResult, name: str, limit: float, floor: bool) -> RuleResult:
     kind = "floor" if floor else "ceiling"
     values: list[float]
-    if name in ("seconds", "tokens"):
-        found: list[float | None] = [getattr(rollout, name) for rollout in after.rollouts]
+    figure, dimension = name.removeprefix("rollout."), name.removeprefix("reward.")
+    if name in _OF_ROLLOUTS and name in after.dimensions:
+        raise BadRequestError(
+            f"{name!r} is a dimension of the candidate's reward and a figure of its rollouts: hold 'reward.{name}' or "
+            f"'rollout.{name}' against the {kind}"
+        )
+    if figure in _OF_ROLLOUTS and name not in after.dimensions:
+        found: list[float | None] = [getattr(rollout, figure) for rollout in after.rollouts]
         values = [value for value in found if value is not None]
-        values = [] if name == "seconds" and not any(values) else values
-    elif name == "reward" or name in after.dimensions:
-        side = after if name == "reward" else after.dimension(name)
+        values = [] if figure == "seconds" and not any(values) else values
+    elif name == "reward" or name in after.dimensions or dimension in after.dimensions:
+        side = after if name == "reward" else after.dimension(name if name in after.dimensions else dimension)
         values = [value for value in side.rewards if value is not None]
     else:
         known = [*_FIGURES, *after.dimensions]

@@ -33,10 +33,10 @@ class PromotionRules:
     """Share of the candidate's samples that may have no reward, on the tasks that the baseline scored: a fault is no
     low reward, but who fails where it is hard does not win by it."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Least mean of a figure of the candidate: a dimension of the reward, or `reward`."""
+    """Least mean of a figure of the candidate: `reward`, a dimension of the reward, or, of each rollout, its `seconds`
+    or its `tokens`. Where a dimension has such a name, it is `reward.seconds`, and the rollout's `rollout.seconds`."""
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Greatest mean of a figure of the candidate: a dimension of the reward (such as a cost), or, of each rollout, its
-    `seconds` or its `tokens`."""
+    """Greatest mean of a figure of the candidate, the same ones: a dimension may be a cost."""
 
     def __post_init__(self) -> None:
         check_share("significance", self.significance)

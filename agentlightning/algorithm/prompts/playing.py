@@ -32,6 +32,8 @@ Templates = Mapping[str, PromptTemplate]
 """Prompt templates by the names of their resources."""
 ReadResults = Callable[[Sequence[Rollout]], Awaitable[Sequence[RolloutResult]]]
 _Key = tuple[str, RolloutMode, str]
+MOST_WHOLE = 1000
+"""Results of training tasks that are kept with their messages; of older ones the score is kept."""
 
 
 def digest_of(templates: Templates) -> str:
@@ -89,6 +91,8 @@ class PromptPlayer:
         self._seconds_left = seconds_left
         self._scores: dict[_Key, RolloutResult] = {}
         self._failed: dict[_Key, RolloutResult] = {}
+        self._whole: dict[_Key, None] = {}
+        """Results with messages, the oldest first."""
         self._published: dict[str, str] = {}
         self._waiting: list[_Job] = []
         self._next: asyncio.Task[None] | None = None
@@ -164,11 +168,23 @@ class PromptPlayer:
             found |= fresh
             for key, result in fresh.items():
                 kept = _kept(result) if key[1] == "val" else result
+                if key[1] != "val":
+                    self._whole[key] = None
                 if result["final_reward"] is None:  # a fault may be none the next time
                     self._failed[key] = kept
                 else:
                     self._scores[key] = kept
+            self._forget()
         return found
+
+    def _forget(self) -> None:
+        """Keep what a critic reads of the last results for it only."""
+        while len(self._whole) > MOST_WHOLE:
+            key = next(iter(self._whole))
+            del self._whole[key]
+            for results in (self._scores, self._failed):
+                if key in results:
+                    results[key] = _kept(results[key])
 
     async def _play_tasks(self, wanted: Mapping[_Key, tuple[_Job, Any]], seconds: float) -> dict[_Key, RolloutResult]:
         requests = [

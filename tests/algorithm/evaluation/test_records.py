@@ -89,11 +89,17 @@ def test_of_very_many_samples_the_record_holds_rewards_by_task(
     again = result_of(data)
     assert again is not None
     assert again.rewards == recorded[0].rewards
+    assert again.left_out == ("samples",)
     monkeypatch.setattr(records, "MOST_BYTES", 10)
     data = record_of(recorded[0], recorded[1]["tasks"])
     assert data["left_out"] == ["samples", "slices", "tasks", "rewards"]
     assert result_of(data) is None
     assert data["interval"] == recorded[1]["interval"]
+
+
+def test_a_record_of_rewards_too_large_to_be_compared_is_not_readable() -> None:
+    with pytest.raises(ValueError, match=r"rewards of at most 1e\+100 can be compared.*got 1.7e\+308"):
+        result_of({"rewards": [1.7e308, 1.0], "tasks": ["a", "b"]})
 
 
 @pytest.mark.parametrize("data", [{}, {"value": 1.0}, {"rewards": [1.0]}, {"tasks": ["a"], "rewards": None}])

@@ -259,6 +259,19 @@ def test_a_folder_of_other_prompts_is_refused(tmp_path: Path) -> None:
             )
 
 
+def test_a_folder_of_other_validation_tasks_is_refused(tmp_path: Path) -> None:
+    with asked(helpful) as server:
+        fit(agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"))
+        trainer = agl.Trainer(
+            algorithm=agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"),
+            strategy="shm",
+            initial_resources=resources(),
+        )
+        others = [*VAL[:-1], {"question": "another one"}]
+        with pytest.raises(ValueError, match="chose by other validation tasks than val_dataset has now"):
+            trainer.fit(heeds_rules, train_dataset=TRAIN, val_dataset=others)
+
+
 def test_several_templates_are_changed_in_turn_and_merged() -> None:
     words = {"system": "Be brief.", "main_prompt": "Name the unit."}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,30 @@ def test_dimensions_have_floors_and_ceilings() -> None:
     found = judge_promotion(before, after, PromotionRules(**limits))  # type: ignore[arg-type]
     assert "ceiling tokens: mean 400; at most 300" in found.reasons
     assert [part.name for part in found.dimensions] == ["safe", "cost"]
+
+
+def test_a_dimension_named_as_a_figure_of_rollouts_is_told_apart_from_it() -> None:
+    before = result([0.0] * 10)
+    after = result([1.0] * 10, dimensions={"seconds": 9.0}, tokens=400)  # of each rollout 2 seconds
+    with pytest.raises(ValueError, match=r"hold 'reward\.seconds' or 'rollout\.seconds' against the ceiling"):
+        failed(before, after, ceilings={"seconds": 5.0})
+    assert failed(before, after, ceilings={"reward.seconds": 5.0, "rollout.seconds": 5.0}) == ["ceiling reward.seconds"]
+    assert failed(before, after, ceilings={"tokens": 400, "rollout.tokens": 399}) == ["ceiling rollout.tokens"]
+
+
+def test_slices_that_did_not_fit_into_the_record_do_not_pass_silently() -> None:
+    before, after = result([0.0] * 10), result([1.0] * 10)
+    assert failed(before, after) == []
+    assert failed(before, replace(after, left_out=("samples",))) == []
+    assert failed(before, replace(after, left_out=("samples", "slices"))) == ["slices"]
+    assert failed(replace(before, left_out=("slices",)), after) == ["slices"]
+    assert failed(before, replace(after, left_out=("slices",)), check_slices=False) == []
+
+
+@pytest.mark.parametrize("after", [result([1.7e308] * 3), result([1.0] * 3, dimensions={"cost": -1e101})])
+def test_rewards_too_large_to_be_compared_are_wrong_input(after: EvaluationResult) -> None:
+    with pytest.raises(ValueError, match=r"rewards of at most 1e\+100 can be compared.*; got (1.7e\+308|-1e\+101)"):
+        judge_promotion(result([0.0] * 3), after)
 
 
 def test_samples_that_failed_count_as_missing_and_not_as_low_rewards() -> None:

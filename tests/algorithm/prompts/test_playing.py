@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.prompts import playing
 from agentlightning.algorithm.prompts.cases import RolloutResult, read_results
 from agentlightning.algorithm.prompts.playing import PromptPlayer
 from agentlightning.types import Rollout, RolloutConfig
@@ -47,6 +48,21 @@ async def serve(store: agl.LightningStore, rewards: dict[Any, float | None]) -> 
 @pytest.fixture
 async def store() -> Any:
     return agl.InMemoryLightningStore()
+
+
+async def test_messages_of_training_tasks_are_kept_of_the_last_ones_only(
+    store: agl.LightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing, "MOST_WHOLE", 2)
+    plays, runner = player(store), asyncio.create_task(serve(store, {"a": 0.1, "b": 0.2, "c": 0.3}))
+    first = await plays.play("v0", prompts("x"), ["a", "b", "c"], "train")
+    assert all(result["spans"] for result in first)
+    again = await plays.play("v0", prompts("x"), ["a", "b", "c"], "train")
+    assert [bool(result["spans"]) for result in again] == [False, True, True]
+    assert [result["final_reward"] for result in again] == pytest.approx([0.11, 0.21, 0.31])
+    assert plays.rollouts == 3
+    runner.cancel()
+    await asyncio.wait([runner])
 
 
 async def test_what_is_asked_for_together_is_enqueued_together_and_once(store: agl.LightningStore) -> None:
