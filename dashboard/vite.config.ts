@@ -10,6 +10,7 @@ export default defineConfig({
     outDir: "../agentlightning/dashboard/static",
     emptyOutDir: true,
     target: "es2022",
+    cssTarget: ["chrome123", "firefox128", "safari17.5"],
     sourcemap: false,
     assetsInlineLimit: 0,
     reportCompressedSize: true,

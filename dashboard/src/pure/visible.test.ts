@@ -1,0 +1,10 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { visible } from "./visible.ts";
+
+test("characters that hide or turn text around are shown by their numbers", () => {
+  assert.equal(visible("a\u202eb\u0000"), "a⟨U+202E⟩b⟨U+0000⟩");
+  assert.equal(visible("line\n\ttab <script>"), "line\n\ttab <script>");
+  assert.equal(visible("\ud800x"), "\ufffdx");
+});

@@ -1,0 +1,165 @@
+/** What was said, call by call, and what became of each call in training. */
+
+import { Alert, Badge, Group, Paper, Stack, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+
+import { conversationQuery, explanationQuery } from "../../api/questions.ts";
+import type { CallExplanation, ConversationCall, ShownMessage } from "../../api/types.ts";
+import { LongText } from "../../parts/LongText.tsx";
+import { Answer, Empty } from "../../parts/States.tsx";
+import { bytes, count, duration } from "../../pure/format.ts";
+import { TrainedSign } from "./TrainedSign.tsx";
+
+interface Props {
+  rolloutId: string;
+  attemptId: string;
+  error: { type: string; message: string; traceback?: string | null } | null;
+}
+
+export function Conversation({ rolloutId, attemptId, error }: Props) {
+  const conversation = useQuery(conversationQuery(rolloutId, attemptId));
+  const explanation = useQuery(explanationQuery(rolloutId));
+  const told = new Map(explanation.data?.calls.map((call) => [`${call.attempt_id} ${call.call_id}`, call]));
+  return (
+    <Stack gap="md">
+      {error ? <AgentError error={error} /> : null}
+      {explanation.data?.verdict ? (
+        <Text size="sm" c="dimmed">
+          Nothing of this rollout is trained: {explanation.data.verdict.replaceAll("_", " ")}.
+        </Text>
+      ) : null}
+      <Answer query={conversation} what="Conversation">
+        {({ calls, shortened }) =>
+          calls.length === 0 ? (
+            <Empty title="No model call was recorded in this attempt">
+              {explanation.data?.notes.map((note) => (
+                <Text key={note} size="sm" c="dimmed">
+                  {note}
+                </Text>
+              ))}
+            </Empty>
+          ) : (
+            <>
+              {shortened ? (
+                <Text size="sm" c="dimmed">
+                  {shortened} very long {shortened === 1 ? "text is" : "texts are"} cut here; the whole is in its span.
+                </Text>
+              ) : null}
+              {calls.map((call) => (
+                <Call key={call.call_id} call={call} told={told.get(`${attemptId} ${call.call_id}`)} />
+              ))}
+            </>
+          )
+        }
+      </Answer>
+    </Stack>
+  );
+}
+
+function AgentError({ error }: { error: NonNullable<Props["error"]> }) {
+  return (
+    <Alert color="orange" title={`✕ ${error.type}`} data-testid="agent-error">
+      <LongText text={error.message} />
+      {error.traceback ? (
+        <details>
+          <summary>Traceback of the agent</summary>
+          <LongText text={error.traceback} mono />
+        </details>
+      ) : null}
+    </Alert>
+  );
+}
+
+function Call({ call, told }: { call: ConversationCall; told: CallExplanation | undefined }) {
+  const seconds = call.start_time && call.end_time ? call.end_time - call.start_time : null;
+  return (
+    <section aria-label={`Call ${call.number}`} data-call={call.call_id}>
+      <Stack gap="xs">
+        {call.branches_from === null ? null : (
+          <Text size="sm" c="dimmed">
+            ⤷ goes on from what was said up to call {call.branches_from}
+          </Text>
+        )}
+        {call.messages_new.map((message, place) => (
+          <Message key={place} message={message} />
+        ))}
+        {call.reply.map((message, place) => (
+          <Message key={place} message={message} reply />
+        ))}
+        <Group gap="xs" className="agl-call">
+          <Text size="xs" fw={600}>
+            Call {call.number}
+          </Text>
+          {call.agent ? <Badge variant="default" tt="none">{call.agent}</Badge> : null}
+          <Text size="xs" c="dimmed">
+            {[
+              call.model,
+              call.prompt_tokens === null ? null : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
+              seconds === null ? null : duration(seconds),
+              call.weight_version === null ? null : `weights ${call.weight_version}`,
+              call.finish_reason,
+            ]
+              .filter(Boolean)
+              .join(" · ")}
+          </Text>
+          {call.late ? <Sign color="orange" text="⧖ late: came after the attempt had ended" /> : null}
+          {call.cut_off ? <Sign color="orange" text="✂ cut off" /> : null}
+          {call.state === "ok" ? null : <Sign color="orange" text={`✕ ${call.state.replaceAll("_", " ")}`} />}
+          <TrainedSign told={told} />
+        </Group>
+        {call.error ? <LongText text={call.error} mono /> : null}
+      </Stack>
+    </section>
+  );
+}
+
+function Sign({ color, text }: { color: string; text: string }) {
+  return (
+    <Badge variant="light" color={color} tt="none">
+      {text}
+    </Badge>
+  );
+}
+
+function Message({ message, reply }: { message: ShownMessage; reply?: boolean }) {
+  return (
+    <Paper withBorder p="xs" className={`agl-message agl-role-${reply ? "reply" : message.role}`} data-role={message.role}>
+      <Group gap="xs" mb={2}>
+        <Text size="xs" fw={700}>
+          {message.role}
+          {message.name ? ` ${message.name}` : ""}
+        </Text>
+        {message.tool_call_id ? (
+          <Text size="xs" c="dimmed">
+            answers {message.tool_call_id}
+          </Text>
+        ) : null}
+      </Group>
+      {message.content.map((part, place) =>
+        part.type === "image" ? (
+          <Text key={place} size="sm">
+            ▦ image {part.media_type ?? ""} {part.bytes === null ? "" : bytes(part.bytes)}, SHA-256 {part.sha256?.slice(0, 16)}…
+          </Text>
+        ) : part.type === "reasoning" ? (
+          <details key={place}>
+            <summary>Reasoning</summary>
+            <LongText text={part.text ?? ""} />
+          </details>
+        ) : (
+          <LongText key={place} text={part.text ?? ""} mono={part.type === "json" || message.role === "tool"} />
+        ),
+      )}
+      {message.tool_calls?.map((call, place) => (
+        <Text key={place} size="sm" ff="monospace" className="agl-text" component="pre">
+          ⚙ {call.name}({call.arguments})
+        </Text>
+      ))}
+      {!message.content.length && !message.tool_calls?.length ? (
+        <Text size="sm" c="dimmed">
+          (says nothing)
+        </Text>
+      ) : null}
+    </Paper>
+  );
+}
+

@@ -1,0 +1,48 @@
+/** What became of a call: trained, with which advantage; or not, and why. */
+
+import { Badge, Popover, Stack, Text, UnstyledButton } from "@mantine/core";
+
+import type { CallExplanation } from "../../api/types.ts";
+import { decimal } from "../../pure/format.ts";
+
+export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
+  if (!told) return null;
+  const trained = told.ledger?.ending === "trained";
+  const reason = told.ledger?.reason ?? told.reason;
+  const text = trained
+    ? `✓ trained, advantage ${decimal(told.ledger?.advantage)}`
+    : reason
+      ? `○ not trained: ${reason.replaceAll("_", " ")}`
+      : `◌ row ${told.row}, no ledger`;
+  return (
+    <Popover width={360} position="bottom-start" withArrow>
+      <Popover.Target>
+        <UnstyledButton aria-label={`${text}. Why?`} data-trained={trained}>
+          <Badge variant="light" color={trained ? "blue" : "gray"} tt="none">
+            {text}
+          </Badge>
+        </UnstyledButton>
+      </Popover.Target>
+      <Popover.Dropdown>
+        <Stack gap={4}>
+          {told.ledger ? (
+            <Text size="sm">
+              The ledger of step {told.ledger.step}: {told.ledger.ending}
+              {told.ledger.row === null ? "" : ` in row ${told.ledger.row}`}
+              {told.ledger.weight_version === null ? "" : `, sampled by weights ${told.ledger.weight_version}`}.
+            </Text>
+          ) : (
+            <Text size="sm">The ledger of its run says nothing of this rollout.</Text>
+          )}
+          {told.begins ? <Text size="sm">It begins row {told.row}: {told.begins.replaceAll("_", " ")}.</Text> : null}
+          <Text size="sm">
+            Seen by {told.seen_by === "both" ? "gateway and tracer" : `the ${told.seen_by}`}
+            {told.matched_by ? `, matched by ${told.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}
+            {told.has_tokens ? "known" : "not known"}.
+          </Text>
+          {told.what_to_try && !trained ? <Text size="sm">{told.what_to_try}</Text> : null}
+        </Stack>
+      </Popover.Dropdown>
+    </Popover>
+  );
+}

@@ -1,0 +1,110 @@
+/** The tokens as flowing text, drawn by lines that are in view. A grid of one tab stop: arrow keys choose a token. */
+
+import { useElementSize } from "@mantine/hooks";
+import { useVirtualizer } from "@tanstack/react-virtual";
+import { memo, useMemo, useRef, type KeyboardEvent } from "react";
+
+import { linesOf } from "../../pure/lines.ts";
+import type { TokenAt } from "../../pure/tokenRows.ts";
+
+const LINE = 22;
+const CHARACTER = 7.9;
+const MOST_HEIGHT = 520;
+
+interface Props {
+  tokens: TokenAt[];
+  texts: string[];
+  colours: (string | null)[];
+  chosen: TokenAt | null;
+  choose: (token: TokenAt | null) => void;
+}
+
+export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
+  const { ref, width } = useElementSize();
+  const scroller = useRef<HTMLDivElement>(null);
+  const room = Math.max(20, Math.floor((width - 24) / CHARACTER));
+  const lines = useMemo(() => linesOf(texts.map((text) => Math.min(text.length, 60)), room), [texts, room]);
+  const virtual = useVirtualizer({
+    count: lines.length,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => LINE,
+    overscan: 10,
+  });
+  const move = (event: KeyboardEvent): void => {
+    const pace = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 12, ArrowUp: -12, Home: -tokens.length, End: tokens.length }[event.key];
+    if (pace === undefined) return;
+    event.preventDefault();
+    const next = Math.max(0, Math.min(tokens.length - 1, (chosen?.at ?? (pace > 0 ? -1 : 0)) + pace));
+    choose(tokens[next] ?? null);
+    virtual.scrollToIndex(lines.findIndex((line) => next < line.to), { align: "auto" });
+  };
+  return (
+    <div ref={ref}>
+      <div
+        ref={scroller}
+        className="agl-tokens"
+        style={{ height: Math.min(MOST_HEIGHT, lines.length * LINE + 10) }}
+        tabIndex={0}
+        role="listbox"
+        aria-label={`${tokens.length} tokens`}
+        aria-activedescendant={chosen ? `token-${chosen.at}` : undefined}
+        onKeyDown={move}
+      >
+        <div style={{ height: virtual.getTotalSize(), position: "relative" }}>
+          {virtual.getVirtualItems().map(({ index, start }) => {
+            const line = lines[index];
+            return line ? (
+              <Line
+                key={index}
+                from={line.from}
+                to={line.to}
+                top={start}
+                tokens={tokens}
+                texts={texts}
+                colours={colours}
+                chosen={chosen && chosen.at >= line.from && chosen.at < line.to ? chosen.at : -1}
+                choose={choose}
+              />
+            ) : null;
+          })}
+        </div>
+      </div>
+    </div>
+  );
+}
+
+interface LineProps {
+  from: number;
+  to: number;
+  top: number;
+  tokens: TokenAt[];
+  texts: string[];
+  colours: (string | null)[];
+  chosen: number;
+  choose: (token: TokenAt | null) => void;
+}
+
+const Line = memo(function Line({ from, to, top, tokens, texts, colours, chosen, choose }: LineProps) {
+  return (
+    <div className="agl-token-line" style={{ transform: `translateY(${top}px)` }}>
+      {tokens.slice(from, to).map((token) => {
+        const clipped = Boolean(token.figures.clipped);
+        const colour = colours[token.at];
+        return (
+          <span
+            key={token.at}
+            id={`token-${token.at}`}
+            role="option"
+            aria-selected={token.at === chosen}
+            className={`agl-token${token.trained ? "" : " agl-untrained"}${clipped ? " agl-clipped" : ""}${colour ? " agl-coloured" : ""}`}
+            style={colour ? { backgroundColor: colour } : undefined}
+            onMouseEnter={() => choose(token)}
+            onClick={() => choose(token)}
+          >
+            {(texts[token.at] ?? "").slice(0, 60)}
+          </span>
+        );
+      })}
+    </div>
+  );
+});

@@ -1,0 +1,186 @@
+/** The tokens of a rollout's rows, coloured by what the loss used of them. Nothing here is computed anew: the numbers
+ * are those that the training loop wrote into the ledger. */
+
+import { Group, Select, Stack, Text } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { useMemo, useState } from "react";
+
+import { explanationQuery, ledgerQuery, vocabularyQuery } from "../../api/questions.ts";
+import type { CallExplanation, LedgerData, LedgerRow } from "../../api/types.ts";
+import { useAddress } from "../../app/useAddress.ts";
+import { Answer, Empty } from "../../parts/States.tsx";
+import { count, decimal } from "../../pure/format.ts";
+import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
+import { TokenText } from "./TokenText.tsx";
+
+export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string | null }) {
+  const record = useQuery(ledgerQuery(runId, rolloutId));
+  const explanation = useQuery(explanationQuery(rolloutId));
+  const calls = explanation.data?.calls ?? [];
+  if (runId === null) return <NoLedger calls={calls} text="This rollout belongs to no run, so no ledger tells of it." />;
+  if (record.isSuccess && record.data === null) {
+    return <NoLedger calls={calls} text="The ledger of its run has no record of this rollout: it was not sampled for training, or its step has not ended yet." />;
+  }
+  return (
+    <Answer query={record} what="Tokens">
+      {({ data, step }) => <Rows data={data as unknown as LedgerData} step={step} calls={calls} />}
+    </Answer>
+  );
+}
+
+function Rows({ data, step, calls }: { data: LedgerData; step: number; calls: CallExplanation[] }) {
+  const [search, change] = useAddress();
+  const colouring = (search.colour && search.colour in COLOURINGS ? search.colour : "logprob") as Colouring;
+  const rows = data.rows ?? [];
+  if (!rows.length) {
+    return (
+      <NoLedger
+        calls={calls}
+        text={
+          data.calls.some((call) => call.ending === "trained")
+            ? "The tokens of this rollout's rows were not kept: record_tokens of the algorithm says which are."
+            : "No call of this rollout was trained, so the loss used none of its tokens."
+        }
+      />
+    );
+  }
+  return (
+    <Stack gap="md">
+      <Group gap="md" align="flex-end">
+        <Select
+          label="Colour tokens by"
+          size="xs"
+          w={210}
+          allowDeselect={false}
+          data={Object.entries(COLOURINGS).map(([value, { label }]) => ({ value, label }))}
+          value={colouring}
+          onChange={(value) => change({ colour: value ?? undefined })}
+        />
+        <Text size="sm">
+          What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward {decimal(data.reward)}.
+          Tokens of the prompt and of tools are not trained: grey.
+        </Text>
+      </Group>
+      {rows.map((row) => (
+        <Row key={row.row} row={row} data={data} colouring={colouring} calls={calls} />
+      ))}
+      <Untrained calls={calls} />
+    </Stack>
+  );
+}
+
+function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData; colouring: Colouring; calls: CallExplanation[] }) {
+  const vocabulary = useQuery(vocabularyQuery(row.vocabulary));
+  const tokens = useMemo(() => tokensOf(row, data.calls), [row, data]);
+  const range = useMemo(() => rangeOf(tokens, colouring), [tokens, colouring]);
+  const [chosen, setChosen] = useState<TokenAt | null>(null);
+  const texts = useMemo(() => tokens.map((token) => shownToken(vocabulary.data?.[token.id], token.id)), [tokens, vocabulary.data]);
+  const colours = useMemo(
+    () => tokens.map((token) => colourOf(valueOf(token, colouring), range, colouring)),
+    [tokens, range, colouring],
+  );
+  const trained = tokens.filter((token) => token.trained).length;
+  const first = calls.find((call) => call.ledger?.row === row.row && call.begins);
+  return (
+    <section aria-label={`Row ${row.row}`} data-row={row.row}>
+      <Text size="sm" fw={600}>
+        Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
+        {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
+      </Text>
+      <Legend range={range} colouring={colouring} />
+      <TokenText tokens={tokens} texts={texts} colours={colours} choose={setChosen} chosen={chosen} />
+      <Chosen token={chosen} text={chosen ? (texts[chosen.at] ?? "") : ""} row={row} data={data} />
+    </section>
+  );
+}
+
+const said: Partial<Record<Colouring, (low: number, high: number) => [string, string]>> = {
+  ratio: (low, high) => [decimal(Math.exp(low)), decimal(Math.exp(high))],
+};
+
+function Legend({ range: [low, high], colouring }: { range: [number, number]; colouring: Colouring }) {
+  const { kind, label } = COLOURINGS[colouring];
+  if (kind === "classes") {
+    return (
+      <Text size="xs" c="dimmed">
+        {colouring === "mask" ? "Blue: trained. Not coloured: not trained." : "Orange and underlined: a bound of the ratio counted. Pale blue: the ratio counted as it is."}
+      </Text>
+    );
+  }
+  const [left, right] = (said[colouring] ?? ((a: number, b: number) => [decimal(a), decimal(b)]))(low, high);
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => colourOf(low + (high - low) * share, [low, high], colouring) ?? "");
+  return (
+    <Group gap={6}>
+      <Text size="xs" className="agl-number">
+        {left}
+      </Text>
+      <span className="agl-scale" aria-hidden style={{ background: `linear-gradient(to right, ${stops.join(", ")})` }} />
+      <Text size="xs" className="agl-number">
+        {right}
+      </Text>
+      <Text size="xs" c="dimmed">
+        {label.toLowerCase()}
+      </Text>
+    </Group>
+  );
+}
+
+const clips = ["no", "at the lower bound", "at the upper bound", "at delta"];
+
+function Chosen({ token, text, row, data }: { token: TokenAt | null; text: string; row: LedgerRow; data: LedgerData }) {
+  if (!token) {
+    return (
+      <Text size="xs" c="dimmed" mih={40}>
+        Point at a token, or choose one with the arrow keys, to see what the loss used of it.
+      </Text>
+    );
+  }
+  const call = data.calls[token.call];
+  const facts = [
+    `token ${token.at} of row ${row.row}`,
+    `id ${token.id}`,
+    `“${text}”`,
+    token.trained ? `trained, answer of call ${token.call + 1}` : "not trained: part of a prompt",
+    call?.weight_version === undefined || call.weight_version === null ? null : `sampled by weights ${call.weight_version}`,
+    ...(Object.entries(token.figures) as [Figure, number][]).map(([name, number]) =>
+      name === "clipped" ? `clipped: ${clips[number] ?? number}` : `${FIGURES[name]} ${decimal(number, 4)}`,
+    ),
+  ];
+  return (
+    <Text size="xs" mih={40} role="status" className="agl-number" data-testid="token-facts">
+      {facts.filter(Boolean).join(" · ")}
+    </Text>
+  );
+}
+
+function Untrained({ calls }: { calls: CallExplanation[] }) {
+  const left = calls.filter((call) => call.ledger?.ending !== "trained");
+  if (!left.length) return null;
+  return (
+    <section aria-label="Calls that were not trained">
+      <Text size="sm" fw={600}>
+        Calls that were not trained
+      </Text>
+      {left.map((call) => (
+        <Text key={`${call.attempt_id} ${call.call_id}`} size="sm">
+          Call {call.number}: {(call.ledger?.reason ?? call.reason ?? "not in the ledger").replaceAll("_", " ")}
+          {call.has_tokens ? "" : "; its token ids are not known"}
+          {call.what_to_try ? ` — ${call.what_to_try}` : ""}
+        </Text>
+      ))}
+    </section>
+  );
+}
+
+function NoLedger({ calls, text }: { calls: CallExplanation[]; text: string }) {
+  return (
+    <Stack>
+      <Empty title="There are no figures of tokens to show">
+        <Text size="sm" c="dimmed" ta="center">
+          {text}
+        </Text>
+      </Empty>
+      <Untrained calls={calls} />
+    </Stack>
+  );
+}
