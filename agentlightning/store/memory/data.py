@@ -157,6 +157,8 @@ class Data:
         self.run_records = run_records
         self.rows_of_spans = rows
         self.last_change = 0
+        self.shorts: object = None
+        """What `summaries.py` has made of all rollouts; None before it was first asked for."""
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
         self._last_number = 0
@@ -251,6 +253,7 @@ class Data:
     def remove(self, rollout_id: str) -> None:
         """Forget a record and its spans."""
         slot = self.slots.pop(rollout_id)
+        self.shorts = None
         known = slot.record
         for view in self._views.values():
             view.remove(known, slot.number)

@@ -16,12 +16,12 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.memory import summaries
 from agentlightning.store.memory.data import Data, Entry, StoredSpan, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
 from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
 from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptSpan, Rows, row_of
+from agentlightning.store.memory.summaries import shorts_of
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
@@ -132,10 +132,10 @@ class MemoryTx:
         return page_of_records(matches, plan)
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        return summaries.find(self._data.slots.values(), plan)
+        return shorts_of(self._data).find(plan)
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        return summaries.aggregate(self._data.slots.values(), plan)
+        return shorts_of(self._data).aggregate(plan)
 
     def runs(self) -> list[str | None]:
         return list(self._data.sizes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from agentlightning.store.memory.data import Slot
+from agentlightning.store.memory.data import Data, Slot
 from agentlightning.store.rules.tx import Record
 from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
@@ -39,19 +39,40 @@ class _Short:
         return preview_of(input_text(self.record.rollout.input))
 
 
-def find(slots: Iterable[Slot], plan: SummaryPlan) -> SummaryPage:
-    """Return one page of summaries."""
-    return page_of_entries(_entries(slots), plan)
+class Shorts:
+    """What is known of all rollouts in short. The lock of the store is held by whoever uses it."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._read: tuple[int, int] = (-1, -1)
+        self._entries: list[Entry] = []
+
+    def find(self, plan: SummaryPlan) -> SummaryPage:
+        """Return one page of summaries."""
+        return page_of_entries(self._all(), plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        """Return figures of rollouts in groups."""
+        found = [entry.facts for entry in matching(self._all(), plan.chosen)]
+        return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+
+    def _all(self) -> list[Entry]:
+        slots = self._data.slots
+        if self._read != (self._data.last_change, len(slots)):
+            self._read, self._entries = (self._data.last_change, len(slots)), _entries(slots.values())
+        return self._entries
 
 
-def aggregate(slots: Iterable[Slot], plan: AggregatePlan) -> RolloutAggregate:
-    """Return figures of rollouts in groups."""
-    found = [entry.facts for entry in matching(_entries(slots), plan.chosen)]
-    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+def shorts_of(data: Data) -> Shorts:
+    """Return what is known in short of these data; nothing before it is first asked for."""
+    shorts = cast("Shorts | None", data.shorts)
+    if shorts is None:
+        shorts = data.shorts = Shorts(data)
+    return shorts
 
 
 def _entries(slots: Iterable[Slot]) -> list[Entry]:
-    """Return the entries of rollouts, those that changed read again. The store's lock is held."""
+    """Return the entries of rollouts, those that changed read again."""
     entries: list[Entry] = []
     for slot in slots:
         short = cast("_Short | None", slot.short)

@@ -11,7 +11,8 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 from agentlightning.store.rules.tx import Record
 from agentlightning.store.summaries import sql
@@ -26,7 +27,7 @@ from agentlightning.store.summaries.facts import (
 )
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.store.summaries.sql import Condition, Dialect
-from agentlightning.types import RolloutAggregate, RolloutSummary, SummaryPage
+from agentlightning.types import Attempt, Rollout, RolloutAggregate, RolloutSummary, SummaryPage
 
 SCHEMA = """
 CREATE TABLE summaries (
@@ -35,7 +36,7 @@ CREATE TABLE summaries (
     attempts INTEGER NOT NULL, attempt_id TEXT, attempt_status TEXT, worker_id TEXT, outcome TEXT, outcome_reason TEXT,
     error_type TEXT, reward REAL, rewards TEXT, PRIMARY KEY (run, number)
 ) WITHOUT ROWID;
-CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, start_time, end_time);
+CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, mode, start_time, end_time);
 CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
 """
 """`run` is empty for a rollout of no run, else its id behind a `/`. `number` is that of the rollout."""
@@ -43,35 +44,50 @@ _COLUMNS = ("run", *(name for name in Facts._fields if name != "run_id"))
 _RUN = Facts._fields.index("run_id")
 _READ = tuple(f"s.{'run' if name == 'run_id' else name}" for name in Facts._fields)
 _INSERT = (
-    f"INSERT OR REPLACE INTO summaries (number, {', '.join(_COLUMNS)})"
-    f" SELECT number, {', '.join('?' * len(_COLUMNS))} FROM rollouts WHERE rollout_id = ?"
+    f"INSERT OR REPLACE INTO summaries (number, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
-_INSERT_INPUT = (
-    "INSERT OR REPLACE INTO inputs (number, preview, searched) SELECT number, ?, ? FROM rollouts WHERE rollout_id = ?"
+_INSERT_INPUT = "INSERT OR REPLACE INTO inputs (number, preview, searched) VALUES (?, ?, ?)"
+_OF_ATTEMPT = itemgetter(
+    *("attempt_id", "status", "worker_id", "outcome", "outcome_reason", "error", "reward", "rewards")
 )
+Told = tuple[Rollout, Attempt | None, int]
+"""What a summary is made of: a rollout, its latest attempt and how many it has."""
 _SORTED = {"duration": "s.end_time - s.start_time", "spans": "r.span_count"}
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def insert(db: sqlite3.Connection, record: Record) -> None:
-    """Write the row and the input of a rollout, whose record was written before."""
-    rollout_id = record.rollout.rollout_id
-    db.execute(_INSERT, (*columns_of(record), rollout_id))
-    _write_input(db, record)
+def told_of(record: Record) -> Told:
+    """Return what the summary of a record is made of."""
+    attempts = record.attempts
+    return record.rollout, attempts[-1] if attempts else None, len(attempts)
 
 
-def update(db: sqlite3.Connection, number: int, before: Record, record: Record) -> None:
+def insert(db: sqlite3.Connection, record: Record, number: int | None = None) -> None:
+    """Write the row and the input of a rollout, whose record was written before, under this number if it is known."""
+    if number is None:
+        query = "SELECT number FROM rollouts WHERE rollout_id = ?"
+        number = cast("int", db.execute(query, (record.rollout.rollout_id,)).fetchone()[0])
+    db.execute(_INSERT, (number, *columns_of(told_of(record))))
+    db.execute(_INSERT_INPUT, (number, *input_of(record.rollout)))
+
+
+def update(db: sqlite3.Connection, number: int, before: Told, now: Told) -> None:
     """Write what of a rollout's row and input a change of its record changed."""
-    old, new = columns_of(before), columns_of(record)
+    rollout, attempt, count = before
+    if now[0] is rollout and now[2] == count:  # as after most spans: a sign of life is in no summary
+        latest = now[1]
+        if latest is attempt or (latest and attempt and _OF_ATTEMPT(latest.__dict__) == _OF_ATTEMPT(attempt.__dict__)):
+            return
+    old, new = columns_of(before), columns_of(now)
     if old != new:
-        changed = [i for i, (was, now) in enumerate(zip(old, new, strict=True)) if was != now]
+        changed = [i for i, (was, has) in enumerate(zip(old, new, strict=True)) if was != has]
         names = ", ".join(f"{_COLUMNS[i]} = ?" for i in changed)
         values = (*(new[i] for i in changed), old[0], number)
         db.execute(f"UPDATE summaries SET {names} WHERE run = ? AND number = ?", values)
-    if before.rollout.input is not record.rollout.input:
-        _write_input(db, record)
+    if rollout.input is not now[0].input:
+        db.execute(_INSERT_INPUT, (number, *input_of(now[0])))
 
 
 def remove(db: sqlite3.Connection, rollout_id: str) -> None:
@@ -82,21 +98,16 @@ def remove(db: sqlite3.Connection, rollout_id: str) -> None:
         db.execute("DELETE FROM inputs WHERE number = ?", (found[1],))
 
 
-def columns_of(record: Record) -> tuple[str | float | None, ...]:
+def columns_of(told: Told) -> tuple[str | float | None, ...]:
     """Return the values of a rollout's row, but for its number."""
-    attempts = record.attempts
-    facts = facts_of(record.rollout, attempts[-1] if attempts else None, len(attempts))
+    facts = facts_of(*told)
     return (_run(facts.run_id), facts[0], *facts[2:])
 
 
-def input_of(record: Record) -> tuple[str, str]:
+def input_of(rollout: Rollout) -> tuple[str, str]:
     """Return a rollout's input as it is shown, and as it is searched."""
-    text = input_text(record.rollout.input)
+    text = input_text(rollout.input)
     return preview_of(text), searched(text)
-
-
-def _write_input(db: sqlite3.Connection, record: Record) -> None:
-    db.execute(_INSERT_INPUT, (*input_of(record), record.rollout.rollout_id))
 
 
 def _run(run_id: str | None) -> str:
@@ -105,7 +116,7 @@ def _run(run_id: str | None) -> str:
 
 def problems(db: sqlite3.Connection, record: Record) -> Iterator[str]:
     """Yield what the row and the input of a rollout contradict in its record."""
-    rollout_id, columns = record.rollout.rollout_id, columns_of(record)
+    rollout_id, columns = record.rollout.rollout_id, columns_of(told_of(record))
     number = "number = (SELECT number FROM rollouts WHERE rollout_id = ?)"
     query = f"SELECT {', '.join(_COLUMNS)} FROM summaries WHERE run = ? AND {number}"
     found = db.execute(query, (columns[0], rollout_id)).fetchone()
@@ -116,7 +127,7 @@ def problems(db: sqlite3.Connection, record: Record) -> Iterator[str]:
     for column, value, expected in zip(_COLUMNS, found, columns, strict=True):
         if value != expected:
             yield f"column {column} of its summary is {value!r}, its record says {expected!r}"
-    if text != input_of(record):
+    if text != input_of(record.rollout):
         yield "what is searched of its input is not its input"
 
 

@@ -25,6 +25,7 @@ from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
 from agentlightning.store.sqlite import run_records, summaries
+from agentlightning.store.sqlite.summaries import Told
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
@@ -78,13 +79,17 @@ class SQLiteTx:
         self._db = connection
         self._writing = changes is not None
         self._changes = changes or ChangeNumbers(connection)
-        self._rows: dict[str, tuple[int, Record]] = {}
-        """Number of each record that was loaded, and how it is in the file."""
+        self._rows: dict[str, tuple[int, tuple[object, ...], Told] | None] = {}
+        """Number and columns of each record that was loaded, as they are in the file, and what its summary is made of;
+        None for one that is not there."""
         self._keys: set[tuple[Kind, str]] = set()
         """Other rows that are in the file."""
 
     def load(self, rollout_id: str) -> Record | None:
-        return self._loaded("SELECT number, body, rollout_id FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+        record = self._loaded("SELECT number, body, rollout_id FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+        if record is None:
+            self._rows[rollout_id] = None
+        return record
 
     def _loaded(self, query: str, values: Sequence[object]) -> Record | None:
         row = self._db.execute(query, values).fetchone()
@@ -92,25 +97,29 @@ class SQLiteTx:
             return None
         record = read_record(row[1], row[2])
         if self._writing:
-            self._rows[record.rollout.rollout_id] = row[0], record.copy()
+            self._rows[record.rollout.rollout_id] = row[0], columns_of(record), summaries.told_of(record)
         return record
 
     def save(self, record: Record) -> None:
         rollout_id = record.rollout.rollout_id
         columns, change, body = columns_of(record), self._changes.next(), record_type().dump_json(record)
-        if rollout_id not in self._rows:
-            self._db.execute(_INSERT, (*columns, change, body))
-            summaries.insert(self._db, record)
+        known = self._rows.get(rollout_id)
+        if known is None:
+            added = self._db.execute(_INSERT, (*columns, change, body))
+            is_new = rollout_id in self._rows
+            summaries.insert(self._db, record, cast("int", added.lastrowid) if is_new else None)
+            self._rows.pop(rollout_id, None)
             return
-        number, before = self._rows[rollout_id]
-        changed = [i for i, (old, new) in enumerate(zip(columns_of(before), columns, strict=True)) if old != new]
+        number, before, told = known
+        changed = [i for i, (old, new) in enumerate(zip(before, columns, strict=True)) if old != new]
         names = "".join(f"{COLUMNS[i]} = ?, " for i in changed)
         values = [columns[i] for i in changed]
         self._db.execute(
             f"UPDATE rollouts SET {names}change = ?, body = ? WHERE number = ?", (*values, change, body, number)
         )
-        summaries.update(self._db, number, before, record)
-        self._rows[rollout_id] = number, record.copy()
+        now_told = summaries.told_of(record)
+        summaries.update(self._db, number, told, now_told)
+        self._rows[rollout_id] = number, columns, now_told
 
     def delete(self, rollout_id: str) -> bool:
         self._rows.pop(rollout_id, None)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import itemgetter
+from operator import itemgetter, mul
 from typing import Any, Final, get_args
 
 from agentlightning.errors import BadRequestError
@@ -151,11 +151,7 @@ def _edges(rewards: list[Sequence[float]], buckets: int) -> list[float]:
 
 def _group(by: str, found: Tally, edges: list[float]) -> AggregateGroup:
     rewards, n = found.rewards, len(found.rewards)
-    mean = error = None
-    if n:
-        mean = math.fsum(reward / n for reward in rewards)
-    if mean is not None and n > 1:
-        error = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (n - 1) / n)
+    mean, error = _mean_and_error(rewards)
     quantiles = [quantile(rewards, part) if n else None for part in (0.1, 0.25, 0.5, 0.75, 0.9)]
     buckets = _buckets(rewards, edges)
     return AggregateGroup(
@@ -173,6 +169,18 @@ def _group(by: str, found: Tally, edges: list[float]) -> AggregateGroup:
         first_time=found.first,
         last_time=found.last,
     )
+
+
+def _mean_and_error(rewards: Sequence[float]) -> tuple[float | None, float | None]:
+    n = len(rewards)
+    if not n:
+        return None, None
+    try:
+        mean = math.fsum(rewards) / n
+        differences = [reward - mean for reward in rewards]
+        return mean, math.sqrt(math.fsum(map(mul, differences, differences)) / (n - 1) / n) if n > 1 else None
+    except OverflowError:  # of rewards near the largest number
+        return math.fsum(reward / n for reward in rewards), None
 
 
 def _buckets(rewards: Sequence[float], edges: list[float]) -> list[int]:

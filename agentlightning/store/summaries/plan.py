@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol, cast, get_args
 
 from pydantic import ValidationError
@@ -21,7 +21,6 @@ from agentlightning.types import RolloutFilter, RolloutSummary, SummaryPage, Sum
 SORTS: Final[tuple[str, ...]] = get_args(SummarySort)
 LARGEST_PAGE: Final = 1000
 _MOST = 2**53
-_NOT_IN_FACTS: Final = frozenset(("spans",))
 
 
 class Input(Protocol):
@@ -148,11 +147,16 @@ def _read_cursor(text: str, sort_by: str, sort_order: str, places: type[int] | t
 # --- in Python -------------------------------------------------------------------------------------------------------
 
 
-def value_of(sort_by: str) -> Callable[[Entry], Any]:
-    """Return what gives the value that entries are sorted by."""
-    if sort_by == "duration":
-        return lambda entry: None if entry[0].end_time is None else entry[0].end_time - entry[0].start_time
-    return attrgetter(sort_by if sort_by in _NOT_IN_FACTS else f"facts.{sort_by}")
+def _values(found: list[Entry], sort_by: str) -> list[Any]:
+    """Return what each entry is sorted by."""
+    if sort_by == "spans":
+        return [entry[2] for entry in found]
+    if sort_by != "duration":
+        column = Facts._fields.index(sort_by)
+        return [entry[0][column] for entry in found]
+    begin, end = Facts._fields.index("start_time"), Facts._fields.index("end_time")
+    ends: list[tuple[float, float | None]] = [(entry[0][begin], entry[0][end]) for entry in found]  # pyright: ignore[reportAssignmentType]
+    return [None if ended is None else ended - started for started, ended in ends]
 
 
 def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
@@ -171,8 +175,7 @@ def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
     tests: list[Callable[[Facts], bool]] = []
     given = chosen.model_fields_set
     if "run_id" in given:
-        run_id = chosen.run_id or None
-        tests.append(lambda facts: (facts.run_id or None) == run_id)
+        tests.append(_is_in(Facts._fields.index("run_id"), frozenset((chosen.run_id or None,))))
     for name in ("status", "mode", "outcome", "rollout_id"):
         if (wanted := getattr(chosen, f"{name}_in")) is not None:
             tests.append(_is_in(Facts._fields.index(name), frozenset(wanted)))
@@ -210,39 +213,37 @@ def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
     """Return the page of a plan out of all rollouts."""
     found = matching(entries, plan.chosen)
     total = len(found)
-    value = value_of(plan.sort_by)
-    known: list[tuple[Place, Entry]] = []
-    unknown: list[tuple[Place, Entry]] = []
-    for entry in found:
-        of_entry = value(entry)
-        (unknown if of_entry is None else known).append(((of_entry, entry[1]), entry))
+    values = _values(found, plan.sort_by)
+    known = [(value, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is not None]
+    unknown = [(None, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is None]
     if plan.after is not None:
         known, unknown = _behind(plan, known), _behind(plan, unknown)
     end = plan.offset + plan.limit + 1
-    page = _first(known, end, plan.descending)
+    page: list[_Ranked] = _first(known, end, plan.descending)
     if len(page) < end:
-        page += _first(unknown, end - len(page), plan.descending)
-    return plan.page([(summary_of(e.facts, e.spans, e.input.preview()), at) for at, e in page[plan.offset :]], total)
+        unknown.sort(key=itemgetter(1), reverse=plan.descending)
+        page += unknown[: end - len(page)]
+    page = page[plan.offset :]
+    return plan.page([(summary_of(e.facts, e.spans, e.input.preview()), (value, at)) for value, at, e in page], total)
 
 
-def _behind(plan: SummaryPlan, found: list[tuple[Place, Entry]]) -> list[tuple[Place, Entry]]:
+_Ranked = tuple[Any, int | str, Entry]
+"""Value, place, entry. No two have one place, so that entries are never compared."""
+
+
+def _behind(plan: SummaryPlan, found: list[_Ranked]) -> list[_Ranked]:
     """Return those behind the place where the page begins. All of them have a value, or none has."""
     after: Any = plan.after
-    if not found or (found[0][0][0] is None) != (after[0] is None):
-        return found if found and found[0][0][0] is None else []
+    if not found or (found[0][0] is None) != (after[0] is None):
+        return found if found and found[0][0] is None else []
     begin = 1 if after[0] is None else 0
     if plan.descending:
-        return [each for each in found if each[0][begin:] < after[begin:]]
-    return [each for each in found if each[0][begin:] > after[begin:]]
+        return [each for each in found if each[begin:2] < after[begin:]]
+    return [each for each in found if each[begin:2] > after[begin:]]
 
 
-def _first(found: list[tuple[Place, Entry]], count: int, descending: bool) -> list[tuple[Place, Entry]]:
+def _first(found: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
     """Return the first of them in order."""
-    begin = 1 if found and found[0][0][0] is None else 0
-
-    def key(each: tuple[Place, Entry]) -> Any:
-        return each[0][begin:]
-
     if 8 * count < len(found):
-        return (heapq.nlargest if descending else heapq.nsmallest)(count, found, key)
-    return sorted(found, key=key, reverse=descending)[:count]
+        return (heapq.nlargest if descending else heapq.nsmallest)(count, found)
+    return sorted(found, reverse=descending)[:count]
