@@ -1,7 +1,7 @@
 """APO: find better prompts. A model criticises rollouts of a prompt, edits it by the critique, and validation decides.
 
 The algorithm as the Trainer sees it: settings, override points, and the parts of a search put together. The search is
-in `search.py`, the model calls are in `critic.py`.
+in `search.py`, choice in `choosing.py`, the best in `leading.py`, the model calls in `critic.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from agentlightning.algorithm.apo.critic import Branch, Critic, present
 from agentlightning.algorithm.apo.prompt_files import APPLY_EDIT_FILES, GRADIENT_FILES, check_files
-from agentlightning.algorithm.apo.search import BeamSearch, SearchSettings
+from agentlightning.algorithm.apo.search import BeamSearch
+from agentlightning.algorithm.apo.steps import SearchSettings
 from agentlightning.algorithm.prompts.asking import asking
 from agentlightning.algorithm.prompts.base import PromptSearch
 from agentlightning.algorithm.prompts.cases import RolloutResult
@@ -223,16 +224,18 @@ class APO(PromptSearch, Generic[T]):
                 await search.run()
             finally:
                 self.result = result = PromptResult(
-                    best=search.best,
+                    best=search.leaders.best,
                     history=list(history.versions),
-                    best_resources=self._player.resources_with(search.best.templates),
+                    best_resources=self._player.resources_with(search.leaders.best.templates),
                     bill=chat.bill,
                     rollouts=self._player.rollouts,
                     stop_reason=search.stop_reason,
-                    p_value=search.p_value,
+                    p_value=search.leaders.p_value,
                     seconds=time.monotonic() - began,
                 )
-                history.write(best=search.best.version, bill=chat.bill.as_json(), stop_reason=search.stop_reason)
+                history.write(
+                    best=search.leaders.best.version, bill=chat.bill.as_json(), stop_reason=search.stop_reason
+                )
                 self._player = None  # a part of this run
             logger.info("%s", result)
             return result

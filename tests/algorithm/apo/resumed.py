@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.algorithm.apo.choosing import Chooser
 from agentlightning.algorithm.apo.search import BeamSearch
 from agentlightning.algorithm.prompts import playing
 from agentlightning.algorithm.prompts.history import History
@@ -45,7 +46,7 @@ def kill_at(point: str) -> None:
     owners = {
         "record": (History, "record"),
         "played": (playing, "collect"),
-        "choice": (BeamSearch, "_choose"),
+        "choice": (Chooser, "choose"),
         "round": (BeamSearch, "_record_round"),
     }
     counted(*owners[place])

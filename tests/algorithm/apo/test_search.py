@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentlightning.algorithm.apo.search import leader_of, prefix_of
+from agentlightning.algorithm.apo.leading import leader_of
+from agentlightning.algorithm.apo.steps import prefix_of
 from agentlightning.algorithm.prompts.history import PromptVersion
 from agentlightning.algorithm.prompts.scores import score_of
 from tests.algorithm.apo.parts import resources
