@@ -20,7 +20,7 @@ FOLDERS = {
 FILES = {
     "a whole run, or a promise of several modules": """
         algorithm/grpo/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
-        algorithm/test_grpo_faults algorithm/test_grpo_family
+        algorithm/test_grpo_alarms algorithm/test_grpo_faults algorithm/test_grpo_family
         algorithm/test_grpo_killed algorithm/test_grpo_ledger algorithm/test_grpo_records
         algorithm/test_grpo_resumed algorithm/test_grpo_run
         algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
@@ -48,7 +48,8 @@ FILES = {
         store/test_server_secrets store/test_surface store/test_upgrades store/test_versions store/test_wire
     """,
     "a page of the documents, its programs and its promises": """
-        adapter/test_drawn_seam adapter/test_worked_examples algorithm/apo/test_pages algorithm/gepa/test_pages
+        adapter/test_drawn_seam adapter/test_worked_examples algorithm/alarms/test_page
+        algorithm/apo/test_pages algorithm/gepa/test_pages
         cli/test_guides cli/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises

@@ -50,6 +50,14 @@ class StepFigures:
     """Trained calls drawn from another distribution than the model's own, by the setting of the request that did it."""
     drift_rate: float = 0.0
     """Share of the run's turns so far that began a row because of template or tokenizer."""
+    groups: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Groups with a reward (`compared`), and those of them whose rewards are all equal (`equal_rewards`)."""
+    completion_tokens: float | None = None
+    """Mean number of tokens of a reply; None without any call whose tokens are known."""
+    cut_share: float | None = None
+    """Share of these calls that ended at the limit of their tokens."""
+    versions_behind: float | None = None
+    """Mean age of the trained calls, in updates; None if none was trained."""
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None

@@ -87,18 +87,19 @@ def show(
     from agentlightning.algorithm.runs.clean import clean_record
     from agentlightning.algorithm.runs.compare import flat
 
-    async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord]]:
+    async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
         run = await existing_run(opened, run_id, store)
         page: dict[str, Any] = {"limit": limit, "offset": offset}
         steps = await opened.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
-        others = await opened.query_run_records(
-            run.run_id, kind_in=["evaluation", "alarm", "checkpoint"], sort_order="desc", limit=PAGE
-        )
-        return run, steps, [clean_record(record) for record in others]
+        newest: dict[str, Any] = {"sort_order": "desc", "limit": PAGE}
+        others = await opened.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
+        alarms = await opened.query_run_records(run.run_id, kind_in=["alarm"], **newest)
+        return run, steps, [clean_record(record) for record in others], [clean_record(record) for record in alarms]
 
-    run, steps, others = with_store(store, ask)
+    run, steps, others, alarms = with_store(store, ask)
     if as_json:
-        show_json({"run": run, "steps": [clean_record(record) for record in steps], "others": others})
+        told = sorted([*others, *alarms], key=lambda record: record.step, reverse=True)
+        show_json({"run": run, "steps": [clean_record(record) for record in steps], "others": told})
         return 0
     for line in _story(run):
         say(line)
@@ -110,8 +111,10 @@ def show(
         show_table(("step", *names), lines)
         say_rest(len(lines), offset, steps.total, "steps, the last ones")
     for record in reversed(others):
-        told = record.data.get("text") or record.data.get("path") or record.data.get("value")
+        told = record.data.get("path") or record.data.get("value")
         say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(told)}")
+    for record in reversed(alarms):
+        say(_alarm_line(record))
     return 0
 
 
@@ -191,6 +194,16 @@ def _story(run: Run) -> list[str]:
     if run.versions:
         lines.append("versions " + ", ".join(f"{name} {version}" for name, version in run.versions.items()))
     return lines
+
+
+def _alarm_line(record: RunRecord) -> str:
+    """Return an alarm as a line: what began, what is over, what happened once."""
+    data, state = record.data, record.data.get("state")
+    line = f"alarm {record.name or '-'} after step {record.step}"
+    if state == "over":
+        return f"{line}, over (since step {figure_text(data.get('since'))}): {figure_text(data.get('text'))}"
+    hint = f"; to try: {data['what_to_try']}" if data.get("what_to_try") else ""
+    return f"{line}{', raised' if state == 'raised' else ''}: {figure_text(data.get('text'))}{hint}"
 
 
 def _figures(found: list[dict[str, Any]]) -> list[str]:

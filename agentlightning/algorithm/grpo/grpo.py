@@ -21,6 +21,7 @@ from typing_extensions import override
 import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.rows.drift import Decode
+from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
@@ -161,6 +162,7 @@ class GRPO(Algorithm):
                 guard=DriftGuard(settings.max_drift, _decoder(policy.tokenizer)),
                 rollout_config=self.get_rollout_config(),
                 group_reward=self.group_reward,
+                alarms=Alarms(settings.alarms),
             )
             keeper = CheckpointKeeper(
                 folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),

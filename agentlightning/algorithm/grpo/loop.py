@@ -109,6 +109,8 @@ class GRPORun:
             result.train_seconds = state["train_seconds"]
             result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
             result.metrics = [figures_of(line) for line in figures_by_step(resume.lines, resume.steps)]
+            for figures in result.metrics:
+                self.parts.alarms.see(figures)
         return result
 
     def _stand(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> AfterStep:
@@ -161,6 +163,8 @@ class GRPORun:
         logger.info(step_line(figures))
         if not self._repeats:
             await self.parts.recorder.step(figures)
+        for alarm in self.parts.alarms.see(figures):
+            self.parts.tell(alarm)
 
     # --- one step --------------------------------------------------------------------------------------------------
 
@@ -182,6 +186,7 @@ class GRPORun:
     ) -> StepFigures:
         """Update the weights, close the ledger and return the figures of the step."""
         settings = self.parts.settings
+        replies = rows.reply_figures(self.parts.policy.weight_version)
         update, seen = await self._updates.learn(step, rows, ledger)
         digest = await asyncio.to_thread(digest_of, self.parts.policy)
         self._repeats = await self.parts.resume.repeats(step, digest)
@@ -209,6 +214,8 @@ class GRPORun:
             rollouts_excluded=rows.excluded_rollouts,
             calls_constrained=summary.constrained,
             drift_rate=self.parts.guard.drift_rate,
+            groups=rows.group_counts,
+            **replies,
             weights=digest,
             take=self.parts.resume.take_of(step),
         )

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass, field
 
 from agentlightning.adapter import TraceToTripletBase
+from agentlightning.algorithm.alarms.alarms import Alarms
+from agentlightning.algorithm.alarms.watch import Alarm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.resume import Resumption
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
@@ -41,6 +43,8 @@ class RunParts:
     """What the Trainer says of attempts, time limits and retries."""
     group_reward: GroupReward | None = None
     """Gives the rollouts of a task their rewards together; None leaves each its own."""
+    alarms: Alarms = field(default_factory=Alarms)
+    """Watches the figures of the steps."""
     step: int = 0
     """The step that is being taken."""
 
@@ -53,6 +57,11 @@ class RunParts:
         """Tell it as a warning, and record it with the present step."""
         self.note(text, logging.WARNING)
         self.recorder.alarm(self.step, name, text)
+
+    def tell(self, alarm: Alarm) -> None:
+        """Tell and record that a condition of the run began, or that it is over."""
+        self.note(alarm.line, logging.WARNING if alarm.state == "raised" else logging.INFO)
+        self.recorder.alarm(alarm.step, alarm.name, alarm.text, **alarm.data())
 
     def limits(self) -> RolloutConfig:
         """Return how long a rollout may take, and its retries."""

@@ -74,9 +74,9 @@ class RunRecorder:
         name = f"held_out_{found.sampling}"
         await self._log.evaluation(step, name, data, value=found.accuracy, counts_for_best=counts)
 
-    def alarm(self, step: int, name: str, text: str) -> None:
-        """Record something that somebody should look at; stored before the run ends."""
-        self._log.alarm(step, name, text)
+    def alarm(self, step: int, name: str, text: str, **data: object) -> None:
+        """Record something that somebody should look at, see `RunLog.alarm`; stored before the run ends."""
+        self._log.alarm(step, name, text, **data)
 
     async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
         """Return the rows whose tokens are recorded, by rollout."""

@@ -50,6 +50,8 @@ class StepRows:
     """Every rollout as it was read, in their order."""
     groups: list[int] = field(default_factory=list[int])
     """The group of each of them."""
+    group_counts: dict[str, int] = field(default_factory=dict[str, int])
+    """Groups with a usable rollout (`compared`), and those of equal rewards (`equal_rewards`)."""
 
     def share(self, aggregation: Aggregation) -> float:
         """Return the weight that the rows have in the step's mean, between 0 and 1."""
@@ -65,6 +67,17 @@ class StepRows:
     def excluded_rollouts(self) -> dict[str, int]:
         """How many rollouts each reason keeps from being trained."""
         return dict(Counter(str(record.verdict) for record in self.records if record.verdict is not None).most_common())
+
+    def reply_figures(self, weight_version: int) -> dict[str, float | None]:
+        """Return figures of the replies, under their names in `StepFigures`; `weight_version` is that of the weights
+        before the update."""
+        calls = [call for record in self.records for call in record.calls if call.completion_token_ids]
+        ages = [weight_version - version for sample in self.samples for version in sample.weight_versions]
+        return {
+            "completion_tokens": sum(len(call.completion_token_ids) for call in calls) / len(calls) if calls else None,
+            "cut_share": sum(call.finish_reason == "length" for call in calls) / len(calls) if calls else None,
+            "versions_behind": sum(ages) / len(ages) if ages else None,
+        }
 
     @property
     def mean_reward(self) -> float | None:
@@ -127,6 +140,8 @@ def choose_rows(
     rows = StepRows(
         rewards=rewards, kept_rewards=kept, seams=_seams(records), records=list(records), groups=list(groups)
     )
+    equal = sum(reason == "equal_rewards" for reason in reasons.values())
+    rows.group_counts = {"compared": len(set(of)), "equal_rewards": equal}
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
         cut = settings.mask_truncated_completions and _was_cut(record)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentlightning.algorithm.alarms.alarms import AlarmSettings, make_rules
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
@@ -115,6 +116,10 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
     record_tokens: RecordTokens = "auto"
     """Of which trained tokens the store keeps the figures that the loss used: `all`, a `sample` of whole rollouts with
     about 65,000 tokens per step, or `none`. `auto` is `all` for a model below 10 million parameters, else `sample`."""
+    alarms: AlarmSettings = "default"
+    """Which conditions of the run are told of, and when: `default`, `none`, or thresholds by rule, such as
+    `{"entropy_collapse": {"share": 0.05}, "token_drift": None}`; None switches a rule off. The rules are in
+    `agentlightning.algorithm.alarms`."""
     resource_name: str = "main_llm"
     """Name under which the agent gets the policy."""
     progress: Style = "auto"
@@ -147,6 +152,7 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
                 raise BadRequestError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
+        make_rules(self.alarms)
         self.check_rewards()
         self.check_loss()
         self._check_pairs_of_groups()

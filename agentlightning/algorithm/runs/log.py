@@ -96,7 +96,12 @@ class RunLog:
         return self.add([record], value if counts_for_best else None)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
-        """Record something that somebody should look at."""
+        """Record something that somebody should look at.
+
+        What lasts over steps has two records of one name, with these `data`: `state` (`raised` where it began, `over`
+        where it ended), `since` (the step after which it was raised), `value`, `threshold` and `what_to_try`. A record
+        without a `state` tells of something that happened once.
+        """
         told = {**data, "text": cut(text, _TEXT_CHARACTERS)}
         return self.add([RunRecord(kind="alarm", step=step, name=name, data=told)])
 

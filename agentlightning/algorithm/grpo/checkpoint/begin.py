@@ -18,7 +18,7 @@ RUN_FILE: Final = "run.json"
 _MAY_CHANGE: Final = frozenset(
     {
         *("max_steps", "save_steps", "save_total_limit", "eval_steps", "progress", "output_dir", "engine_batch"),
-        *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "max_drift", "resource_name"),
+        *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "max_drift", "resource_name", "alarms"),
         *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model"),
     }
 )

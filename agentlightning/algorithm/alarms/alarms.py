@@ -1,0 +1,96 @@
+"""The rules of a run: which there are, with which thresholds, and what they say after each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from agentlightning.algorithm.alarms.rule import Rule
+from agentlightning.algorithm.alarms.rules.cut_off import CutOff
+from agentlightning.algorithm.alarms.rules.engine_mismatch import EngineMismatch
+from agentlightning.algorithm.alarms.rules.entropy_collapse import EntropyCollapse
+from agentlightning.algorithm.alarms.rules.equal_rewards import EqualRewards
+from agentlightning.algorithm.alarms.rules.held_out_drop import HeldOutDrop
+from agentlightning.algorithm.alarms.rules.infrastructure import Infrastructure
+from agentlightning.algorithm.alarms.rules.length_drift import LengthDrift
+from agentlightning.algorithm.alarms.rules.no_calls import NoCalls
+from agentlightning.algorithm.alarms.rules.nothing_trained import NothingTrained
+from agentlightning.algorithm.alarms.rules.policy_shift import PolicyShift
+from agentlightning.algorithm.alarms.rules.reference_distance import ReferenceDistance
+from agentlightning.algorithm.alarms.rules.reward_jump import RewardJump
+from agentlightning.algorithm.alarms.rules.stale_weights import StaleWeights
+from agentlightning.algorithm.alarms.rules.token_drift import TokenDrift
+from agentlightning.algorithm.alarms.watch import Alarm, Watch
+from agentlightning.algorithm.progress import StepFigures
+from agentlightning.errors import BadRequestError, closest_name
+
+AlarmSettings = Literal["default", "none"] | Mapping[str, Mapping[str, float] | None]
+"""`default`: every rule. `none`: no rule. A mapping changes thresholds of some rules, by rule and threshold; None in
+the place of thresholds switches a rule off."""
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        *(CutOff, EngineMismatch, EntropyCollapse, EqualRewards, HeldOutDrop, Infrastructure, LengthDrift, NoCalls),
+        *(NothingTrained, PolicyShift, ReferenceDistance, RewardJump, StaleWeights, TokenDrift),
+    )
+}
+"""Every rule by the name of its alarms."""
+
+
+def make_rules(settings: object) -> list[Rule]:
+    """Return the rules of a run, out of its setting `alarms`; see `AlarmSettings`.
+
+    Raises:
+        BadRequestError: a rule or a threshold is unknown (names the nearest right one), or a value out of its range.
+    """
+    if settings in ("default", "none"):
+        return [] if settings == "none" else [rule() for rule in RULES.values()]
+    if not isinstance(settings, Mapping):
+        raise BadRequestError(
+            "alarms must be 'default', 'none', or thresholds by rule such as {'entropy_collapse': {'share': 0.05}, "
+            f"'token_drift': None}}; got {settings!r}"
+        )
+    given = cast("Mapping[Any, Any]", settings)
+    for name in given:
+        if name not in RULES:
+            raise BadRequestError(f"alarms: there is no rule {name!r}{_hint(name, list(RULES))}")
+    return [_make(kind, given.get(name, {})) for name, kind in RULES.items() if given.get(name, {}) is not None]
+
+
+def _make(kind: type[Rule], thresholds: object) -> Rule:
+    known = [field.name for field in dataclasses.fields(kind)]
+    if not isinstance(thresholds, Mapping):
+        raise BadRequestError(
+            f"alarms: {kind.name} takes thresholds by name, of {', '.join(known)}, or None; got {thresholds!r}"
+        )
+    given = cast("Mapping[Any, Any]", thresholds)
+    for name in given:
+        if name not in known:
+            raise BadRequestError(f"alarms: {kind.name} has no threshold {name!r}{_hint(name, known)}")
+    return kind(**given)
+
+
+def _hint(name: object, known: list[str]) -> str:
+    near = closest_name(name, known) if isinstance(name, str) else None
+    return f". Did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+
+
+class Alarms:
+    """Watches the steps of one run. What it says depends on the figures of the steps alone: a run that goes on shows it
+    the earlier ones first."""
+
+    def __init__(self, settings: object = "default") -> None:
+        self._watches = [Watch(rule) for rule in make_rules(settings)]
+        self._steps: list[StepFigures] = []
+
+    def see(self, figures: StepFigures) -> list[Alarm]:
+        """Return the alarms that a step begins or ends."""
+        self._steps.append(figures)
+        return [alarm for watch in self._watches if (alarm := watch.see(self._steps)) is not None]
+
+    @property
+    def raised(self) -> dict[str, int]:
+        """The conditions that last, with the step since which each does."""
+        return {watch.rule.name: watch.since for watch in self._watches if watch.since is not None}

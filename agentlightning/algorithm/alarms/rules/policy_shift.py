@@ -1,0 +1,35 @@
+"""Ratios far from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from agentlightning.algorithm.alarms.rule import Measurement, Rule, updated
+from agentlightning.algorithm.progress import StepFigures
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyShift(Rule):
+    """An update moves the policy far from the one that its data was sampled with."""
+
+    name = "policy_shift"
+    what_to_try = (
+        "a smaller learning_rate; fewer num_iterations; smaller epsilon and epsilon_high; a smaller "
+        "max_grad_norm; larger batches"
+    )
+
+    limit: float = 0.1
+    """Largest estimated KL divergence per token of engine and learner over the update, in nats."""
+
+    @override
+    def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
+        kl = updated(steps[-1], "approx_kl")
+        if kl is None:
+            return None
+        clipped = updated(steps[-1], "clip_fraction") or 0.0
+        moved = f"the update moved the policy by {kl:.3g} nats per token"
+        text = f"{moved}, {clipped:.1%} of the tokens clipped (limit {self.limit:g})"
+        return self.above(kl, self.limit, text)
