@@ -7,6 +7,8 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.agl-setup
 VENDORS := .venv-vendors
 VENDORS_STAMP := $(VENDORS)/.agl-setup
+TRACKERS := .venv-trackers
+TRACKERS_STAMP := $(TRACKERS)/.agl-setup
 GOLDEN := .venv-golden
 GOLDEN_STAMP := $(GOLDEN)/.agl-setup
 GOLDEN_FILES := tests/algorithm/grpo/losses/golden
@@ -20,7 +22,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -115,6 +117,15 @@ $(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requiremen
 	$(VENDORS)/bin/python -m pip install --quiet -c constraints-vendors.txt -r tests/tracer/requirements.txt --editable .
 	@touch $@
 
+$(TRACKERS_STAMP): pyproject.toml tests/trackers/requirements.txt
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet -r tests/trackers/requirements.txt --editable .
+	@touch $@
+
+# TensorBoard, W&B, MLflow and SwanLab, offline: what they wrote is read back
+test-trackers: $(TRACKERS_STAMP)
+	TRACKERS=1 $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
+
 test-vendors: $(VENDORS_STAMP)
 	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py $(ARGS)
 
@@ -175,4 +186,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(ON_ENGINE) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) dist build runs .pytest_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ from . import (
     server as server,
     store as store,
     tracer as tracer,
+    trackers as trackers,
     trainer as trainer,
     types as types,
     utils as utils,
@@ -159,6 +160,11 @@ from agentlightning.tracer import (
     clear_active_tracer as clear_active_tracer,
     get_active_tracer as get_active_tracer,
     set_active_tracer as set_active_tracer,
+)
+from agentlightning.trackers import (
+    RunEnding as RunEnding,
+    TrackedRun as TrackedRun,
+    Tracker as Tracker,
 )
 from agentlightning.trainer import Trainer as Trainer, build_component as build_component
 from agentlightning.types import (

@@ -30,7 +30,8 @@ FILES = {
         emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
         runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture test_dependencies
         test_documents test_imports test_mirror test_one_rollout test_readme test_secrets_apart
-        tracer/test_hidden_keys tracer/test_mirror tracer/test_stress trainer/test_constructor trainer/test_evaluate
+        tracer/test_hidden_keys tracer/test_mirror tracer/test_stress trackers/test_packages
+        trainer/test_constructor trainer/test_evaluate
         trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """

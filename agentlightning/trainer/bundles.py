@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,14 @@ from agentlightning.trainer.follow import followed
 from agentlightning.trainer.recorded import name_of
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
+from agentlightning.trainer.tracking import RunTracking
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from agentlightning.utils.masking import masked
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.trackers.tracker import Tracker
 
 EVENT_POLL_SECONDS = 0.1
 
@@ -64,6 +66,8 @@ class AlgorithmSide:
     """For a run with a name, which may have been there before: ids that this program has enqueued itself."""
     config: Mapping[str, object] = field(default_factory=dict[str, object])
     """Settings of the Trainer, recorded with the run."""
+    trackers: Sequence[Tracker] = ()
+    """Are told of what the run records."""
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
     interrupted: bool = field(default=False, init=False)
@@ -86,13 +90,17 @@ class AlgorithmSide:
             NotImplementedError: the store keeps no runs.
         """
         self._opened = True
+        name, config = self._recorded()
+        await complete(store).start_run(self.run_id or "", algorithm=name, config=config, versions=versions())
+
+    def _recorded(self) -> tuple[str | None, dict[str, Any]]:
+        """Return the name of the algorithm and all settings, without secrets."""
         sections: dict[str, object] = {"trainer": dict(self.config)}
         name = None
         if self.algorithm is not None:
             name = name_of(self.algorithm)
             sections["algorithm"] = self.algorithm.recorded_settings()
-        config = masked(to_json(sections, "config"))
-        await complete(store).start_run(self.run_id or "", algorithm=name, config=config, versions=versions())
+        return name, masked(to_json(sections, "config"))
 
     def __call__(self, store: LightningStore, event: ExecutionEvent) -> CoroutineType[Any, Any, Any]:
         """Run the algorithm; without one, wait for the event. A synchronous one runs on a thread of its own."""
@@ -128,7 +136,8 @@ class AlgorithmSide:
         algorithm.set_store(view)
         algorithm.set_adapter(self.adapter)
         algorithm.set_rollout_config(self.rollout_config)
-        run_log = RunLog(complete(store), self.run_id)
+        tracking = RunTracking(self.trackers, self.run_id, *self._recorded())
+        run_log = RunLog(complete(store), self.run_id, tell=tracking.tell)
         algorithm.set_run_log(run_log)
         if self.initial_resources is not None:
             algorithm.set_initial_resources(self.initial_resources)
@@ -139,12 +148,13 @@ class AlgorithmSide:
         if self.report is not None:
             following = followed(self.report, view, self.progress, live=not algorithm.shows_progress)
         datasets = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        async with following, run_log.kept_alive():
+        async with following, tracking.around(run_log), run_log.kept_alive():
             if algorithm.is_async():
                 result = algorithm.run(**datasets)
             else:
                 result = await call_in_thread(lambda: algorithm.run(**datasets), name="algorithm")
             self.result = await result if inspect.isawaitable(result) else result
+            tracking.result = self.result
         return self.result
 
 

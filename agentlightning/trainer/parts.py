@@ -23,6 +23,7 @@ from agentlightning.trainer.registry import (
     ABSENT_ALGORITHMS,
     AlgorithmRegistry,
     ExecutionStrategyRegistry,
+    TrackerRegistry,
     short_name,
 )
 from agentlightning.trainer.stores import check_address_is_used, default_store, named_store
@@ -30,9 +31,15 @@ from agentlightning.types import Hook, NamedResources
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.trackers.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 _NOTHING = object()
+_NO_TRACKER = (
+    "trackers: {actual_type} is no tracker; expected one of "
+    + ", ".join(map(repr, TrackerRegistry))
+    + ", or an object with start(run), record(record) and finish(ending)"
+)
 
 
 class TrainerParts:
@@ -69,6 +76,28 @@ class TrainerParts:
             raise ValueError(f"algorithm={name!r}: {ABSENT_ALGORITHMS[name]}")
         return build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=AlgorithmRegistry
+        )
+
+    def _make_trackers(self, trackers: object) -> tuple[Tracker, ...]:
+        """Return trackers as a tuple: of none, of one, of a sequence of specs."""
+        from agentlightning.trackers.tracker import Tracker
+
+        if trackers is None:
+            return ()
+        many = isinstance(trackers, Sequence) and not isinstance(trackers, str)
+        specs = list(cast("Sequence[Any]", trackers)) if many else [cast("Any", trackers)]
+        return tuple(
+            _made(
+                build_component(
+                    {"type": spec} if isinstance(spec, (type, str)) else spec,  # a class has the methods, too
+                    expected_type=Tracker,
+                    spec_name="trackers" if len(specs) == 1 else f"trackers[{number}]",
+                    registry=TrackerRegistry,
+                    type_error_fmt=_NO_TRACKER.replace("{actual_type}", "{type_name}"),
+                    invalid_spec_error_fmt=_NO_TRACKER,
+                )
+            )
+            for number, spec in enumerate(specs)
         )
 
     def _make_strategy(

@@ -23,6 +23,14 @@ AlgorithmRegistry: dict[str, str] = {
 }
 """Short name in lower case to import path; looked up in any case."""
 
+TrackerRegistry: dict[str, str] = {
+    "mlflow": "agentlightning.trackers.mlflow_tracker.MLflowTracker",
+    "swanlab": "agentlightning.trackers.swanlab_tracker.SwanLabTracker",
+    "tensorboard": "agentlightning.trackers.tensorboard_tracker.TensorBoardTracker",
+    "wandb": "agentlightning.trackers.wandb_tracker.WandbTracker",
+}
+"""Short name in lower case to import path."""
+
 ABSENT_ALGORITHMS: dict[str, str] = {
     "ppo": "training with a critic is not part of this release; 'grpo' needs none",
     "verl": "training through VERL is not part of this release; 'grpo' trains with transformers",

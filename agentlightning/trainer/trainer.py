@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
@@ -21,6 +21,7 @@ from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.export.settings import collector_of
+from agentlightning.trackers.tracker import Tracker
 from agentlightning.trainer.arguments import (
     check_algorithm_uses,
     check_faults,
@@ -69,6 +70,9 @@ _NO_SUCH_METHOD = {
 }
 
 
+TrackerSpec: TypeAlias = ComponentSpec[Tracker]
+
+
 class Trainer(TrainerShorthand, TrainerLegacy):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
@@ -89,6 +93,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         port: of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
         hooks: called around every rollout.
+        trackers: are told of what a run records: `"tensorboard"`, `"wandb"`, `"mlflow"`, `"swanlab"`, a dict with such
+            a `type` and settings, objects of your own (`agl.Tracker`), or a list of these.
         reward_fn: gives the reward for agents that return something else than a reward.
         reward_dimensions: names of the rewards in a dict that an agent returns, the one to learn from first. Without
             them it is the one called `reward` or `primary`.
@@ -133,6 +139,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         rollout_config: RolloutConfig | Mapping[str, Any] | None = None,
         run_id: str | None = None,
         progress: Style = "auto",
+        trackers: TrackerSpec | Sequence[TrackerSpec] = None,
     ) -> None:
         from agentlightning.runner.results import check_dimensions
 
@@ -177,6 +184,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         self.n_runners = self.n_workers = runner_count(self.strategy, self.n_runners, n_runners)
         self.llm_proxy = self._make_llm_proxy(llm_proxy, store=self.store)
         self.hooks = self._normalize_hooks(hooks)
+        self.trackers = self._make_trackers(trackers)
         self.triplet_exporter = self.adapter
 
     def __getattr__(self, name: str) -> Any:
@@ -210,6 +218,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         if self.algorithm is None:
             given = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
             given |= {"initial_resources": self.initial_resources, "llm_proxy": self.llm_proxy}
+            given |= {"trackers": self.trackers or None}
             check_nothing_needs_an_algorithm({**given, "rollout_config": self.rollout_config}, self.strategy)
         before, self.run_id = self.run_id, check_run_id(run_id) or self.run_id
         self.result = None
@@ -327,6 +336,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
             llm_proxy=self.llm_proxy,
             train_dataset=train,
             val_dataset=val,
+            trackers=self.trackers,
             run_id=run_id,
             rollout_config=self.rollout_config,
             report=RunReport(f"run {run_id}" if run_id else "the run", place_of(self.store)),

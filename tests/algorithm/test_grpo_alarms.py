@@ -14,6 +14,7 @@ import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.errors import BadRequestError
 from tests.algorithm.parts import ask, fit, say, wants_digits
+from tests.trackers.parts import Remembers
 
 TASKS = ["one", "two", "three", "four"]
 ROLLOUTS = 8
@@ -120,6 +121,21 @@ async def test_without_alarms_nothing_is_told_of_and_a_rule_can_be_switched_off(
         run(agent, untrained_model, tmp_path / str(len(expected)), store, max_steps=2, alarms=alarms)
         found = {record.name for record in await store.query_run_records("watched", kind_in=["alarm"])}
         assert found == expected
+
+
+async def test_trackers_are_told_of_steps_evaluations_alarms_and_the_model(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    tracker = Remembers()
+    agent = agl.rollout(lambda task, llm: float(bool(ask(llm, [say(task)]))))
+    settings: dict[str, Any] = {"val_dataset": ["five"], "trainer_trackers": [tracker]}
+    run(agent, untrained_model, tmp_path / "run", agl.InMemoryLightningStore(), max_steps=2, **settings)
+    found = {(kind, step, name) for kind, step, name in tracker.told}
+    assert {("step", 1, ""), ("step", 2, ""), ("evaluation", 2, "held_out_sampled")} <= found
+    assert ("alarm", 2, "nothing_trained") in found
+    assert "ledger" not in {kind for kind, _, _ in found}
+    assert tracker.endings[0].model_path == str(tmp_path / "run/model")
+    assert tracker.runs[0].config["algorithm"]["max_steps"] == 2
 
 
 def test_a_wrong_threshold_is_told_when_the_algorithm_is_made(untrained_model: Path) -> None:

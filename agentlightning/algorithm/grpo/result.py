@@ -65,6 +65,11 @@ class GRPOResult:
     late_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Model calls that ended after the last step had closed, by the reason of their exclusion."""
 
+    @property
+    def model_path(self) -> Path:
+        """Where the trained model is."""
+        return self.output_dir / "model"
+
     def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
         """Return the first or the last evaluation of a kind (`sampled` or `greedy`)."""
         found = [e for e in self.evaluations if e.sampling == sampling]

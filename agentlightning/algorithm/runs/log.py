@@ -56,10 +56,19 @@ class RunLog:
     that keeps no runs (said once in the log), it keeps nothing.
     """
 
-    def __init__(self, store: LightningStore | None, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        store: LightningStore | None,
+        run_id: str | None = None,
+        *,
+        tell: Callable[[Sequence[RunRecord]], None] | None = None,
+    ) -> None:
+        """`tell` is called with the records that were new to the store, or with all where none keeps them; it must not
+        wait."""
         self.run_id = run_id or ""
         """`""` is the run without a name."""
         self._store = store
+        self._tell = tell
         self._pending: dict[asyncio.Future[Any], Answer[Any]] = {}
         self._last: asyncio.Future[Any] | None = None
         self._failed: BaseException | None = None
@@ -134,11 +143,21 @@ class RunLog:
         async def store(opened: LightningStore) -> int:
             new = 0
             for batch in _batches(clean):
-                new += await opened.add_run_records(self.run_id, batch)
+                try:
+                    added = await opened.add_run_records(self.run_id, batch)
+                except NotImplementedError:
+                    if self._tell is not None:
+                        self._tell(clean)
+                    raise
+                new += added
+                if added and self._tell is not None:
+                    self._tell(batch)
             if figure is not None:
                 await opened.update_run(self.run_id, best=figure)
             return new
 
+        if self._store is None and self._tell is not None:
+            self._tell(clean)
         return self._write(store, 0)
 
     def best(self, name: str, value: float, step: int) -> Answer[None]:

@@ -1,0 +1,95 @@
+"""Tells MLflow of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentlightning.trackers.tracker import RunEnding, TrackedRun, flat, load, numbers_of, require, safe_name, text_of
+from agentlightning.types.runs import RunRecord
+
+KEY_TAG = "agl.run_key"
+"""The tag by which a run is found again: its id, without signs that MLflow's search does not take."""
+_PARAM_CHARACTERS = 500
+_TAG_CHARACTERS = 4000
+_AT_ONCE = 100
+_STATES = {"succeeded": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
+
+
+class MLflowTracker:
+    """An MLflow run per run, which is found again by the tag `agl.run_key`. Uses a client of its own: MLflow's active
+    run and default address stay as they are.
+
+    Args:
+        tracking_uri: such as `sqlite:///mlflow.db` or the address of a server; None is MLflow's own choice, by
+            `MLFLOW_TRACKING_URI`.
+        experiment: is made if there is none of this name.
+        artifact_location: of an experiment that is made; None is MLflow's own choice.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "agentlightning",
+        *,
+        artifact_location: str | None = None,
+    ) -> None:
+        require("mlflow", "MLflowTracker", "mlflow")
+        self.tracking_uri, self.experiment, self.artifact_location = tracking_uri, experiment, artifact_location
+        self._client: Any = None
+        self._run_id = ""
+
+    def start(self, run: TrackedRun) -> None:
+        """Open the MLflow run, or go on with the one that has the run's id."""
+        client_of = load("mlflow.tracking").MlflowClient
+
+        self._client = client = client_of(self.tracking_uri)
+        found = client.get_experiment_by_name(self.experiment)
+        location = self.artifact_location
+        place = found.experiment_id if found else client.create_experiment(self.experiment, artifact_location=location)
+        key = safe_name(run.run_id)
+        before = client.search_runs([place], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        if before:
+            self._run_id = before[0].info.run_id
+            client.update_run(self._run_id, status="RUNNING")
+        else:
+            tags = {KEY_TAG: key, "agl.run_id": run.run_id, "agl.algorithm": run.algorithm or ""}
+            self._run_id = client.create_run(place, run_name=run.run_id, tags=tags).info.run_id
+        self._parameters({**flat(run.config), **flat(dict(run.versions), "versions")})
+        client.log_dict(self._run_id, {"config": dict(run.config), "versions": dict(run.versions)}, "config.json")
+
+    def record(self, record: RunRecord) -> None:
+        """Log numbers as metrics, and alarms, checkpoints and prompts as tags."""
+        metric = load("mlflow.entities").Metric
+
+        at = int(1000 * (record.time or time.time()))
+        metrics = [metric(name, value, at, record.step) for name, value in numbers_of(record).items()]
+        for first in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + _AT_ONCE])
+        text = text_of(record)
+        if text is not None:
+            self._client.set_tag(self._run_id, f"{record.kind}.{record.name or 'last'}", text[:_TAG_CHARACTERS])
+
+    def finish(self, ending: RunEnding) -> None:
+        """Write how the run ended as tags, and end the MLflow run."""
+        for name, value in ending.summary().items():
+            self._client.set_tag(self._run_id, f"agl.{name}", str(value)[:_TAG_CHARACTERS])
+        self._client.set_terminated(self._run_id, _STATES.get(ending.state, "KILLED"))
+        self._client = None
+
+    def _parameters(self, config: Mapping[str, Any]) -> None:
+        """Log the settings. MLflow changes no parameter: one that a later start changed is a tag."""
+        param = load("mlflow.entities").Param
+
+        present = self._client.get_run(self._run_id).data.params
+        wanted = {name: str(value)[:_PARAM_CHARACTERS] for name, value in config.items()}
+        new = [param(name, value) for name, value in wanted.items() if name not in present]
+        for first in range(0, len(new), _AT_ONCE):
+            self._client.log_batch(self._run_id, params=new[first : first + _AT_ONCE])
+        for name, value in wanted.items():
+            if name in present and present[name] != value:
+                self._client.set_tag(self._run_id, f"changed.{name}", value)

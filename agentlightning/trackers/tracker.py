@@ -1,0 +1,150 @@
+"""What an experiment tracker is told of a run, and what those of this package share."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+from agentlightning.errors import MissingExtraError
+from agentlightning.field_help import explain_fields
+from agentlightning.types.runs import BestFigure, RunRecord, RunState
+
+
+@explain_fields
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run that begins or goes on."""
+
+    run_id: str
+    """The same at every start of the run."""
+    algorithm: str | None = None
+    """Name of the algorithm's class or function."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings by who takes them, as JSON data without secrets."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of Python and of the packages that matter."""
+    resumed: bool = False
+    """True if the run was started before: a tracker goes on with what it began then."""
+
+
+@explain_fields
+@dataclass(frozen=True)
+class RunEnding:
+    """How a run ended."""
+
+    state: RunState
+    """`succeeded`, `failed`, `stopped` or `interrupted`."""
+    error: str | None = None
+    """Class and text of what ended it, without secrets; None if nothing did."""
+    best: BestFigure | None = None
+    """The best result."""
+    model_path: str | None = None
+    """Where the trained model is; None for an algorithm that leaves none."""
+
+    def summary(self) -> dict[str, str | float | int]:
+        """Return what is known, by name."""
+        best: dict[str, str | float | int] = {}
+        if self.best is not None:
+            best = {"best": self.best.value, "best_name": self.best.name, "best_step": self.best.step}
+        told = {"state": self.state, "error": self.error, "model_path": self.model_path}
+        return {**{name: value for name, value in told.items() if value is not None}, **best}
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Is told of one run after another. All calls of a run come from one thread, which is no other's; they may take as
+    long as they need, and may raise: training goes on."""
+
+    def start(self, run: TrackedRun) -> None:
+        """Begin a run, or go on with one."""
+
+    def record(self, record: RunRecord) -> None:
+        """Take a record of the kinds `step`, `evaluation`, `alarm`, `checkpoint` and `prompt`, without secrets. One
+        that the run had already at an earlier start does not come again; a step that is taken anew does."""
+
+    def finish(self, ending: RunEnding) -> None:
+        """End the run. Comes once for every `start` that returned."""
+
+
+# --- what trackers share ---------------------------------------------------------------------------------------------
+
+
+def require(package: str, feature: str, extra: str) -> None:
+    """Return if a package is installed, without importing it.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:  # a folder such as ./wandb, which holds runs, is no package
+        raise MissingExtraError(feature, extra, package)
+
+
+def load(module: str) -> Any:
+    """Return a module of a tracker's package; these packages have partial types at most."""
+    return importlib.import_module(module)
+
+
+def flat(data: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Return nested data by path, such as `update/loss`."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        path = f"{parent}/{name}" if parent else str(name)
+        if isinstance(value, Mapping):
+            found |= flat(cast("Mapping[str, Any]", value), path)
+        else:
+            found[path] = value
+    return found
+
+
+def numbers_of(record: RunRecord) -> dict[str, float]:
+    """Return the finite numbers of a record, by the name under which trackers show them.
+
+    A step: its figures, such as `mean_reward` and `update/loss`. An evaluation: `evaluation/NAME` and its other
+    numbers. An alarm: `alarm/NAME`, 1 where it is raised and 0 where it is over.
+    """
+    if record.kind == "alarm":
+        return {f"alarm/{record.name}": 0.0 if record.data.get("state") == "over" else 1.0}
+    if record.kind not in ("step", "evaluation"):
+        return {}
+    found = {name: float(value) for name, value in flat(record.data).items() if _is_number(value)}
+    if record.kind == "step":
+        return {name: value for name, value in found.items() if name not in ("step", "steps")}
+    path = f"evaluation/{record.name or 'evaluation'}"
+    return {path if name == "value" else f"{path}/{name}": value for name, value in found.items()}
+
+
+def text_of(record: RunRecord) -> str | None:
+    """Return what a record says in words; None if it says nothing."""
+    data = record.data
+    if record.kind == "alarm":
+        state = f" ({data['state']})" if data.get("state") else ""
+        hint = f" To try: {data['what_to_try']}" if data.get("what_to_try") else ""
+        return f"step {record.step}: {record.name}{state}: {data.get('text', '')}.{hint}"
+    if record.kind == "checkpoint" and data.get("path"):
+        return f"step {record.step}: {data['path']}"
+    if record.kind == "prompt":
+        return f"step {record.step}: {record.name}: {data.get('text') or data.get('template') or data}"
+    return None
+
+
+def safe_name(run_id: str, longest: int = 64) -> str:
+    """Return a run's id as one that services and file systems take; another id gives another name."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)[:longest]
+    if name == run_id and name:
+        return name
+    import hashlib
+
+    return f"{name[: longest - 9]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}".lstrip("-")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,86 @@
+"""Tells Weights & Biases of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from agentlightning.trackers.tracker import RunEnding, TrackedRun, load, numbers_of, require, safe_name, text_of
+from agentlightning.types.runs import RunRecord
+
+
+class WandbTracker:
+    """A W&B run per run, with the run's id: one that goes on goes on there, and `wandb sync` joins what was written
+    offline. Output of the terminal, source code and git state are not uploaded unless `settings` says so.
+
+    Args:
+        project: of W&B.
+        entity: user or team; None is the account's own.
+        mode: `online`, `offline` (files below `folder`) or `disabled`; None is W&B's own choice, by `WANDB_MODE`.
+        folder: where W&B writes; None is the working directory.
+        settings: of `wandb.Settings`, such as `{"console": "auto"}`.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str = "agentlightning",
+        *,
+        entity: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+        folder: str | Path | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        require("wandb", "WandbTracker", "wandb")
+        self.project, self.entity, self.mode = project, entity, mode
+        self.folder = None if folder is None else str(folder)
+        self.settings = {
+            "console": "off",
+            "disable_code": True,
+            "disable_git": True,
+            "silent": True,
+            "login_timeout": 5,
+        }
+        self.settings |= settings or {}
+        self._run: Any = None
+
+    def start(self, run: TrackedRun) -> None:
+        """Open the W&B run, or go on with it."""
+        wandb = load("wandb")
+
+        if self.folder is not None:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            mode=self.mode,
+            dir=self.folder,
+            id=safe_name(run.run_id),
+            name=run.run_id,
+            resume="allow",
+            reinit="create_new",  # a run of the program's own stays as it is
+            config={**run.config, "versions": dict(run.versions), "algorithm_name": run.algorithm},
+            allow_val_change=True,
+            settings=wandb.Settings(**self.settings),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def record(self, record: RunRecord) -> None:
+        """Log numbers against the run's own steps; an alarm that is raised is a W&B alert too."""
+        numbers, text = numbers_of(record), text_of(record)
+        if numbers:
+            self._run.log({**numbers, "step": record.step})
+        if text is not None:
+            self._run.summary[f"{record.kind}s/{record.name or 'last'}"] = text
+        if record.kind == "alarm" and text is not None and record.data.get("state") != "over":
+            self._run.alert(title=f"{record.name} (step {record.step})", text=text)
+
+    def finish(self, ending: RunEnding) -> None:
+        """Write how the run ended into the summary, and wait for W&B to have taken everything."""
+        run, self._run = self._run, None
+        for name, value in ending.summary().items():
+            run.summary[f"ending/{name}"] = value
+        run.finish(exit_code=0 if ending.state in ("succeeded", "stopped") else 1)
