@@ -180,7 +180,7 @@ function options(
     bands,
     scales: {
       x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low - (kind === "stack" ? 0.5 : 0), high + (kind === "stack" ? 0.5 : 0)]) },
-      y: { range: range ? () => range : kind === "stack" ? (_, __, high) => [0, high || 1] : undefined },
+      y: { range: range ? () => range : kind === "stack" ? (_, __, high) => [0, (high || 1) * 1.05] : undefined },
     },
     axes: [
       { ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], space: 48 },

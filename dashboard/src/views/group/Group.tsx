@@ -1,5 +1,119 @@
-import { Title } from "@mantine/core";
+/** The rollouts of one task and step side by side: what each earned, its advantage, and where their tokens part. */
+
+import { Anchor, Breadcrumbs, Stack, Table, Text, Title } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { useParams } from "@tanstack/react-router";
+import { useMemo } from "react";
+
+import { stepLedgerQuery, summariesQuery, vocabularyQuery } from "../../api/questions.ts";
+import type { LedgerData, LedgerRow, RolloutFilter } from "../../api/types.ts";
+import { Answer, Empty } from "../../parts/States.tsx";
+import { StatusBadge } from "../../parts/StatusBadge.tsx";
+import { href } from "../../pure/address.ts";
+import { decimal } from "../../pure/format.ts";
+import { firstDifference } from "../../pure/parting.ts";
+import { shownToken, tokensOf } from "../../pure/tokenRows.ts";
 
 export function Group() {
-  return <Title order={1}>Group</Title>;
+  const { runId, step, task } = useParams({ strict: false }) as { runId: string; step: string; task: string };
+  const number = Number(step);
+  const name = /^-?\d+$/.test(task) ? Number(task) : task;
+  const filter: RolloutFilter = { run_id: runId, step_from: number, step_to: number, task: name, mode_in: ["train"] };
+  const rollouts = useQuery(summariesQuery(filter, { sort_by: "start_time", sort_order: "asc" }, 0));
+  const ledger = useQuery(stepLedgerQuery(runId, number));
+  const ids = rollouts.data?.items.map((row) => row.rollout_id) ?? [];
+  const told = useMemo(() => {
+    const known = new Map((ledger.data ?? []).map((record) => [record.name, record.data as unknown as LedgerData]));
+    return new Map(ids.map((id) => [id, known.get(id)]));
+  }, [ledger.data, ids.join()]);
+  const rows = ids.map((id) => told.get(id)?.rows?.[0]);
+  const vocabulary = useQuery(vocabularyQuery(rows.find((row) => row?.vocabulary)?.vocabulary ?? null));
+  const parting = useMemo(() => firstDifference(rows.map(idsOf)), [rows]);
+  return (
+    <Stack gap="md">
+      <Breadcrumbs separator="›">
+        <Anchor href={href(["runs", runId])}>{runId}</Anchor>
+        <Anchor href={href(["rollouts"], { run: runId, step_from: step, step_to: step })}>Rollouts of step {step}</Anchor>
+      </Breadcrumbs>
+      <Title order={1} size="h2">
+        Task {task} in step {step}
+      </Title>
+      <Answer query={rollouts} what="Group">
+        {({ items }) =>
+          items.length === 0 ? (
+            <Empty title="The store has no training rollout of this task and step" />
+          ) : (
+            <>
+              <Text size="sm" className="agl-text">
+                {items[0]?.input_preview}
+              </Text>
+              <Text size="sm" c="dimmed" data-testid="parting">
+                {parting === null
+                  ? "Where the answers part is not known: tokens of fewer than two of these rollouts were kept."
+                  : parting.at === -1
+                    ? "All rows have the same tokens."
+                    : `The rows are the same up to token ${parting.at}, and part there.`}
+              </Text>
+              <Table fz="sm" aria-label="Rollouts of the group" highlightOnHover>
+                <Table.Thead>
+                  <Table.Tr>
+                    <Table.Th>Rollout</Table.Th>
+                    <Table.Th>Status</Table.Th>
+                    <Table.Th ta="right">Reward</Table.Th>
+                    <Table.Th ta="right">Advantage</Table.Th>
+                    <Table.Th>In training</Table.Th>
+                    <Table.Th>From where they part</Table.Th>
+                  </Table.Tr>
+                </Table.Thead>
+                <Table.Tbody>
+                  {items.map((row, place) => {
+                    const data = told.get(row.rollout_id);
+                    const trained = data?.calls.filter((call) => call.ending === "trained").length ?? 0;
+                    const reason = data?.verdict ?? data?.calls.find((call) => call.reason)?.reason;
+                    const tokens = idsOf(rows[place]);
+                    const from = parting && parting.at >= 0 ? parting.at : 0;
+                    const text = tokens.slice(from, from + 24).map((id) => shownToken(vocabulary.data?.[id], id)).join("");
+                    return (
+                      <Table.Tr key={row.rollout_id}>
+                        <Table.Td className="agl-nowrap">
+                          <Anchor fz="sm" href={href(["rollouts", row.rollout_id])}>
+                            {row.rollout_id}
+                          </Anchor>
+                        </Table.Td>
+                        <Table.Td>
+                          <StatusBadge status={row.outcome ?? row.status} />
+                        </Table.Td>
+                        <Table.Td ta="right" className="agl-number">
+                          {decimal(row.reward)}
+                        </Table.Td>
+                        <Table.Td ta="right" className="agl-number">
+                          {decimal(data?.advantage)}
+                        </Table.Td>
+                        <Table.Td className="agl-nowrap">
+                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${data.calls.length} calls` : `○ ${(reason ?? "no call").replaceAll("_", " ")}`}
+                        </Table.Td>
+                        <Table.Td ff="monospace" className="agl-attribute">
+                          {tokens.length ? (
+                            <Anchor fz="xs" ff="monospace" href={href(["rollouts", row.rollout_id], { tab: "tokens" })}>
+                              {text || "∅"}
+                            </Anchor>
+                          ) : (
+                            "–"
+                          )}
+                        </Table.Td>
+                      </Table.Tr>
+                    );
+                  })}
+                </Table.Tbody>
+              </Table>
+            </>
+          )
+        }
+      </Answer>
+    </Stack>
+  );
+}
+
+function idsOf(row: LedgerRow | undefined): number[] {
+  return row ? tokensOf(row, []).map((token) => token.id) : [];
 }

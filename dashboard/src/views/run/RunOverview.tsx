@@ -1,5 +1,216 @@
-import { Title } from "@mantine/core";
+/** One run: is it learning, what became of its calls, where the time goes, and what somebody should look at. */
+
+import { Alert, Anchor, Button, Group, SimpleGrid, Stack, Table, Tabs, Text, Title } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
+import { useParams } from "@tanstack/react-router";
+import { useState } from "react";
+
+import { comparisonQuery, recordsQuery, runQuery, stepsQuery } from "../../api/questions.ts";
+import type { Run, RunRecord } from "../../api/types.ts";
+import { useAddress } from "../../app/useAddress.ts";
+import { Facts } from "../../parts/Facts.tsx";
+import { Json } from "../../parts/Json.tsx";
+import { LongText } from "../../parts/LongText.tsx";
+import { Moment } from "../../parts/Moment.tsx";
+import { Answer, Empty, Failure, Loading } from "../../parts/States.tsx";
+import { StatusBadge } from "../../parts/StatusBadge.tsx";
+import { useNow } from "../../parts/useNow.ts";
+import { href } from "../../pure/address.ts";
+import { count, decimal, duration, pValue } from "../../pure/format.ts";
+import { alarmsOf, type Alarm } from "../../pure/steps.ts";
+import { StopRun } from "../runs/StopRun.tsx";
+import { Curves } from "./Curves.tsx";
+import { Prompts } from "./Prompts.tsx";
 
 export function RunOverview() {
-  return <Title order={1}>RunOverview</Title>;
+  const { runId } = useParams({ strict: false }) as { runId: string };
+  const run = useQuery(runQuery(runId));
+  return (
+    <Answer query={run} what="Run">
+      {(known) => <Known run={known} />}
+    </Answer>
+  );
+}
+
+function Known({ run }: { run: Run }) {
+  const [search, change] = useAddress();
+  const [stopping, setStopping] = useState(false);
+  const steps = useQuery(stepsQuery(run.run_id));
+  const others = useQuery(recordsQuery(run.run_id, ["evaluation", "alarm", "checkpoint", "prompt"]));
+  const now = useNow(run.state === "running" ? 1000 : 0);
+  const records = others.data ?? [];
+  const alarms = alarmsOf(records.filter((record) => record.kind === "alarm"));
+  const prompts = records.filter((record) => record.kind === "prompt");
+  const end = run.end_time ?? (run.state === "running" ? now : (run.last_heartbeat_time ?? run.start_time));
+  return (
+    <Stack gap="md">
+      <Group justify="space-between">
+        <Group gap="sm">
+          <Title order={1} size="h2">
+            {run.run_id}
+          </Title>
+          <StatusBadge status={run.state} />
+        </Group>
+        <Group gap="xs">
+          <Button component="a" href={href(["rollouts"], { run: run.run_id })} size="xs" variant="default">
+            Its rollouts
+          </Button>
+          <Button component="a" href={href(["compare"], { before: run.run_id })} size="xs" variant="default">
+            Compare with…
+          </Button>
+          <Button size="xs" variant="default" disabled={run.state !== "running" || run.stop_reason !== null} onClick={() => setStopping(true)}>
+            Stop…
+          </Button>
+        </Group>
+      </Group>
+      <Facts
+        facts={[
+          ["Algorithm", run.algorithm],
+          ["Steps", count(run.last_step)],
+          ["Best", run.best ? `${decimal(run.best.value)} (${run.best.name}, step ${run.best.step})` : null],
+          ["Started", <Moment at={run.start_time} />],
+          ["Duration", <span className="agl-number">{duration(end - run.start_time)}</span>],
+          ["Starts", (run.starts ?? 1) > 1 ? `${run.starts}, it was resumed` : "1"],
+        ]}
+      />
+      {run.stop_reason ? <Text size="sm">Told to stop: {run.stop_reason}</Text> : null}
+      {run.error ? (
+        <Alert color="orange" title={`✕ ${run.error.type}`}>
+          <LongText text={run.error.traceback ?? run.error.message} mono />
+        </Alert>
+      ) : null}
+      <VerdictLine run={run} records={records} />
+      <Alarms alarms={alarms} />
+      <Tabs value={search.tab ?? "curves"} onChange={(tab) => change({ tab: tab ?? undefined })} keepMounted={false}>
+        <Tabs.List>
+          <Tabs.Tab value="curves">Curves</Tabs.Tab>
+          {prompts.length ? <Tabs.Tab value="prompts">Prompts ({prompts.length})</Tabs.Tab> : null}
+          <Tabs.Tab value="settings">Settings and versions</Tabs.Tab>
+          <Tabs.Tab value="checkpoints">Checkpoints</Tabs.Tab>
+        </Tabs.List>
+        <Tabs.Panel value="curves" pt="md">
+          {steps.isError ? (
+            <Failure error={steps.error} retry={() => void steps.refetch()} what="Steps" />
+          ) : steps.data === undefined ? (
+            <Loading what="steps" />
+          ) : steps.data.length || records.some((record) => record.kind === "evaluation") ? (
+            <Curves run={run} steps={steps.data} records={records} alarms={alarms} />
+          ) : (
+            <Empty title="No step of this run has ended yet" />
+          )}
+        </Tabs.Panel>
+        <Tabs.Panel value="prompts" pt="md">
+          <Prompts records={prompts} />
+        </Tabs.Panel>
+        <Tabs.Panel value="settings" pt="md">
+          <Settings run={run} />
+        </Tabs.Panel>
+        <Tabs.Panel value="checkpoints" pt="md">
+          <Checkpoints records={records.filter((record) => record.kind === "checkpoint")} />
+        </Tabs.Panel>
+      </Tabs>
+      {stopping ? <StopRun run={run} close={() => setStopping(false)} /> : null}
+    </Stack>
+  );
+}
+
+/** First against last held-out evaluation of one name, by the paired test that the server makes. */
+function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
+  const evaluations = records.filter((record) => record.kind === "evaluation" && Array.isArray((record.data as { tasks?: unknown }).tasks));
+  const name = (evaluations.find((record) => record.name === run.best?.name) ?? evaluations.at(-1))?.name;
+  const same = evaluations.filter((record) => record.name === name);
+  const [first, last] = [same[0], same.at(-1)];
+  const several = first !== undefined && last !== undefined && first.step < last.step;
+  const before = several ? `${run.run_id}:${first.step}:${name}` : "";
+  const after = several ? `${run.run_id}:${last.step}:${name}` : "";
+  const { data } = useQuery(comparisonQuery(before, after));
+  if (!data) return null;
+  const words = { better: "▲ better than at its start", worse: "▼ worse than at its start", "no evidence": "○ no evidence of a change" }[data.verdict] ?? data.verdict;
+  return (
+    <Text size="sm" data-verdict={data.verdict}>
+      <b>{words}</b>: {name?.replaceAll("_", " ")} {decimal(data.before_mean)} → {decimal(data.after_mean)}, {pValue(data.p_value)} ({data.test}),{" "}
+      {data.gained} of {data.tasks} tasks gained, {data.lost} lost. <Anchor fz="sm" href={href(["compare"], { before, after })}>Task by task</Anchor>
+    </Text>
+  );
+}
+
+function Alarms({ alarms }: { alarms: Alarm[] }) {
+  const [all, setAll] = useState(false);
+  if (!alarms.length) return null;
+  const shown = all ? alarms : alarms.filter((alarm) => alarm.lasts).slice(-3);
+  return (
+    <Alert color="orange" title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} last`} data-testid="alarms">
+      <Stack gap={4}>
+        {shown.map((alarm) => (
+          <Text key={`${alarm.name} ${alarm.from}`} size="sm">
+            Step {alarm.from}
+            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}: <b>{alarm.name.replaceAll("_", " ")}</b>. {alarm.text}
+            {alarm.toTry ? <Text span size="sm" c="dimmed"> To try: {alarm.toTry}</Text> : null}
+          </Text>
+        ))}
+        <Button size="compact-xs" variant="default" w="fit-content" onClick={() => setAll(!all)}>
+          {all ? "Show those that last" : "Show all"}
+        </Button>
+      </Stack>
+    </Alert>
+  );
+}
+
+function Settings({ run }: { run: Run }) {
+  const groups = Object.entries({ ...(run.config ?? {}), versions: run.versions ?? {} });
+  return (
+    <SimpleGrid cols={{ base: 1, md: 2 }}>
+      {groups.map(([name, values]) => (
+        <section key={name} aria-label={name}>
+          <Title order={2} size="h5" tt="capitalize">
+            {name}
+          </Title>
+          <Table verticalSpacing={2} fz="sm">
+            <Table.Tbody>
+              {Object.entries(values && typeof values === "object" ? (values as Record<string, unknown>) : { value: values }).map(([key, value]) => (
+                <Table.Tr key={key}>
+                  <Table.Th scope="row" fw={500}>
+                    {key}
+                  </Table.Th>
+                  <Table.Td className="agl-attribute">{typeof value === "string" ? value : JSON.stringify(value)}</Table.Td>
+                </Table.Tr>
+              ))}
+            </Table.Tbody>
+          </Table>
+        </section>
+      ))}
+      <Json value={run} />
+    </SimpleGrid>
+  );
+}
+
+function Checkpoints({ records }: { records: RunRecord[] }) {
+  if (!records.length) return <Empty title="This run has written no checkpoint" />;
+  return (
+    <Table fz="sm">
+      <Table.Thead>
+        <Table.Tr>
+          <Table.Th>Step</Table.Th>
+          <Table.Th>Weights</Table.Th>
+          <Table.Th>Folder on its machine</Table.Th>
+          <Table.Th>Written</Table.Th>
+        </Table.Tr>
+      </Table.Thead>
+      <Table.Tbody>
+        {records.map((record) => {
+          const data = record.data as { path?: string; weight_version?: number; digest?: string };
+          return (
+            <Table.Tr key={record.step}>
+              <Table.Td>{record.step}</Table.Td>
+              <Table.Td title={data.digest}>{data.weight_version}</Table.Td>
+              <Table.Td className="agl-attribute">{data.path}</Table.Td>
+              <Table.Td>
+                <Moment at={record.time} />
+              </Table.Td>
+            </Table.Tr>
+          );
+        })}
+      </Table.Tbody>
+    </Table>
+  );
 }
