@@ -55,6 +55,9 @@ FILES = {
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises
     """,
+    "the page as a browser shows it": """
+        dashboard/test_frame dashboard/test_whole
+    """,
     "commands as a shell runs them, several at a time": """
         cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands
     """,

@@ -1,0 +1,37 @@
+"""The frame of the page: its views by link, live state, keyboard, narrow windows, both themes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.conftest import OpenView
+
+pytestmark = pytest.mark.dashboard
+VIEWS = ("/runs", "/rollouts", "/compare", "/resources", "/workers", "/settings")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_and_nothing_is_cut_off(open_view: OpenView, view: str, theme: str) -> None:
+    page = open_view(view, theme=theme, width=400)
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    nothing_cut_off(page)
+    no_violations(page)
+
+
+def test_the_page_follows_the_store_and_goes_everywhere_by_keyboard(open_view: OpenView) -> None:
+    page = open_view("/runs")
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    for name in ("Rollouts", "Compare", "Resources", "Workers", "Settings", "Runs"):
+        page.get_by_role("navigation", name="Views").get_by_role("link", name=name, exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile(f"#/{name.lower()}"))
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
