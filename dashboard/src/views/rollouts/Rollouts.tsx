@@ -56,7 +56,7 @@ export function Rollouts() {
     ["k", () => move(at - 1)],
     ["shift+J", () => move(at + 20)],
     ["shift+K", () => move(at - 20)],
-    ["Enter", open],
+    ["Enter", (event) => onLink(event) || open(), { preventDefault: false }],
     ["/", () => textField.current?.focus()],
     ["shift+?", () => setHelping(true)],
   ]);
@@ -255,4 +255,9 @@ function Keys({ opened, close }: { opened: boolean; close: () => void }) {
       </Table>
     </Modal>
   );
+}
+
+/** A link or a button that has the focus takes the key for itself. */
+function onLink(event: KeyboardEvent): boolean {
+  return event.target instanceof Element && event.target.closest("a, button, summary, [role=option]") !== null;
 }
