@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from agentlightning.store.postgres.link import Columns, Link
 from agentlightning.store.rules.tx import Record
@@ -14,7 +15,7 @@ from agentlightning.store.summaries.aggregate import COLUMNS, AggregatePlan, Tal
 from agentlightning.store.summaries.facts import Facts, facts_of, input_text, preview_of, searched, summary_of
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.store.summaries.sql import Condition, Dialect
-from agentlightning.types import RolloutAggregate, RolloutSummary, SummaryPage
+from agentlightning.types import Outcome, RolloutAggregate, RolloutSummary, SummaryPage
 
 SCHEMA = """
 CREATE TABLE agl_summaries (
@@ -112,13 +113,14 @@ def find(link: Link, partition: str, plan: SummaryPlan) -> SummaryPage:
     joined = _SPANS if plan.sort_by == "spans" else ""
     behind, of_place = sql.behind(plan, sorted_by, "%s")
     page = (
-        f"SELECT {_ROW}, s.partition, s.number, {sorted_by} AS value FROM agl_summaries s {joined}"
+        f"SELECT s.partition, s.rollout_id, s.number, {sorted_by} AS value FROM agl_summaries s {joined}"
         f" WHERE {where} AND {behind} {sql.order(plan, sorted_by, 's.number')} LIMIT %s OFFSET %s"
     )
     query = (
-        f"SELECT {_ROW}, r.span_count, i.preview, s.value, s.number FROM ({page}) s {_SPANS}"
+        f"SELECT {_ROW}, r.span_count, i.preview, p.value, p.number FROM ({page}) p"
+        f" JOIN agl_summaries s ON s.partition = p.partition AND s.rollout_id = p.rollout_id {_SPANS}"
         " JOIN agl_inputs i ON i.partition = s.partition AND i.rollout_id = s.rollout_id"
-        f" {sql.order(plan, 's.value', 's.number')}"
+        f" {sql.order(plan, 'p.value', 'p.number')}"
     )
     found = link.fetch(query, (*values, *of_place, plan.limit + 1, plan.offset), once=True)
     return plan.page([(_summary(row), row[-2:]) for row in found], total)
@@ -133,20 +135,24 @@ def aggregate(link: Link, partition: str, plan: AggregatePlan) -> RolloutAggrega
     """Return figures of rollouts in groups."""
     where, values = sql.where(plan.chosen, _dialect(partition))
     listed, width = sql.columns_of_groups(plan), len(COLUMNS[plan.by])
-    tallies: dict[tuple[Any, ...], Tally] = {}
-    counted = f"SELECT {listed}{sql.TALLY} FROM agl_summaries s WHERE {where} GROUP BY {listed}s.outcome"
-    for row in link.fetch(counted, values, once=True):
-        tallies.setdefault(row[:width], Tally(row[:width])).add(*row[width:])
+    outcomes = ", ".join(f"count(*) FILTER (WHERE s.outcome = '{name}')" for name in _OUTCOMES)
+    rewards = "string_agg(float8send(s.reward), ''::bytea ORDER BY s.reward)" if plan.dimension is None else "NULL"
     grouped = f" GROUP BY {listed.removesuffix(', ')}" if listed else ""
-    if plan.dimension is None:
-        query = (
-            f"SELECT {listed}string_agg(float8send(s.reward), ''::bytea ORDER BY s.reward) FROM agl_summaries s"
-            f" WHERE {where} AND s.reward IS NOT NULL{grouped}"
+    query = (  # one pass, in the order of the index where there is one
+        f"SELECT {listed}count(*), coalesce(sum(s.end_time - s.start_time), 0.0), count(s.end_time), min(s.start_time),"
+        f" max(s.start_time), {rewards}, {outcomes} FROM agl_summaries s WHERE {where}{grouped}"
+    )
+    tallies: dict[tuple[Any, ...], Tally] = {}
+    for row in link.fetch(query, values, once=True):
+        key, (count, seconds, ended, first, last, packed), counts = (
+            row[:width],
+            row[width : width + 6],
+            row[width + 6 :],
         )
-        for row in link.fetch(query, values, once=True):
-            if row[-1] is not None:
-                tallies[row[:-1]].rewards = _numbers(row[-1])
-    else:
+        if count:
+            told = Counter({name: number for name, number in zip(_OUTCOMES, counts, strict=True) if number})
+            tallies[key] = Tally(key, count, told, seconds, ended, first, last, _numbers(packed or b""))
+    if plan.dimension is not None:
         texts: dict[tuple[Any, ...], list[str]] = {}
         query = f"SELECT {listed}s.rewards FROM agl_summaries s WHERE {where} AND s.rewards IS NOT NULL"
         for row in link.fetch(query, values, once=True):
@@ -167,9 +173,12 @@ def _numbers(text: bytes) -> Sequence[float]:
 def _dialect(partition: str) -> Dialect:
     def with_input(text: str) -> Condition:
         chosen = "SELECT rollout_id FROM agl_inputs WHERE partition = %s AND strpos(searched, %s) > 0"
-        return f"s.rollout_id IN ({chosen})", (partition, text)
+        return f"(s.rollout_id IN ({chosen})) IS TRUE", (partition, text)  # read once and hashed, and not as a join
 
     return Dialect("%s", ("s.partition = %s", (partition,)), _of_run, _one_of, _has_text, with_input)
+
+
+_OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 def _of_run(run_id: str | None) -> Condition:
