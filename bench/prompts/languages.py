@@ -27,8 +27,11 @@ LANGUAGES: Final = (
     "Spanish",
     "Turkish",
 )
-TRAIN, VALIDATION, HELD_OUT = 8, 4, 15
+TRAIN, VALIDATION, HELD_OUT = 16, 6, 15
 """Items per language."""
+_FIRST: Final = 12
+"""Texts that were drawn with those held out; the others of the other parts were drawn later, so the held-out texts
+are still the same ones."""
 _SHORTEST, _LONGEST = 10, 32
 """Characters of a text: long enough to tell, short enough to be read fast."""
 _SEED: Final = 7
@@ -64,8 +67,12 @@ def read_items(corpus: Path) -> Items:
     parts = Items([], [], [])
     for language, found in texts.items():
         alone = [text for text in found if known[text.casefold()] == 1]
-        drawn = random.Random(f"{_SEED} {language}").sample(alone, TRAIN + VALIDATION + HELD_OUT)
-        items = [Item(text=text, language=language) for text in drawn]
+        first = random.Random(f"{_SEED} {language}").sample(alone, _FIRST + HELD_OUT)
+        later = random.Random(f"{_SEED} {language} more").sample(
+            [text for text in alone if text not in set(first)], TRAIN + VALIDATION - _FIRST
+        )
+        shown = first[:_FIRST] + later
+        items = [Item(text=text, language=language) for text in (*shown, *first[_FIRST:])]
         parts.train.extend(items[:TRAIN])
         parts.validation.extend(items[TRAIN : TRAIN + VALIDATION])
         parts.held_out.extend(items[TRAIN + VALIDATION :])

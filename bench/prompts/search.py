@@ -16,16 +16,20 @@ from agentlightning.llm_proxy import LLMProxy
 from bench.prompts.critic import edited
 
 Method = Literal["apo", "gepa"]
-BUDGET: Final = 400
+BUDGET: Final = 1000
 """Rollouts of GEPA; APO's settings come to about as many."""
 APO_SETTINGS: Final[dict[str, Any]] = {
     "gradient_batch_size": 10,
-    "val_batch_size": 20,
+    "val_batch_size": 60,  # all of them: what the beam has played there is not played again
     "beam_width": 2,
     "branch_factor": 2,
-    "beam_rounds": 4,
+    "beam_rounds": 6,
 }
-GEPA_SETTINGS: Final[dict[str, Any]] = {"max_metric_calls": BUDGET, "reflection_minibatch_size": 8}
+GEPA_SETTINGS: Final[dict[str, Any]] = {
+    "max_metric_calls": BUDGET,
+    "reflection_minibatch_size": 10,
+    "candidate_selection_strategy": "current_best",
+}
 
 
 @dataclass(frozen=True)
