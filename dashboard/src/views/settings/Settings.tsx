@@ -1,5 +1,158 @@
-import { Title } from "@mantine/core";
+import { Alert, Button, Group, PasswordInput, Select, SegmentedControl, Stack, Text, Title, useMantineColorScheme } from "@mantine/core";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState, useSyncExternalStore } from "react";
 
+import { ApiError, call } from "../../api/client.ts";
+import { serverQuery } from "../../api/questions.ts";
+import { getToken, onToken, setToken } from "../../api/token.ts";
+import { choose, usePreferences } from "../../app/preferences.ts";
+import { Facts } from "../../parts/Facts.tsx";
+import { Moment } from "../../parts/Moment.tsx";
+import { Answer } from "../../parts/States.tsx";
+
+const ZONES = ["local", "UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
+
+/** What this browser shows and how, and what the server is. */
 export function Settings() {
-  return <Title order={1}>Settings</Title>;
+  const server = useQuery(serverQuery());
+  return (
+    <Stack gap="xl" maw={640}>
+      <Title order={1} size="h2">
+        Settings
+      </Title>
+      <Token />
+      <Looks />
+      <section aria-labelledby="server">
+        <Title order={2} size="h4" id="server" mb="xs">
+          Server
+        </Title>
+        <Answer query={server} what="What the server is">
+          {(facts) => (
+            <Facts
+              facts={[
+                ["agentlightning", facts.version],
+                ["Python", facts.python],
+                ["Data kept by", `${facts.backend}${facts.persistent ? "" : ", gone when the server ends"}`],
+                ["Started", <Moment key="started" at={facts.started} />],
+              ]}
+            />
+          )}
+        </Answer>
+        <Text size="sm" c="dimmed" mt="xs">
+          The page reads the server&apos;s public interface only, which /openapi.json describes.
+        </Text>
+      </section>
+    </Stack>
+  );
+}
+
+function Token() {
+  const queries = useQueryClient();
+  const held = useSyncExternalStore(onToken, getToken);
+  const [typed, setTyped] = useState("");
+  const [told, setTold] = useState<{ good: boolean; text: string } | null>(null);
+  const [checking, setChecking] = useState(false);
+  async function check(): Promise<void> {
+    setChecking(true);
+    setToken(typed);
+    try {
+      await call("/server");
+      setTyped("");
+      setTold({ good: true, text: "✓ The server takes this token." });
+      await queries.resetQueries();
+    } catch (error) {
+      setToken(null);
+      const denied = error instanceof ApiError && error.kind === "denied";
+      const why = error instanceof Error ? error.message : String(error);
+      setTold({ good: false, text: denied ? "✕ The server does not take this token." : `✕ Not checked: ${why}` });
+    } finally {
+      setChecking(false);
+    }
+  }
+  return (
+    <section aria-labelledby="token">
+      <Title order={2} size="h4" id="token" mb="xs">
+        Token
+      </Title>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          void check();
+        }}
+      >
+        <Group align="flex-end" gap="xs">
+          <PasswordInput
+            label="Token of the server"
+            description="The value of AGL_TOKEN where the server was started. Kept in memory only: a reload forgets it."
+            value={typed}
+            onChange={(event) => setTyped(event.currentTarget.value)}
+            autoComplete="off"
+            visibilityToggleButtonProps={{ "aria-label": "Show the token" }}
+            miw={0}
+            flex="1 1 260px"
+          />
+          <Button type="submit" disabled={!typed.trim()} loading={checking}>
+            Use
+          </Button>
+          {held ? (
+            <Button
+              variant="default"
+              onClick={() => {
+                setToken(null);
+                setTold(null);
+                void queries.resetQueries();
+              }}
+            >
+              Forget
+            </Button>
+          ) : null}
+        </Group>
+      </form>
+      <div role="status">
+        {told ? <Alert mt="xs" color={told.good ? "blue" : "orange"} data-token={told.good ? "taken" : "refused"} title={told.text} /> : null}
+      </div>
+    </section>
+  );
+}
+
+function Looks() {
+  const { colorScheme, setColorScheme } = useMantineColorScheme();
+  const { density, zone } = usePreferences();
+  return (
+    <section aria-labelledby="looks">
+      <Title order={2} size="h4" id="looks" mb="xs">
+        Display
+      </Title>
+      <Stack gap="sm" align="flex-start">
+        <SegmentedControl
+          aria-label="Theme"
+          value={colorScheme}
+          onChange={(value) => setColorScheme(value as typeof colorScheme)}
+          data={[
+            { value: "auto", label: "As the system" },
+            { value: "light", label: "Light" },
+            { value: "dark", label: "Dark" },
+          ]}
+        />
+        <SegmentedControl
+          aria-label="Density"
+          value={density}
+          onChange={(value) => choose({ density: value as typeof density })}
+          data={[
+            { value: "comfortable", label: "Comfortable" },
+            { value: "compact", label: "Compact" },
+          ]}
+        />
+        <Select
+          label="Time zone"
+          data={ZONES}
+          value={zone}
+          onChange={(value) => value && choose({ zone: value })}
+          searchable
+          limit={100}
+          w={260}
+        />
+      </Stack>
+    </section>
+  );
 }

@@ -1,5 +1,99 @@
-import { Title } from "@mantine/core";
+import { Anchor, Badge, ScrollArea, Stack, Table, Text, Title } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
 
+import { aggregateQuery, workersQuery } from "../../api/questions.ts";
+import { Json } from "../../parts/Json.tsx";
+import { Answer, Empty } from "../../parts/States.tsx";
+import { StatusBadge } from "../../parts/StatusBadge.tsx";
+import { useNow } from "../../parts/useNow.ts";
+import { href } from "../../pure/address.ts";
+import { ago, count } from "../../pure/format.ts";
+
+const SILENT_SECONDS = 30;
+const RECENT_SECONDS = 300;
+
+/** Who plays rollouts, when each last gave a sign of life, and how much it does. */
 export function Workers() {
-  return <Title order={1}>Workers</Title>;
+  const workers = useQuery(workersQuery());
+  const now = useNow(1000);
+  const since = Math.floor(now / 60) * 60 - RECENT_SECONDS;
+  const all = useQuery(aggregateQuery("worker", {}));
+  const recent = useQuery(aggregateQuery("worker", { started_after: since }));
+  return (
+    <Stack gap="sm">
+      <Title order={1} size="h2">
+        Workers
+      </Title>
+      <Answer query={workers} what="Workers">
+        {(page) =>
+          page.items.length ? (
+            <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of workers", role: "region" }}>
+              <Table miw={860} fz="sm" className="agl-number">
+                <Table.Thead>
+                  <Table.Tr>
+                    {["Worker", "State", "Last sign of life", "Plays", "Rollouts begun, last 5 min", "Rollouts", "Failures", "Machine"].map((name) => (
+                      <Table.Th key={name} scope="col">
+                        {name}
+                      </Table.Th>
+                    ))}
+                  </Table.Tr>
+                </Table.Thead>
+                <Table.Tbody>
+                  {page.items.map((worker) => {
+                    const last = worker.last_heartbeat_time;
+                    const silent = last !== null && now - last > SILENT_SECONDS;
+                    const of = all.data?.groups.find(({ key }) => key === worker.worker_id);
+                    const lately = recent.data?.groups.find(({ key }) => key === worker.worker_id);
+                    const faults = of ? (of.outcomes?.infrastructure_fault ?? 0) + (of.outcomes?.policy_fault ?? 0) : undefined;
+                    return (
+                      <Table.Tr key={worker.worker_id} data-worker={worker.worker_id}>
+                        <Table.Td className="agl-text">{worker.worker_id}</Table.Td>
+                        <Table.Td>
+                          <StatusBadge status={worker.status} />{" "}
+                          {silent ? (
+                            <Badge variant="light" color="orange" tt="none">
+                              ? silent
+                            </Badge>
+                          ) : null}
+                        </Table.Td>
+                        <Table.Td>{ago(last, now)}</Table.Td>
+                        <Table.Td>
+                          {worker.current_rollout_id ? (
+                            <Anchor size="sm" href={href(["rollouts", worker.current_rollout_id])}>
+                              {worker.current_rollout_id}
+                            </Anchor>
+                          ) : (
+                            "–"
+                          )}
+                        </Table.Td>
+                        <Table.Td>{recent.data ? count(lately?.count ?? 0) : "–"}</Table.Td>
+                        <Table.Td>
+                          <Anchor size="sm" href={href(["rollouts"], { worker_id: worker.worker_id })}>
+                            {all.data ? count(of?.count ?? 0) : "–"}
+                          </Anchor>
+                        </Table.Td>
+                        <Table.Td>{all.data ? count(faults ?? 0) : "–"}</Table.Td>
+                        <Table.Td>
+                          {worker.heartbeat_stats ? <Json label="Figures" value={worker.heartbeat_stats} /> : "–"}
+                        </Table.Td>
+                      </Table.Tr>
+                    );
+                  })}
+                </Table.Tbody>
+              </Table>
+            </ScrollArea>
+          ) : (
+            <Empty title="No worker has asked this store for work yet">
+              <Text size="sm" c="dimmed">
+                A worker is there as soon as a runner starts: agl runner --help
+              </Text>
+            </Empty>
+          )
+        }
+      </Answer>
+      <Text size="sm" c="dimmed">
+        A worker without a sign of life for {SILENT_SECONDS} s is marked silent.
+      </Text>
+    </Stack>
+  );
 }
