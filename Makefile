@@ -22,7 +22,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -154,7 +154,15 @@ dashboard: dashboard/node_modules/.agl-setup
 	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s types && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s test && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s build
 
 test-dashboard: dashboard
-	$(BIN)/python -m pytest -m dashboard tests/dashboard $(ARGS)
+	$(BIN)/python -m pytest -m dashboard tests/dashboard -n $(WORKERS) --dist loadfile $(ARGS)
+
+# The committed page is, byte for byte, what a build makes
+check-dashboard: dashboard
+	git diff --exit-code --stat -- agentlightning/dashboard/static docs/reference/openapi.json dashboard/src/api/schema.d.ts
+	test -z "$$(git ls-files --others agentlightning/dashboard/static)"
+
+picture-dashboard: dashboard
+	$(BIN)/python -m tests.dashboard.shots
 
 bench-dashboard: setup-dev
 	$(BIN)/python -m bench.dashboard $(ARGS)
