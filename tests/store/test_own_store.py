@@ -18,7 +18,15 @@ from agentlightning.store import LightningStore, LightningStoreClient, Lightning
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
 from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped, complete
 from agentlightning.store.wrappers.forward import RUN_OPERATIONS
-from agentlightning.types import Attempt, AttemptedRollout, AttemptError, EnqueueRolloutRequest, RolloutConfig, Span
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptError,
+    EnqueueRolloutRequest,
+    RolloutConfig,
+    RolloutFilter,
+    Span,
+)
 from tests.stubs.model_server import ModelServer
 from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
 
@@ -115,6 +123,30 @@ async def test_how_an_attempt_ended_is_kept(store: LightningStore) -> None:
         assert attempt is not None
         assert (attempt.status, attempt.outcome, attempt.error) == ("failed", "policy_fault", error)
         assert (attempt.metadata or {})["mine"] == 1
+
+
+async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: LightningStore) -> None:
+    for number in range(3):
+        await store.enqueue_rollout({"number": number}, mode="train", metadata={"step": number // 2})
+    claimed = await store.dequeue_rollout("w")
+    assert claimed is not None
+    rewarded = span(claimed)
+    rewarded.attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.5}
+    await store.add_span(rewarded)
+    await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
+    if isinstance(store, LightningStoreScoped):  # this store keeps no runs apart: its rollouts are of none
+        assert (await store.query_rollout_summaries()).total == 0
+        return
+    page = await store.query_rollout_summaries(sort_by="reward", limit=2)
+    assert (page.total, len(page)) == (3, 2)
+    first = page[0]
+    assert (first.rollout_id, first.reward, first.spans) == (claimed.rollout_id, 0.5, 1)
+    rest = await store.query_rollout_summaries(sort_by="reward", limit=2, cursor=page.cursor)
+    assert [summary.reward for summary in [*page, *rest]] == [0.5, None, None]
+    found = await store.query_rollout_summaries(filter=RolloutFilter(input_contains='"NUMBER": 2'))
+    assert [summary.input_preview for summary in found] == ['{"number": 2}']
+    figures = (await store.aggregate_rollouts()).groups
+    assert [(group.key, group.count, group.mean) for group in figures] == [(0, 2, 0.5), (1, 1, None)]
 
 
 async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore) -> None:

@@ -62,6 +62,9 @@ class _Input:
 
 async def _entry(store: ReadOperations, rollout: AttemptedRollout | Rollout) -> Entry:
     attempt: Attempt | None = getattr(rollout, "attempt", None)
+    if attempt is None:  # an older store lists rollouts without them
+        attempts = list(await store.query_attempts(rollout.rollout_id))
+        attempt = max(attempts, key=lambda each: each.sequence_id, default=None)
     spans = await store.query_spans(rollout.rollout_id)
     if attempt is not None and attempt.reward is None:
         reward, rewards = final_reward([span for span in spans if span.attempt_id == attempt.attempt_id])

@@ -206,3 +206,20 @@ async def test_an_address_with_a_user_and_a_token_is_refused_without_a_word_of_t
     assert "t0ken" not in str(told.value)
     monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: None)
     await LightningStoreClient(address).close()
+
+
+async def test_fields_of_a_filter_may_stand_in_a_query_string() -> None:
+    store = InMemoryLightningStore()
+    for number in range(4):
+        await store.enqueue_rollout(f"Number {number}", mode="train" if number else "val", metadata={"step": number})
+    operation = OPERATIONS["query_rollout_summaries"]
+    pairs = [("mode_in", "train"), ("mode_in", "test"), ("step_to", "2"), ("input_contains", "number"), ("limit", "1")]
+    arguments = operation.read_query(pairs)
+    page = await store.query_rollout_summaries(**arguments)
+    assert (page.total, [summary.step for summary in page]) == (2, [2])
+    written = operation.read_answer(operation.write_answer(page))
+    assert written == page
+    assert written.cursor is not None
+    fields = {p["name"] for p in openapi_document()["paths"][f"{PREFIX}/rollouts/summaries"]["get"]["parameters"]}
+    assert {"mode_in", "step_from", "limit", "cursor"} <= fields
+    assert "filter" not in fields
