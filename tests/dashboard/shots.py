@@ -49,7 +49,7 @@ def main() -> None:
                 "settings": "/settings",
             }
             for theme in ("light", "dark"):
-                context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 800})
+                context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 720})
                 for name, path in views.items():
                     page = Opened(context.new_page(), server.address).go(path)
                     page.locator("[data-connection=live]").wait_for()
