@@ -11,6 +11,7 @@ import { useAddress } from "../../app/useAddress.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { count, decimal } from "../../pure/format.ts";
 import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
+import { RowFigures } from "./RowFigures.tsx";
 import { TokenText } from "./TokenText.tsx";
 
 export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string | null }) {
@@ -88,6 +89,7 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
         {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
       </Text>
       <Legend range={range} colouring={colouring} />
+      <RowFigures tokens={tokens} range={range} colouring={colouring} />
       <TokenText tokens={tokens} texts={texts} colours={colours} choose={setChosen} chosen={chosen} />
       <Chosen token={chosen} text={chosen ? (texts[chosen.at] ?? "") : ""} row={row} data={data} />
     </section>

@@ -1,0 +1,252 @@
+"""What the page takes in a real browser, over a real store server with 100,000 rollouts.
+
+    python -m bench.dashboard.page [--rollouts 100000] [--minutes 30] [--json FILE]
+
+The server is a process of its own on SQLite; the browser is headless Chromium (`CHROMIUM`, else /usr/bin/chromium).
+Times of the page are taken inside of it, by its own clock. The figures are worth something on an idle machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+from playwright.async_api import Browser, Page, async_playwright
+
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.sqlite import SQLiteLightningStore
+from bench.dashboard.load import LOADED, PER_SECOND, Load, processor_seconds
+from bench.dashboard.serving import serve
+from bench.dashboard.store import RUN, fill
+from bench.dashboard.tokens import TOKENS, add_tokens
+
+_WAIT_MS = 15_000
+_CPU_SECONDS = 20.0
+_PAGES = 4
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page, with what it may be."""
+
+    name: str
+    value: float
+    unit: str
+    target: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within its target."""
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+_FRAMES = """async (selector) => {
+  const element = document.querySelector(selector);
+  const far = element.scrollHeight - element.clientHeight;
+  const seconds = 3;
+  const pace = Math.min(far, 60000) / seconds;
+  return await new Promise((done) => {
+    let frames = 0;
+    const began = performance.now();
+    const frame = (now) => {
+      const passed = (now - began) / 1000;
+      element.scrollTop = Math.max(0, Math.min(far, passed * pace));
+      if (passed >= seconds) return done(frames / passed);
+      frames += 1;
+      requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+  });
+}"""
+_ARM = """() => {
+  const sign = document.querySelector("[data-total]");
+  const was = sign.getAttribute("data-total");
+  window.aglSeen = new Promise((done) => {
+    new MutationObserver((_, observer) => {
+      if (sign.getAttribute("data-total") === was) return;
+      observer.disconnect();
+      done(performance.timeOrigin + performance.now());
+    }).observe(sign, { attributes: true, subtree: true, childList: true });
+  });
+}"""
+
+
+@asynccontextmanager
+async def opened(browser: Browser, address: str, ready: str) -> AsyncGenerator[Page]:
+    """Open a page in a context of its own, so that nothing is cached, and wait for what it shows."""
+    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    try:
+        page = await context.new_page()
+        page.set_default_timeout(_WAIT_MS)
+        await page.goto(address)
+        await page.wait_for_selector(ready)
+        yield page
+    finally:
+        await context.close()
+
+
+ROWS = '[role="grid"] [role="rowgroup"] [role="row"]'
+
+
+async def first_view(browser: Browser, base: str) -> list[Figure]:
+    """Measure how long the first rows take, and how much of scripts and styles they need."""
+    async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
+        milliseconds = float(await page.evaluate("() => performance.now()"))
+        kilobytes = float(
+            await page.evaluate(
+                "() => performance.getEntriesByType('resource').filter((each) => /\\.(js|css)$/.test(each.name))"
+                ".reduce((sum, each) => sum + each.encodedBodySize, 0) / 1000"
+            )
+        )
+    return [
+        Figure("first view of the rollouts", milliseconds / 1e3, "s", 1.0),
+        Figure("scripts and styles of the first view, gzip", kilobytes, "kB", 300),
+    ]
+
+
+async def filtering(browser: Browser, base: str) -> Figure:
+    """Measure from the request of a filter to the end of its answer; the pause of typing is not counted."""
+    async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
+        was = await page.get_attribute("[data-total]", "data-total")
+        async with page.expect_response(lambda reply: "/rollouts/summaries" in reply.url) as asked:
+            await page.get_by_role("search").get_by_label("text").first.fill("number 99")
+        reply = await asked.value
+        await reply.finished()
+        await page.wait_for_function(
+            "(was) => document.querySelector('[data-total]').getAttribute('data-total') !== was", arg=was
+        )
+        took = reply.request.timing["responseEnd"] - max(0.0, reply.request.timing["requestStart"])
+    return Figure("answer to a filter", took, "ms", 200)
+
+
+async def change_seen(browser: Browser, base: str, client: LightningStoreClient) -> Figure:
+    """Measure from a new rollout's storing to the page that counts it."""
+    async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
+        await page.wait_for_selector('[data-connection="live"]')
+        await page.evaluate(_ARM)
+        began = time.time()
+        await client.enqueue_rollout(input={"question": "a change"}, run_id=RUN)
+        seen = float(await page.evaluate("() => window.aglSeen")) / 1e3
+    return Figure("change in the store seen on the page", seen - began, "s", 1.0)
+
+
+async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) -> list[Figure]:
+    """Measure frames per second while rows and tokens scroll."""
+    figures: list[Figure] = []
+    async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
+        frames = float(await page.evaluate(_FRAMES, '[role="grid"]'))
+        figures.append(Figure(f"scrolling {count:,} rows", frames, "frames/s", 50, at_least=True))
+    async with opened(browser, f"{base}/#/rollouts/{rollout_id}?tab=tokens", ".agl-token") as page:
+        frames = float(await page.evaluate(_FRAMES, ".agl-tokens"))
+        figures.append(Figure(f"scrolling {TOKENS:,} tokens", frames, "frames/s", 50, at_least=True))
+    return figures
+
+
+async def server_load(browser: Browser, base: str, pid: int, client: LightningStoreClient) -> Figure:
+    """Measure what an open page adds to the server's processor time while rollouts are played."""
+    async with Load(client):
+        alone = await processor_share(pid)
+        async with asyncio.TaskGroup() as group:
+            leave = asyncio.Event()
+            watched = [group.create_task(_watch(browser, base, leave)) for _ in range(_PAGES)]
+            await asyncio.sleep(2.0)
+            together = await processor_share(pid)
+            leave.set()
+            await asyncio.gather(*watched)
+    return Figure(
+        f"server, each open page at {PER_SECOND} rollouts/s", 100 * (together - alone) / _PAGES, "% core", 2.0
+    )
+
+
+async def _watch(browser: Browser, base: str, leave: asyncio.Event) -> None:
+    async with opened(browser, f"{base}/#/rollouts", ROWS):
+        await leave.wait()
+
+
+async def processor_share(pid: int) -> float:
+    """Return the share of a core that a process used over some seconds."""
+    began, used = time.perf_counter(), processor_seconds(pid)
+    await asyncio.sleep(_CPU_SECONDS)
+    return (processor_seconds(pid) - used) / (time.perf_counter() - began)
+
+
+async def memory(browser: Browser, base: str, client: LightningStoreClient, minutes: float) -> Figure:
+    """Measure how much the page's heap grows from the second tenth of a live run to its end, after collection."""
+    async with opened(browser, f"{base}/#/rollouts", ROWS) as page, Load(client):
+        session = await page.context.new_cdp_session(page)
+        heap: list[float] = []
+        for share in (0.1, 0.9):
+            await asyncio.sleep(60 * minutes * share)
+            await session.send("HeapProfiler.collectGarbage")  # pyright: ignore[reportUnknownMemberType]
+            usage = cast(dict[str, float], await session.send("Runtime.getHeapUsage"))  # pyright: ignore[reportUnknownMemberType]
+            heap.append(usage["usedSize"] / 1e6)
+    return Figure(f"page's memory, growth in {minutes:g} minutes of a live run", heap[1] - heap[0], "MB", 5.0)
+
+
+async def run(count: int, minutes: float) -> list[Figure]:
+    """Fill a store, serve it and measure the page over it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "store.db")
+        store = SQLiteLightningStore(file, synchronous="NORMAL")
+        try:
+            await store.start_run(RUN)
+            await fill(store, count)
+            rollout_id = await add_tokens(store)
+        finally:
+            await store.close()
+        print(f"{count:,} rollouts are in the store; {LOADED}", flush=True)
+        async with serve(file) as (base, pid), async_playwright() as playwright:
+            client = LightningStoreClient(base)
+            browser = await playwright.chromium.launch(
+                executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=["--no-sandbox"]
+            )
+            try:
+                figures = await first_view(browser, base)
+                figures.append(await filtering(browser, base))
+                figures.append(await change_seen(browser, base, client))
+                figures += await scrolling(browser, base, rollout_id, count)
+                figures.append(await server_load(browser, base, pid, client))
+                figures.append(await memory(browser, base, client, minutes))
+            finally:
+                await browser.close()
+                await client.close()
+    return figures
+
+
+def table(figures: list[Figure]) -> str:
+    """Return the figures with their targets, one a line."""
+    lines = [f"{'figure':58} {'value':>18} {'target':>20}"]
+    for each in figures:
+        bound = f"{'at least' if each.at_least else 'at most'} {each.target:g} {each.unit}"
+        value = f"{each.value:.2f} {each.unit}"
+        lines.append(f"{each.name:58} {value:>18} {bound:>20}  {'met' if each.met else 'MISSED'}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Return 1 if a figure missed its target."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rollouts", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of a live run, for the page's memory")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    figures = asyncio.run(run(given.rollouts, given.minutes))
+    print(table(figures))
+    if given.json:
+        given.json.write_text(json.dumps([{**asdict(each), "met": each.met} for each in figures], indent=2))
+    return int(not all(each.met for each in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

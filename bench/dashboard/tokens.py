@@ -1,0 +1,54 @@
+"""A rollout whose ledger tells of thousands of tokens."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import RunRecord
+from bench.dashboard.store import RUN
+
+TOKENS = 8000
+_PROMPT = 500
+_VOCABULARY = "vocabulary-of-the-benchmark"
+_WORDS = 997
+
+
+async def add_tokens(store: LightningStore) -> str:
+    """Store a rollout with one row of `TOKENS` tokens, and return its id."""
+    rollout = await store.start_rollout(input={"question": "a long answer"}, run_id=RUN)
+    await store.add_vocabulary(_VOCABULARY, [f" word{number}" for number in range(_WORDS)])
+    trained = TOKENS - _PROMPT
+    attempt_id = rollout.attempt.attempt_id
+    call = {"call_id": "call-1", "attempt_id": attempt_id, "ending": "trained", "reason": None, "row": 0}
+    row: dict[str, Any] = {
+        "row": 0,
+        "vocabulary": _VOCABULARY,
+        "length": TOKENS,
+        "tokens": _packed("i32", [number % _WORDS for number in range(TOKENS)]),
+        "mask": _packed("u8", [0] * _PROMPT + [1] * trained),
+        "engine_logprobs": _packed("f32", [-(number % 40) / 10 for number in range(trained)]),
+        "trainer_logprobs": _packed("f32", [-(number % 41) / 10 for number in range(trained)]),
+        "advantage": _packed("f32", [0.5] * trained),
+    }
+    data: dict[str, Any] = {
+        "rollout_id": rollout.rollout_id,
+        "attempt_id": attempt_id,
+        "reward": 1.0,
+        "outcome": "scored",
+        "verdict": None,
+        "group": 0,
+        "advantage": 0.5,
+        "weight_versions": [1],
+        "calls": [{**call, "tokens": trained, "advantage": 0.5, "weight_version": 1}],
+        "rows": [row],
+    }
+    await store.add_run_records(RUN, [RunRecord(kind="ledger", step=1, name=rollout.rollout_id, data=data)])
+    return rollout.rollout_id
+
+
+def _packed(dtype: str, values: list[Any]) -> dict[str, str]:
+    raw = struct.pack(f"<{len(values)}{ {'i32': 'i', 'u8': 'B', 'f32': 'f'}[dtype] }", *values)
+    return {"dtype": dtype, "data": base64.b64encode(raw).decode()}

@@ -1,0 +1,26 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import type { TokenAt } from "./tokenRows.ts";
+import { answersOf, histogramOf, statisticsOf } from "./tokenStatistics.ts";
+
+test("statistics leave out what is no number, and say nothing of nothing", () => {
+  assert.deepEqual(statisticsOf([3, null, 1, Number.NaN, 2, 6]), { count: 4, mean: 3, low: 1, high: 6, median: 2.5 });
+  assert.equal(statisticsOf([null, Number.NaN]), null);
+});
+
+test("each value is in one part of the histogram, the greatest in the last", () => {
+  assert.deepEqual(histogramOf([0, 1, 4, null, 2], [0, 4], 4), [1, 1, 1, 1]);
+  assert.deepEqual(histogramOf([5, 5, 5], [5, 5], 3), [3, 0, 0]);
+  assert.deepEqual(histogramOf([-1, 9], [0, 4], 2), [0, 0]);
+});
+
+test("answers are the stretches that the model wrote, one for each call", () => {
+  const calls = [-1, 0, 0, -1, 1, 2];
+  const tokens = calls.map((call, at): TokenAt => ({ at, id: at, trained: call >= 0, place: -1, call, figures: {} }));
+  assert.deepEqual(answersOf(tokens), [
+    { from: 1, to: 3, call: 0 },
+    { from: 4, to: 5, call: 1 },
+    { from: 5, to: 6, call: 2 },
+  ]);
+});
