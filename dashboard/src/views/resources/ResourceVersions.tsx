@@ -52,7 +52,7 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
       <>
         {decimal(group?.mean)}
         {interval}, {count(group?.count ?? 0)} rollouts{" "}
-        <Anchor size="sm" underline="always" href={href(["rollouts"], { resources_id: resourcesId, resources_version: number })}>
+        <Anchor size="sm" underline="always" href={href(["rollouts"], { resources: resourcesId, version: number })}>
           show those of version {number}
         </Anchor>
       </>

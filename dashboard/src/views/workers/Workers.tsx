@@ -68,7 +68,7 @@ export function Workers() {
                         </Table.Td>
                         <Table.Td>{recent.data ? count(lately?.count ?? 0) : "–"}</Table.Td>
                         <Table.Td>
-                          <Anchor size="sm" href={href(["rollouts"], { worker_id: worker.worker_id })}>
+                          <Anchor size="sm" href={href(["rollouts"], { worker: worker.worker_id })}>
                             {all.data ? count(of?.count ?? 0) : "–"}
                           </Anchor>
                         </Table.Td>
