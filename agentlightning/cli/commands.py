@@ -37,6 +37,9 @@ COMMANDS: dict[str, Command] = {
     "prometheus": Command("servers.prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
     "agentops": Command("servers.agentops:agentops", "Take in what the AgentOps SDK sends, and store it.", _SERVE),
     "vllm": Command("servers.vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
+    "dashboard": Command(
+        "servers.dashboard:dashboard", "Open the page of a run that has ended, or of a server.", _LOOK
+    ),
     "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
     "compare": Command("promotion:compare", "Compare two runs: the same as `agl runs compare`.", _LOOK),
     "promote": Command("promotion:promote", "Say whether a run may take the place of another, for CI.", _LOOK),

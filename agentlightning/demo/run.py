@@ -132,7 +132,7 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
     warm_seconds = _warm_start(folder / "model", [*train, *held_out], options.seed, out)
     store = agl.SQLiteLightningStore(folder / "store.db")
     try:
-        result = _train(options, train, held_out, folder, store)
+        result = _train(options, train, held_out, folder, store, out)
         comparison = verdict(result)
         lines = asyncio.run(conversations(store, result, comparison))
     finally:
@@ -141,6 +141,7 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
     for line in (*lines, *report_lines(result, comparison)):
         _say(out, line)
     _say(out, f"model, metrics.jsonl, curve.png, config.json, store.db and log.txt lie in {folder}")
+    _say(out, f"look at it in a browser: agl dashboard {folder}")
     logger.info("verdict: %s, p = %.2g", comparison.verdict, comparison.p_value)
     greedy = [evaluation_of(result, "greedy", last) for last in (False, True)]
     return DemoOutcome(
@@ -174,7 +175,7 @@ def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float
 
 
 def _train(
-    options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, store: LightningStore
+    options: DemoOptions, train: list[Task], held_out: list[Task], folder: Path, store: LightningStore, out: TextIO
 ) -> GRPOResult:
     import agentlightning as agl
     from agentlightning.demo.agent import calc_agent
@@ -200,8 +201,9 @@ def _train(
         ),
         runner={"concurrency": defaults.CONCURRENCY},
         store=store,
-        strategy="cs",
-        n_runners=options.runners,
+        strategy=agl.ClientServerExecutionStrategy(
+            n_runners=options.runners, on_listening=lambda url: _say(out, f"watch it in a browser: {url}")
+        ),
     )
     trainer.fit(calc_agent, train_dataset=train, val_dataset=held_out)
     return trainer.result

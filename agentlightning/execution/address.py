@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections.abc import Callable
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,8 @@ class Address(NamedTuple):
     """Leave the port for a free one if it is in use: nobody asked for it."""
     connect_host: str | None = None
     """None is `host`, or the loopback address where that is none to connect to."""
+    on_listening: Callable[[str], None] | None = None
+    """Told the URL of a server once its port is taken; its page is there too."""
 
     @property
     def target(self) -> str:
@@ -79,6 +82,8 @@ class Address(NamedTuple):
             server = LightningStoreServer(store, self.host, 0)
             server.bind()
             logger.info("Port %d is in use; the store server of this run takes %s", self.port, server.endpoint)
+        if self.on_listening is not None:
+            self.on_listening(server.endpoint)
         return server
 
 

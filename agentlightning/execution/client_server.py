@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from typing_extensions import override
@@ -56,6 +56,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         connect_host: address for the runners where it differs from `server_host`.
         stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
         on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
+        on_listening: told the URL of the store server, where its page is too, once the port is taken; in the process
+            that serves.
 
     Raises:
         ValueError, TypeError: a setting is out of range; names it.
@@ -80,6 +82,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         connect_host: str | None = None,
         stall_timeout: float | None = DEFAULT_SECONDS,
         on_stall: OnStall = "report",
+        on_listening: Callable[[str], None] | None = None,
     ) -> None:
         role_name = resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE, role, fallback="both")
         self.role: Role = check_choice("role (AGL_CURRENT_ROLE)", role_name, get_args(Role))
@@ -97,6 +100,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self.connect_host = connect_host
         self.stall_timeout = None if stall_timeout is None else check_seconds("stall_timeout", stall_timeout)
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
+        self.on_listening = on_listening
         self._check_sides()
 
     def _check_sides(self) -> None:
@@ -153,4 +157,4 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     def _address(self) -> Address:
         may_move = self._port is None and self.role == "both"
-        return Address(self.server_host, self.server_port, may_move, self.connect_host)
+        return Address(self.server_host, self.server_port, may_move, self.connect_host, self.on_listening)

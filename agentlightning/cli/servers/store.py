@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def store(
     settings = _given(lease_seconds=lease_seconds, retention=retention, tracker=metrics)
     options = _given(allowed_hosts=allowed_host or None, tracker=metrics)
     options.update(host=host, port=port, cors_allow_origins=cors_origin)
-    asyncio.run(_serve(spec, settings, options))
+    asyncio.run(serve_store(spec, settings, options))
     say("store closed")
     return 0
 
@@ -178,8 +178,15 @@ def _metrics_backend(trackers: list[Tracker]) -> MetricsBackend | None:
     return backends[0] if len(backends) == 1 else MultiMetricsBackend(backends)
 
 
-async def _serve(spec: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+async def serve_store(
+    spec: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    on_page: Callable[[str], None] = lambda url: say(f"its page: {url}"),
+) -> None:
     """Serve until SIGINT or SIGTERM; `settings` are those of the store's class, `options` those of the server.
+
+    `on_page` is told the address of the page once it is there.
 
     At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
     something), and everything that was answered is stored.
@@ -198,6 +205,7 @@ async def _serve(spec: str, settings: Mapping[str, Any], options: Mapping[str, A
         end = end_of_process()
         say(f"store in {public_form(spec).removeprefix('sqlite:///')} listens on {server.endpoint}")
         await server.start()
+        on_page(f"{server.endpoint}/")
         try:
             while not end.done():
                 await asyncio.wait([end], timeout=_SERVER_CHECK_SECONDS)

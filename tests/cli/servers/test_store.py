@@ -36,7 +36,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         )
         servers.append(server)
         assert server.stdout is not None
-        return server, server.stdout.readline().split()[-1]
+        url = server.stdout.readline().split()[-1]
+        assert server.stdout.readline() == f"its page: {url}/\n"
+        return server, url
 
     yield start
     for server in servers:

@@ -1,0 +1,96 @@
+"""`agl dashboard` as a shell runs it: the page of a finished run, of a server, and clear words where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.store.client_server import LightningStoreServer
+from agentlightning.store.memory import InMemoryLightningStore
+
+AGL = [sys.executable, "-m", "agentlightning.cli", "dashboard", "--no-browser"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*AGL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A folder as a finished run leaves it."""
+
+    async def fill() -> None:
+        store = agl.SQLiteLightningStore(tmp_path / "store.db")
+        await store.start_run("the-run", algorithm="GRPO")
+        await store.update_run("the-run", state="succeeded")
+        await store.close()
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def test_a_finished_run_is_served_until_ctrl_c(run_folder: Path) -> None:
+    with subprocess.Popen(
+        [*AGL, str(run_folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told = [process.stdout.readline(), process.stdout.readline()]
+            found = re.search(r"the page: (http://127\.0\.0\.1:\d+/)", "".join(told))
+            assert found, told
+            with urllib.request.urlopen(found[1] + "v1/agl/runs/the-run") as reply:
+                assert b'"succeeded"' in reply.read()
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    """A server that is none of ours."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: str) -> None:
+    for arguments, said in (
+        ([str(tmp_path / "none.db")], "There is no store file"),
+        (["memory"], "can be asked by its own process only"),
+        (["http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/"),
+        ([other_server], "is no store server"),
+        (["http://"], "no address of a server"),
+        (["http://127.0.0.1:4747", "--port", "80"], "--port 80 has no effect"),
+    ):
+        ended = run(*arguments)
+        assert ended.returncode == 2, (arguments, ended)
+        assert said in ended.stderr, (arguments, ended.stderr)
+        assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+
+
+async def test_the_page_of_a_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from agentlightning.dashboard import pages
+
+    (tmp_path / "index.html").write_text("<title>page</title>")
+    monkeypatch.setattr(pages.Pages.__init__, "__defaults__", (tmp_path,))
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    try:
+        ended = await asyncio.to_thread(run, server.endpoint)
+    finally:
+        await server.stop()
+    assert ended.returncode == 0, ended
+    assert ended.stdout.strip() == f"the page: {server.endpoint}/"
