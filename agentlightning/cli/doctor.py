@@ -50,6 +50,10 @@ EXTRAS = {
     "weave": ("weave",),
     "ray": ("ray",),
     "litellm": ("litellm",),
+    "mlflow": ("mlflow",),
+    "swanlab": ("swanlab",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 """What each extra of the package brings."""
 _SECRET = frozenset(("AGL_TOKEN",))
