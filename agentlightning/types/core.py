@@ -137,6 +137,7 @@ class Rollout(_Signposted):
         "attempt": "nobody has claimed it yet, or it was asked for alone; store.get_latest_attempt(rollout_id)",
         "attempts": "read them with store.query_attempts(rollout_id)",
         "worker_id": "a worker belongs to an attempt: (await store.get_latest_attempt(rollout_id)).worker_id",
+        "reward": "a reward belongs to an attempt: (await store.get_latest_attempt(rollout_id)).reward",
     }
 
     rollout_id: str

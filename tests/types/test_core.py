@@ -187,7 +187,7 @@ def test_a_rollout_and_its_attempt_belong_together() -> None:
         (rollout(), "attempt", "get_latest_attempt"),
         (rollout(), "worker_id", "get_latest_attempt"),
         (attempt(), "spans", "query_spans"),
-        (attempt(), "reward", "find_final_reward"),
+        (rollout(), "reward", "get_latest_attempt"),
         (InMemoryLightningStore(), "record_metric", "metrics backend"),
         (InMemoryLightningStore(), "collections", "Backend"),
         (InMemoryLightningStore(), "cancel_rollout", "status='cancelled'"),

@@ -61,12 +61,17 @@ class Promotion:
     promoted: bool
     """All rules are passed."""
     rules: tuple[RuleResult, ...]
+    """Each rule, whether it is passed, and why."""
     comparison: PairedComparison
+    """The paired test over the tasks that both sides have a reward of."""
     before: Interval | None
+    """Mean reward of the baseline over these tasks, with its interval; None without any."""
     after: Interval | None
-    """Mean rewards over the tasks that both sides have a reward of, with their intervals; None without any."""
+    """The same of the candidate."""
     slices: tuple[PartResult, ...]
+    """The same comparison for each slice."""
     dimensions: tuple[PartResult, ...]
+    """The same comparison for each dimension of the reward."""
     pairs: tuple[Pair, ...]
     """The tasks of both sides, the baseline's first."""
     tasks: tuple[int, int]

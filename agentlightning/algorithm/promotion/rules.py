@@ -27,6 +27,7 @@ class PromotionRules:
     """No slice may be worse: none has a lower mean with a p-value below `slice_significance`, as it counts among all
     slices (Holm)."""
     slice_significance: float = 0.05
+    """Below this p-value, as it counts among all slices, a lower mean of a slice is no chance."""
     max_slice_drop: float | None = None
     """The mean of no slice may fall by more than this, whether or not that can be chance; None asks nothing."""
     max_missing: float = 0.05
