@@ -39,10 +39,11 @@ def test_what_is_kept_elsewhere_says_where() -> None:
         (rollout, "attempts", "query_attempts"),
         (rollout, "worker_id", "get_latest_attempt"),
         (attempt, "spans", "query_spans"),
-        (attempt, "reward", "find_final_reward"),
+        (rollout, "reward", "get_latest_attempt"),
     ):
         with pytest.raises(AttributeError, match=where):
             getattr(value, name)
+    assert attempt.reward is None
 
 
 # --- tutorial: train your first agent --------------------------------------------------------------------------------
