@@ -42,7 +42,8 @@ class Data:
     @staticmethod
     def _endpoint(answer: Callable[[Request], Awaitable[Value]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            body = (await answer(request)).model_dump_json().encode()
+            told = await answer(request)
+            body = await asyncio.to_thread(lambda: told.model_dump_json().encode())
             return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
         return endpoint
@@ -107,6 +108,7 @@ def _whole(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and int(text[:12]) <= most):
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else -1
+    if not 0 <= value <= most:
         raise BadRequestError(f"{name} must be a whole number from 0 to {most}; got {text[:50]!r}")
-    return int(text)
+    return value

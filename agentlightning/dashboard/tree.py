@@ -11,6 +11,9 @@ from agentlightning.dashboard.values import SpanNode, SpanTree
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types import Span
 
+DEEPEST = 150
+"""Levels of the answer: JSON is written and read by recursion. What lies deeper stands at this level."""
+
 
 def tree_of(spans: Sequence[Span]) -> SpanTree:
     """Return the tree of one attempt's spans; empty for none, and flat where no span has a place."""
@@ -23,10 +26,19 @@ def tree_of(spans: Sequence[Span]) -> SpanTree:
     except ValueError as error:  # spans that are all below one another
         return SpanTree(roots=[_node(TraceTree(span.span_id, span), []) for span in spans], problems=[str(error)])
     built: dict[int, SpanNode] = {}
-    for node in reversed(root.traverse()):  # children first; deep trees are no trouble
-        built[id(node)] = _node(node, [built[id(child)] for child in node.children])
+    depths: dict[int, int] = {id(root): 0}
+    above: dict[int, int] = {}
+    for node in root.walk():  # parents first
+        made = built[id(node)] = _node(node, [])
+        for child in node.children:
+            depth = depths[id(child)] = depths[id(node)] + 1
+            above[id(child)] = id(node) if depth <= DEEPEST else above[id(node)]
+        if node is not root:
+            built[above[id(node)]].children.append(made)
     top = built[id(root)]
     problems = [f"{problem.kind}: {problem.detail}" for problem in root.problems]
+    if (deep := sum(depth > DEEPEST for depth in depths.values())) > 0:
+        problems.append(f"too_deep: {deep} spans lie more than {DEEPEST} levels deep and are shown at that level")
     return SpanTree(roots=top.children if root.id == VIRTUAL_ROOT else [top], problems=problems)
 
 

@@ -124,6 +124,14 @@ async def test_spans_that_are_below_one_another_are_still_shown(page: Page) -> N
     assert {node["span_id"] for node in walk(told["roots"])} >= {"a", "b"} or told["problems"]
 
 
+async def test_a_chain_of_thousands_of_spans_is_told_to_a_bounded_depth(page: Page) -> None:
+    chain = [span(f"s{n}", "step", f"s{n - 1}" if n else None, float(n), n + 1.0, n + 1) for n in range(3000)]
+    rollout = await page.played(chain)
+    told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
+    assert len(walk(told["roots"])) == 3000
+    assert any("levels deep" in problem for problem in told["problems"])
+
+
 def walk(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for node in nodes for each in (node, *walk(node["children"]))]
 
@@ -275,6 +283,8 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
         ("before=run:0&after=other:0", 400, "no task in common"),
         ("before=run:0&after=run:4&limit=-1", 400, "limit must be"),
         ("before=run:0&after=run:4&offset=x", 400, "offset must be"),
+        ("before=run:0&after=run:4&limit=000000000000999999", 400, "limit must be"),
+        (f"before=run:0&after=run:4&limit={'9' * 5000}", 400, "limit must be"),
         (f"before={quote('<b>' * 100)}&after=run", 404, "<b><b>"),
     ],
 )
