@@ -14,11 +14,14 @@ import pytest
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.operations import API_AGL_PREFIX, OPERATIONS, PREFIX
 from agentlightning.types import (
+    AggregateGroup,
     Attempt,
     AttemptedRollout,
     ResourcesUpdate,
     Rollout,
+    RolloutAggregate,
     RolloutConfig,
+    RolloutSummary,
     Span,
     Worker,
 )
@@ -74,6 +77,12 @@ async def test_every_field_is_on_the_wire_and_what_is_absent_is_null(wire: Wire)
         _, page = await wire("GET", path)
         assert list(page) == ["items", "limit", "offset", "total"]
         assert set(model.model_fields) <= set(page["items"][0]), path
+    _, summaries = await wire("POST", "/rollouts/summaries", {"filter": {"has_reward": False}})
+    assert list(summaries) == ["items", "limit", "offset", "total", "cursor"]
+    assert set(summaries["items"][0]) == set(RolloutSummary.model_fields)
+    _, figures = await wire("POST", "/rollouts/aggregate", {"by": "status"})
+    assert set(figures) == set(RolloutAggregate.model_fields)
+    assert set(figures["groups"][0]) == set(AggregateGroup.model_fields)
     _, resources = await wire("GET", "/resources/latest")
     assert resources["resources"]["p"] == {
         **{"resource_type": "llm", "endpoint": "e", "model": "m", "api_key": None, "sampling_parameters": {}}
