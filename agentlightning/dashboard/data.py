@@ -59,21 +59,22 @@ class Data:
             return await asyncio.to_thread(explanation_of, found, record, attempt_id)
 
     async def _span_tree(self, request: Request) -> Value:
+        from agentlightning.dashboard.reading import known_attempt
         from agentlightning.dashboard.tree import tree_of
 
         rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
         async with self._places:
-            attempt_id = await self._attempt(rollout_id, attempt_id)
+            attempt_id = await known_attempt(self._store(), rollout_id, attempt_id)
             spans = list(await self._store().query_spans(rollout_id, attempt_id))
             return await asyncio.to_thread(tree_of, spans)
 
     async def _conversation(self, request: Request) -> Value:
         from agentlightning.dashboard.conversation import conversation_of
-        from agentlightning.dashboard.reading import rollout_evidence
+        from agentlightning.dashboard.reading import known_attempt, rollout_evidence
 
         rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
         async with self._places:
-            attempt_id = await self._attempt(rollout_id, attempt_id)
+            attempt_id = await known_attempt(self._store(), rollout_id, attempt_id)
             found = await rollout_evidence(self._store(), rollout_id, attempt_id)
             return await asyncio.to_thread(conversation_of, found, attempt_id)
 
@@ -92,16 +93,6 @@ class Data:
         from agentlightning.dashboard.about import facts_of
 
         return await facts_of(self._store(), self._started)
-
-    async def _attempt(self, rollout_id: str, attempt_id: str) -> str:
-        """Return the id of an attempt that is there."""
-        from agentlightning.dashboard.reading import rollout_evidence
-
-        latest = attempt_id == "latest"
-        found = await rollout_evidence(self._store(), rollout_id, None if latest else attempt_id)
-        if latest and found.latest is None:
-            raise BadRequestError(f"Rollout {rollout_id!r} has no attempt yet: nobody has claimed it")
-        return found.latest.attempt_id if latest and found.latest else attempt_id
 
 
 def _whole(request: Request, name: str, default: int, most: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Run, RunRecord
+from agentlightning.types import Attempt, Rollout, Run, RunRecord
 
 
 async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: str | None = None) -> Evidence:
@@ -15,18 +17,44 @@ async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: s
         NotFoundError: the store has no such rollout, or the rollout no such attempt.
         GoneError: its spans were evicted from memory.
     """
+    found = await evidence(store, await _known_rollout(store, rollout_id))
+    if attempt_id is not None:
+        _check_known(rollout_id, attempt_id, found.attempts)
+    return found
+
+
+async def known_attempt(store: LightningStore, rollout_id: str, attempt_id: str) -> str:
+    """Return the id of an attempt, without reading its spans; `latest` is the last attempt.
+
+    Raises:
+        NotFoundError: the store has no such rollout, or the rollout no such attempt.
+        BadRequestError: `latest` of a rollout without attempts.
+    """
+    await _known_rollout(store, rollout_id)
+    attempts = await store.query_attempts(rollout_id)
+    if attempt_id != "latest":
+        _check_known(rollout_id, attempt_id, attempts)
+        return attempt_id
+    if not attempts:
+        raise BadRequestError(f"Rollout {rollout_id!r} has no attempt yet: nobody has claimed it")
+    return max(attempts, key=lambda attempt: attempt.sequence_id).attempt_id
+
+
+async def _known_rollout(store: LightningStore, rollout_id: str) -> Rollout:
     rollout = await store.get_rollout_by_id(rollout_id)
     if rollout is None:
         raise NotFoundError(
             f"The store has no rollout {rollout_id!r}; it may have been removed by the store's retention"
         )
-    found = await evidence(store, rollout)
-    known = [attempt.attempt_id for attempt in found.attempts]
-    if attempt_id is not None and attempt_id not in known:
+    return rollout
+
+
+def _check_known(rollout_id: str, attempt_id: str, attempts: Sequence[Attempt]) -> None:
+    known = [attempt.attempt_id for attempt in attempts]
+    if attempt_id not in known:
         raise NotFoundError(
             f"Rollout {rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(known) or 'none'}"
         )
-    return found
 
 
 async def known_run(store: LightningStore, run_id: str) -> Run:

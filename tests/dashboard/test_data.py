@@ -125,11 +125,25 @@ async def test_spans_that_are_below_one_another_are_still_shown(page: Page) -> N
 
 
 async def test_a_chain_of_thousands_of_spans_is_told_to_a_bounded_depth(page: Page) -> None:
-    chain = [span(f"s{n}", "step", f"s{n - 1}" if n else None, float(n), n + 1.0, n + 1) for n in range(3000)]
+    chain = [span(f"s{n}", "step", f"s{n - 1}" if n else None, float(n), n + 1.0, n + 1) for n in range(5000)]
     rollout = await page.played(chain)
     told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
-    assert len(walk(told["roots"])) == 3000
+    assert len(walk(told["roots"])) == 5000
     assert any("levels deep" in problem for problem in told["problems"])
+
+
+@pytest.mark.parametrize("path", ["tree", "conversation"])
+async def test_the_spans_of_an_attempt_are_read_once(page: Page, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = await page.played([span("root", "agent", None, 0.0, 9.0, 1)])
+    read, asked = page.store.query_spans, list[str]()
+
+    async def counted(rollout_id: str, *args: Any, **options: Any) -> Any:
+        asked.append(rollout_id)
+        return await read(rollout_id, *args, **options)
+
+    monkeypatch.setattr(page.store, "query_spans", counted)
+    await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/{path}")
+    assert asked == [rollout.rollout_id]
 
 
 def walk(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
