@@ -64,7 +64,7 @@ def test_a_set_of_resources_shows_what_it_holds(open_view: OpenView, theme: str)
 def test_workers_say_what_they_did(open_view: OpenView) -> None:
     page = open_view("/workers")
     expect(page.locator("[data-worker]")).to_have_count(2)
-    expect(page.get_by_text("? silent")).to_have_count(2)
+    expect(page.get_by_text("? silent")).to_have_count(2, timeout=45_000)  # silent is who is not heard for 30 s
 
 
 @pytest.mark.parametrize("view", ["/runs", "/rollouts", "/resources", "/workers"])

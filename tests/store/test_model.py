@@ -190,7 +190,11 @@ class Stories(SideBySide):
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 5.0, 20.0]))
     def wait(self, seconds: float) -> None:
-        self.now += seconds
+        """Let time pass, with a look every five seconds at most: without looks the store takes itself for frozen."""
+        while seconds > 0:
+            self.now += min(seconds, 5.0)
+            seconds -= 5.0
+            self.the_store_equals_the_model()
 
     @precondition(lambda self: self.changes)
     @rule(choice=CHOICE)
