@@ -31,7 +31,7 @@ export function Rollouts() {
   const [at, setAt] = useState(0);
   const [helping, setHelping] = useState(false);
   const height = HEIGHT[density];
-  const width = shown.reduce((sum, column) => sum + (column.width ?? 200), 0);
+  const width = shown.reduce((sum, column) => sum + (column.width ?? 170), 0);
   const virtual = useVirtualizer({
     count: total,
     getScrollElement: () => scroller.current,
@@ -133,7 +133,7 @@ function linkOf(row: RolloutSummary): string {
 }
 
 function sizeOf(column: Column): React.CSSProperties {
-  return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 200 };
+  return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 170 };
 }
 
 function Cell({ column, row }: { column: Column; row: RolloutSummary | undefined }) {

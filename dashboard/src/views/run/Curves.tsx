@@ -8,6 +8,7 @@ import { aggregateQuery } from "../../api/questions.ts";
 import type { Run, RunRecord, StepData } from "../../api/types.ts";
 import { palette, series as colours } from "../../app/palette.ts";
 import { Chart, type Series } from "../../parts/Chart.tsx";
+import { Loading } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
 import { count } from "../../pure/format.ts";
 import { figures, interval, ledgerOf, meanInterval, phasesOf, reasonsOf, type Alarm } from "../../pure/steps.ts";
@@ -46,7 +47,9 @@ export function Curves({ run, steps, records, alarms }: Props) {
   const rewards = useMemo(() => rewardSeries(train.data?.groups ?? [], steps, records), [train.data, steps, records]);
   return (
     <Stack gap="lg">
-      {rewards.steps.length ? (
+      {train.isPending ? (
+        <Loading what="rewards" />
+      ) : rewards.steps.length ? (
         <Chart title="Reward by step, with 95 % intervals" steps={rewards.steps} series={rewards.series} height={260} marks={marks} onStep={open} />
       ) : null}
       {marks.length ? (
