@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.llm_proxy import GatewayLimits
+from agentlightning.llm_proxy import GatewayLimits, LLMProxy
 from agentlightning.llm_proxy.upstream import http as upstream
 from tests.llm_proxy.harness import GatewayHarness, arrived, until
 from tests.stubs.model_server import Fault, ModelServer
@@ -108,6 +108,31 @@ async def test_a_server_that_is_not_there_is_502_in_openais_form(caplog: pytest.
         assert "127.0.0.1" not in body["error"]["message"]
         assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
     assert len(caplog.records) == 1
+
+
+async def test_a_call_waits_for_a_server_that_is_started_again() -> None:
+    server = ModelServer()
+    server.port = free_port()
+    patient = entry(f"http://127.0.0.1:{server.port}/v1")
+    patient["litellm_params"]["unreachable_seconds"] = 60
+    async with GatewayHarness(model_list=[patient]) as harness:
+        attempt = await harness.attempt()
+        asked = asyncio.ensure_future(harness.ask(attempt))
+        await asyncio.sleep(0.5)  # longer than the usual tries take here
+        assert not asked.done()
+        async with server:
+            assert (await asked)[0] == 200
+        assert (await harness.raw(attempt))[0]["upstream_tries"] > 4
+
+
+@pytest.mark.parametrize("seconds", [-1, "long", True, float("inf")])
+def test_how_long_it_waits_is_a_number_of_seconds(seconds: Any) -> None:
+    wrong = entry(dead_url())
+    wrong["litellm_params"]["unreachable_seconds"] = seconds
+    with pytest.raises(
+        ValueError, match=r"model_list\[0\]\.litellm_params\.unreachable_seconds must be a number of sec"
+    ):
+        LLMProxy(model_list=[wrong])
 
 
 GARBAGE = {

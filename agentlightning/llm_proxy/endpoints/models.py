@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ _SECRET = ("key", "secret", "token", "password", "credential")
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")
 _PRICES = ("input_cost_per_token", "output_cost_per_token")
-_PARAMETERS = ("model", "api_base", "api_key", "dialects", "engine", *_PRICES)
+_PARAMETERS = ("model", "api_base", "api_key", "dialects", "engine", "unreachable_seconds", *_PRICES)
 
 
 class ModelConfig(TypedDict):
@@ -48,8 +49,10 @@ class ModelConfig(TypedDict):
     embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
     are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for
     a server of messages only. `engine`, one of `engines.ENGINES`, says what serves it; without it the server is
-    asked. `litellm` for it reaches a provider that the gateway does not speak to through the package LiteLLM (extra
-    `litellm`): `model` is LiteLLM's name, `api_base` may be left out, and fields not named here are LiteLLM's own."""
+    asked. `unreachable_seconds` is how long a call is tried again while the server cannot be reached, for one that is
+    started again by whoever watches it. `litellm` as the engine reaches a provider that the gateway does not speak to
+    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be left out, and fields not
+    named here are LiteLLM's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class ModelEndpoint:
     """One of `engines.ENGINES`; None is found out."""
     provider: str = "hosted_vllm"
     """Before the model in its entry."""
+    unreachable_seconds: float = 0.0
+    """How long a call waits for a server that cannot be reached, beyond the usual tries."""
     options: str = field(default="{}", repr=False)
     """JSON: what LiteLLM is given beside all that."""
 
@@ -188,6 +193,7 @@ def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
         dialects=dialects,
         engine=_engine(f"{place}.engine", parameters.get("engine")),
         provider=(provider or _PROVIDERS[0]).rstrip("/"),
+        unreachable_seconds=_seconds(f"{place}.unreachable_seconds", parameters.get("unreachable_seconds", 0)),
     )
 
 
@@ -225,6 +231,12 @@ def _litellm_endpoint(place: str, parameters: Mapping[str, object]) -> ModelEndp
         provider=model.partition("/")[0],
         options=text,
     )
+
+
+def _seconds(place: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{place} must be a number of seconds, 0 or more; got {value!r}")
+    return float(value)
 
 
 def _url(place: str, value: object) -> str:

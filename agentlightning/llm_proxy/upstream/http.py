@@ -133,7 +133,8 @@ class Upstream:
                 if response.ok:
                     yield response
                     return
-            if not self._may_retry(response, call.upstream_tries, len(endpoints)):
+            waits = response.failure == "unreachable" and time.monotonic() - call.began < endpoint.unreachable_seconds
+            if not waits and not self._may_retry(response, call.upstream_tries, len(endpoints)):
                 raise _call_failed(response, call, endpoint)
             moves_on = response.failure == "unreachable" or response.status in _TRANSIENT
             moved += moves_on
