@@ -118,6 +118,10 @@ class MissingExtraError(AgentLightningError, ImportError):
         )
 
 
+class EngineError(AgentLightningError, RuntimeError):
+    """The process that serves a model does not start, ended by itself, or did not do what it was asked."""
+
+
 class NonFiniteLossError(AgentLightningError, ArithmeticError):
     """The loss was NaN or infinite in several steps in a row."""
 

@@ -36,6 +36,7 @@ from agentlightning.algorithm.grpo.checkpoint.resume import (
 )
 from agentlightning.algorithm.grpo.checkpoint.weights import load_policy
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
 from agentlightning.algorithm.grpo.group_rewards import GroupReward, check_group_reward, name_of_group_reward
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
@@ -46,6 +47,7 @@ from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
+from agentlightning.algorithm.grpo.vllm_engine.engine import VLLMEngine
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
 from agentlightning.errors import BadRequestError
@@ -138,14 +140,9 @@ class GRPO(Algorithm):
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
             await asyncio.to_thread(check_memory, settings, keeps_reference=settings.needs_reference)
             policy = await asyncio.to_thread(self._load_policy, resume)
-            engine = InferenceEngine(
-                policy,
-                max_batch=settings.engine_batch,
-                seed=settings.seed if settings.deterministic else settings.seed + resume.steps,
-                place_of=_place_in(store) if settings.deterministic else None,
-            )
-            engine.start()
+            engine = _engine_for(policy, settings, store, folder.path, begun=resume.steps)
             stack.callback(engine.stop)
+            await asyncio.to_thread(engine.start)
             proxy = await self._serve(engine, stack, policy.weight_version)
             progress = make_progress(self.settings.progress)
             stack.callback(progress.close)
@@ -197,7 +194,7 @@ class GRPO(Algorithm):
             )
         return policy
 
-    async def _serve(self, engine: InferenceEngine, stack: AsyncExitStack, version: int) -> LLMProxy:
+    async def _serve(self, engine: PolicyEngine, stack: AsyncExitStack, version: int) -> LLMProxy:
         """Return a running gateway with the policy among its models; `stack` leaves it as it was found."""
         proxy = self.get_llm_proxy() or LLMProxy(store=self.get_store())
         others = proxy.model_list
@@ -208,7 +205,12 @@ class GRPO(Algorithm):
             )
         entry: Any = {
             "model_name": engine.model_name,
-            "litellm_params": {"model": f"hosted_vllm/{engine.model_name}", "api_base": engine.base_url},
+            "litellm_params": {
+                "model": f"hosted_vllm/{engine.model_name}",
+                "api_base": engine.base_url,
+                "api_key": engine.api_key,
+                "unreachable_seconds": self.settings.vllm_server_timeout if self.settings.use_vllm else 0,
+            },
         }
         proxy.update_model_list([*others, entry])
         stack.callback(proxy.update_model_list, others)
@@ -230,6 +232,25 @@ class GRPO(Algorithm):
                 "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
             )
         return adapter
+
+
+def _engine_for(
+    policy: Policy, settings: GRPOSettings, store: LightningStore, folder: Path, *, begun: int
+) -> PolicyEngine:
+    """Return what serves the policy; `begun` steps were taken by earlier starts of the run."""
+    seed = settings.seed if settings.deterministic else settings.seed + begun
+    if settings.use_vllm:
+        return VLLMEngine(
+            policy,
+            settings,
+            model=settings.model,
+            folder=folder,
+            has_adapters=settings.lora is not None,
+            seed=seed,
+            max_batch=settings.engine_batch,
+        )
+    place = _place_in(store) if settings.deterministic else None
+    return InferenceEngine(policy, max_batch=settings.engine_batch, seed=seed, place_of=place)
 
 
 def _place_in(store: LightningStore) -> PlaceOf:

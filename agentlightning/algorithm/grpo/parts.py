@@ -10,7 +10,7 @@ from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.alarms.watch import Alarm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.resume import Resumption
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.grpo.group_rewards import GroupReward
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.recording import RunRecorder
@@ -32,7 +32,7 @@ class RunParts:
     settings: GRPOSettings
     store: LightningStore
     policy: Policy
-    engine: InferenceEngine
+    engine: PolicyEngine
     proxy: LLMProxy
     adapter: TraceToTripletBase
     progress: Progress

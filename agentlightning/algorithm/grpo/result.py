@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.field_help import explain_fields
 from agentlightning.utils.system_snapshot import thread_cpu_seconds
@@ -79,7 +79,7 @@ class GRPOResult:
 class StepClock:
     """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
 
-    def __init__(self, engine: InferenceEngine) -> None:
+    def __init__(self, engine: PolicyEngine) -> None:
         self._engine = engine
         self._began = self._sampled = time.monotonic()
         self._cpu = thread_cpu_seconds(_SERVER_THREADS)

@@ -14,6 +14,7 @@ from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettin
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
 from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number, refuse_pairs
+from agentlightning.algorithm.grpo.vllm_engine.vllm_settings import VLLMSettings
 from agentlightning.algorithm.progress import Style
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
@@ -50,7 +51,7 @@ _OTHER_NAMES = {
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
+class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
@@ -155,6 +156,7 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
         make_rules(self.alarms)
         self.check_rewards()
         self.check_loss()
+        self.check_vllm(has_adapters=self.lora is not None)
         self._check_pairs_of_groups()
 
     def _check_pairs_of_groups(self) -> None:
@@ -169,6 +171,9 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings):
             ),
             f"soft_punish_cache={cache} and max_completion_length={length}: the reward cannot begin to fall before the "
             "first token": cache is not None and cache > length,
+            "use_vllm=True and deterministic=True: what vLLM samples depends on what else is in flight": (
+                self.use_vllm and self.deterministic
+            ),
             "max_num_gen_batches and advantage='reinforce_plus_plus': it compares with the whole step, and groups of "
             "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
         }

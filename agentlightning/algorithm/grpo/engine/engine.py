@@ -117,6 +117,11 @@ class InferenceEngine:
         return self._service.model_name
 
     @property
+    def api_key(self) -> None:
+        """None: on loopback anybody of this machine may call."""
+        return None
+
+    @property
     def base_url(self) -> str:
         """Where OpenAI clients point: `http://127.0.0.1:PORT/v1`. Known after `start`."""
         if self._socket is None:
