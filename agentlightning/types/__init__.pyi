@@ -3,6 +3,7 @@
 from . import (
     agent as agent,
     core as core,
+    details as details,
     events as events,
     query as query,
     resources as resources,
@@ -36,6 +37,11 @@ from agentlightning.types.core import (
     TaskInput as TaskInput,
     Worker as Worker,
     WorkerStatus as WorkerStatus,
+)
+from agentlightning.types.details import (
+    SpanKind as SpanKind,
+    SpanOutline as SpanOutline,
+    TokenText as TokenText,
 )
 from agentlightning.types.events import (
     EventPage as EventPage,

@@ -149,6 +149,21 @@ async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: L
     assert [(group.key, group.count, group.mean) for group in figures] == [(0, 2, 0.5), (1, 1, None)]
 
 
+async def test_outlines_versions_and_spans_are_made_of_what_it_answers(store: LightningStore) -> None:
+    started = await store.start_rollout("x")
+    stored = await store.add_span(span(started))
+    assert stored is not None
+    [outline] = await store.query_span_outlines(started.rollout_id)
+    assert (outline.span_id, outline.attributes) == (stored.span_id, len(stored.attributes))
+    found = await store.get_span(started.rollout_id, started.attempt.attempt_id, stored.span_id)
+    assert found is not None
+    assert found.span_id == stored.span_id
+    published = await store.add_resources({})
+    assert [update.version for update in await store.query_resource_versions(published.resources_id)] == [1]
+    with pytest.raises(NotImplementedError, match="keeps no runs"):
+        await store.get_token_texts("v", [1])
+
+
 async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore) -> None:
     with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement delete_rollouts"):
         await store.delete_rollouts(rollout_ids=["x"])

@@ -28,6 +28,7 @@ from agentlightning.store.base import (
     call_token,
 )
 from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
+from agentlightning.store.engine.details import DetailEngine
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
@@ -92,7 +93,7 @@ _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(RunEngine, SummaryEngine, ReadingEngine, LightningStore):
+class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(

@@ -28,7 +28,6 @@ from agentlightning.types import (
     RolloutConfig,
     RolloutFilter,
     RunRecord,
-    SummaryPage,
 )
 from agentlightning.types.core import with_mode_of_config
 from agentlightning.types.resources import stored_forms
@@ -66,6 +65,8 @@ class Row:
     """What makes it safe to repeat a request whose answer was lost."""
     also: tuple[tuple[Literal["GET", "POST", "PUT"], str], ...] = ()
     """Further ways to call it, with the same arguments."""
+    bounded: bool = False
+    """Its pages have a limit of their own; those of others may ask for all there is."""
     slow: bool = False
     """Its work grows with the data: a try is not given up early, for the next one would begin anew."""
 
@@ -81,7 +82,14 @@ ROWS: tuple[Row, ...] = (
     Row("get_next_span_sequence_id", "POST", "/spans/next", wrap="sequence_id"),
     Row("get_many_span_sequence_ids", "POST", "/spans/next/batch", wrap="sequence_ids"),
     Row("query_rollouts", "POST", "/rollouts/search", also=(("GET", "/rollouts"),), slow=True),
-    Row("query_rollout_summaries", "POST", "/rollouts/summaries", also=(("GET", "/rollouts/summaries"),), slow=True),
+    Row(
+        "query_rollout_summaries",
+        "POST",
+        "/rollouts/summaries",
+        also=(("GET", "/rollouts/summaries"),),
+        slow=True,
+        bounded=True,
+    ),
     Row("aggregate_rollouts", "POST", "/rollouts/aggregate", slow=True),
     Row(
         "query_attempts",
@@ -91,12 +99,15 @@ ROWS: tuple[Row, ...] = (
         slow=True,
     ),
     Row("query_spans", "POST", "/spans/search", also=(("GET", "/spans"),), slow=True),
+    Row("query_span_outlines", "GET", "/spans/outlines", slow=True, bounded=True),
+    Row("get_span", "GET", "/rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}"),
     Row("query_workers", "POST", "/workers/search", also=(("GET", "/workers"),), slow=True),
     Row("query_resources", "GET", "/resources", slow=True),
     Row("get_rollout_by_id", "GET", "/rollouts/{rollout_id}"),
     Row("get_latest_attempt", "GET", "/rollouts/{rollout_id}/attempts/latest"),
     Row("get_worker_by_id", "GET", "/workers/{worker_id}"),
     Row("get_latest_resources", "GET", "/resources/latest"),
+    Row("query_resource_versions", "GET", "/resources/{resources_id}/versions", bounded=True),
     Row("get_resources_by_id", "GET", "/resources/{resources_id}"),
     Row("add_resources", "POST", "/resources", body="resources", status=201, retry="token"),
     Row(
@@ -133,6 +144,7 @@ ROWS: tuple[Row, ...] = (
     Row("delete_runs", "POST", "/runs/delete", wrap="deleted", retry="token", slow=True),
     Row("add_vocabulary", "POST", "/vocabularies/{vocabulary_id}", body="tokens", wrap="added"),
     Row("get_vocabulary", "GET", "/vocabularies/{vocabulary_id}"),
+    Row("get_token_texts", "POST", "/vocabularies/{vocabulary_id}/texts"),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
     Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
@@ -186,7 +198,7 @@ class Operation:
         """Arguments of a query string that are fields of the argument `filter`."""
         self.answer = _Adapter(hints["return"])
         kind = hints["return"]
-        self.is_page = kind is not SummaryPage and (
+        self.is_page = not row.bounded and (
             get_origin(kind) is PaginatedResult or (isinstance(kind, type) and issubclass(kind, PaginatedResult))
         )
         """Its limit may be -1, for all there is."""

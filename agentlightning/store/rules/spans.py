@@ -217,12 +217,23 @@ def numbered_page(bodies: Sequence[SpanBody], descending: bool, limit: int, offs
     Raises:
         DamagedRecordError: a span of the page, or the number of any, cannot be read.
     """
+    return decode_all(page_of_bodies(bodies, descending, limit, offset, rollout_id), rollout_id)
+
+
+def page_of_bodies(
+    bodies: Sequence[SpanBody], descending: bool, limit: int, offset: int, rollout_id: str
+) -> list[SpanBody]:
+    """Return the same page, as the spans are stored.
+
+    Raises:
+        DamagedRecordError: the number of a span cannot be read.
+    """
     try:
         ordered = sorted(bodies, key=_number_of, reverse=descending)
     except LookupError:
         decode_all(bodies, rollout_id)
         raise
-    return decode_all(ordered[offset : None if limit == -1 else offset + limit], rollout_id)
+    return ordered[offset : None if limit == -1 else offset + limit]
 
 
 def _number_of(body: SpanBody) -> int:

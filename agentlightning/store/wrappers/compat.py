@@ -422,7 +422,7 @@ class LightningStoreScoped(StoreWrapper):
             return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
         if self.run_id is not None and operation in _OF_RUNS:
             kwargs.setdefault("run_id", self.run_id)
-        if self.run_id is not None and operation in DEFAULTED:
+        if self.run_id is not None and "filter" in names_of_parameters(getattr(LightningStore, operation)):
             chosen = filter_of(cast("RolloutFilter | None", kwargs.get("filter")))
             if "run_id" not in chosen.model_fields_set:
                 kwargs["filter"] = chosen.model_copy(update={"run_id": self.run_id})

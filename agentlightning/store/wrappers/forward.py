@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.store import base, read_operations, run_operations, summary_operations
+from agentlightning.store import base, detail_operations, read_operations, run_operations, summary_operations
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.detail_operations import DetailOperations
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.summary_operations import SummaryOperations
@@ -29,8 +30,8 @@ RUN_OPERATIONS, DEFAULTED, FORWARDED = (
     )
     for parts in (
         (RunOperations,),
-        (SummaryOperations,),
-        (LightningStore, ReadOperations, RunOperations, SummaryOperations),
+        (SummaryOperations, DetailOperations),
+        (LightningStore, ReadOperations, RunOperations, SummaryOperations, DetailOperations),
     )
 )
 """Every operation of runs, every one that the contract has made out of others, and every operation of the contract."""
@@ -48,7 +49,8 @@ def take_annotations(cls: type[object]) -> None:
     Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
-    for name, value in (vars(base) | vars(read_operations) | vars(run_operations) | vars(summary_operations)).items():
+    parts = (base, read_operations, run_operations, summary_operations, detail_operations)
+    for name, value in (pair for part in parts for pair in vars(part).items()):
         if not name.startswith("_"):
             module.setdefault(name, value)
     for name in FORWARDED:

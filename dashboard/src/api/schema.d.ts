@@ -246,6 +246,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agl/spans/outlines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return spans of a rollout, or of one attempt, without their attributes, by number. */
+        get: operations["query_span_outlines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return one span; None if unknown. Of several with one id, from different traces, the one of least number. */
+        get: operations["get_span"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/workers/search": {
         parameters: {
             query?: never;
@@ -360,6 +394,23 @@ export interface paths {
         };
         /** Return what was published last for the run, else for no run; None if there is nothing. */
         get: operations["get_latest_resources"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/resources/{resources_id}/versions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one. */
+        get: operations["query_resource_versions"];
         put?: never;
         post?: never;
         delete?: never;
@@ -588,6 +639,23 @@ export interface paths {
         put?: never;
         /** Store the text of each token id of a tokenizer; False if there is one of this id, which then stays. */
         post: operations["add_vocabulary"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/vocabularies/{vocabulary_id}/texts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Return the text of each token id by a vocabulary of `add_vocabulary`; None if there is no such vocabulary. */
+        post: operations["get_token_texts"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1654,6 +1722,32 @@ export interface components {
             total: number;
         };
         /**
+         * PaginatedResult[SpanOutline]
+         * @description One page of a list; behaves as the sequence of its items.
+         */
+        PaginatedResult_SpanOutline_: {
+            /**
+             * Items
+             * @description The items of this page.
+             */
+            items: components["schemas"]["SpanOutline"][];
+            /**
+             * Limit
+             * @description Largest number of items asked for; -1 is all.
+             */
+            limit: number;
+            /**
+             * Offset
+             * @description How many matches come before this page.
+             */
+            offset: number;
+            /**
+             * Total
+             * @description Matches before paging.
+             */
+            total: number;
+        };
+        /**
          * PaginatedResult[Span]
          * @description One page of a list; behaves as the sequence of its items.
          */
@@ -2670,6 +2764,127 @@ export interface components {
             [key: string]: unknown;
         };
         /**
+         * SpanOutline
+         * @description A span without its attributes, events and links: what a tree over time shows of it.
+         */
+        SpanOutline: {
+            /**
+             * Rollout Id
+             * @description The rollout.
+             */
+            rollout_id: string;
+            /**
+             * Attempt Id
+             * @description The attempt.
+             */
+            attempt_id: string;
+            /**
+             * Sequence Id
+             * @description Its number among the spans of the rollout.
+             */
+            sequence_id: number;
+            /**
+             * Trace Id
+             * @description Its trace.
+             */
+            trace_id: string;
+            /**
+             * Span Id
+             * @description Its id within the trace.
+             */
+            span_id: string;
+            /**
+             * Parent Id
+             * @description The span it is below; None at the top.
+             * @default null
+             */
+            parent_id: string | null;
+            /**
+             * Name
+             * @description What it was named.
+             */
+            name: string;
+            /**
+             * Kind
+             * @description What it is of.
+             * @enum {string}
+             */
+            kind: "call" | "reward" | "tool" | "agent" | "message" | "operation" | "other";
+            /**
+             * Start Time
+             * @description When it began.
+             * @default null
+             */
+            start_time: number | null;
+            /**
+             * End Time
+             * @description When it ended; None while it has not.
+             * @default null
+             */
+            end_time: number | null;
+            /**
+             * Status Code
+             * @description How it ended, as OpenTelemetry says it.
+             * @default UNSET
+             * @enum {string}
+             */
+            status_code: "UNSET" | "OK" | "ERROR";
+            /**
+             * Status Description
+             * @description Why it failed: the first 200 characters.
+             * @default null
+             */
+            status_description: string | null;
+            /**
+             * Call Id
+             * @description Of the gateway's record of a model call: its id.
+             * @default null
+             */
+            call_id: string | null;
+            /**
+             * Call State
+             * @description How the call ended: see `semconv.CallState`.
+             * @default null
+             */
+            call_state: string | null;
+            /**
+             * Model
+             * @description The model that was asked.
+             * @default null
+             */
+            model: string | null;
+            /**
+             * Tokens In
+             * @description Tokens of the prompt.
+             * @default null
+             */
+            tokens_in: number | null;
+            /**
+             * Tokens Out
+             * @description Tokens of the completion.
+             * @default null
+             */
+            tokens_out: number | null;
+            /**
+             * Weight Version
+             * @description Version of the weights that generated.
+             * @default null
+             */
+            weight_version: number | null;
+            /**
+             * Stale
+             * @description It came for an attempt that was over, or no longer the latest.
+             * @default false
+             */
+            stale: boolean;
+            /**
+             * Attributes
+             * @description How many attributes it has.
+             * @default 0
+             */
+            attributes: number;
+        };
+        /**
          * SummaryPage
          * @description One page of summaries, and where the next one begins.
          */
@@ -2700,6 +2915,29 @@ export interface components {
              * @default null
              */
             cursor: string | null;
+        };
+        /**
+         * TokenText
+         * @description A token id and the text it stands for.
+         */
+        TokenText: {
+            /**
+             * Id
+             * @description The token id.
+             */
+            id: number;
+            /**
+             * Text
+             * @description Its text; bytes that are no whole character are written as `\xe2`. None if the vocabulary has no such id.
+             * @default null
+             */
+            text: string | null;
+            /**
+             * Partial
+             * @description It has bytes that are only a part of a character.
+             * @default false
+             */
+            partial: boolean;
         };
         /**
          * TraceStatus
@@ -4579,6 +4817,91 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    query_span_outlines: {
+        parameters: {
+            query: {
+                rollout_id: string;
+                attempt_id?: string | "latest" | null;
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PaginatedResult_SpanOutline_"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_span: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+                span_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Span"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     query_workers: {
         parameters: {
             query?: never;
@@ -5040,6 +5363,50 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ResourcesUpdate"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    query_resource_versions: {
+        parameters: {
+            query?: {
+                sort_order?: "asc" | "desc";
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                resources_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PaginatedResult_ResourcesUpdate_"];
                 };
             };
             400: components["responses"]["400"];
@@ -5998,6 +6365,53 @@ export interface operations {
                     "application/json": {
                         added: boolean;
                     };
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_token_texts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                vocabulary_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Token Ids */
+                    token_ids: number[];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenText"][] | null;
                 };
             };
             400: components["responses"]["400"];
