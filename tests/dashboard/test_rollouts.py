@@ -1,0 +1,42 @@
+"""The list of rollouts, over 100,000 of them: what it draws, filters, sorts and opens by keys."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.dashboard.conftest import OpenView
+from tests.dashboard.stores import MANY
+
+pytestmark = pytest.mark.dashboard
+
+
+def test_a_hundred_thousand_rows_are_counted_and_only_those_in_view_are_drawn(
+    open_view: OpenView, many_address: str
+) -> None:
+    page = open_view("/rollouts?sort=start_time&order=asc", address=many_address)
+    expect(page.locator("[data-total]")).to_have_text(f"{MANY:,} rollouts")
+    page.locator(".agl-grid").evaluate("grid => { grid.scrollTop = grid.scrollHeight; }")
+    expect(page.locator(f"[data-index='{MANY - 1}'][data-rollout]")).to_be_visible()
+    assert page.locator("[data-index]").count() < 100
+
+
+def test_a_filter_of_the_address_is_the_server_s(open_view: OpenView, many_address: str) -> None:
+    page = open_view("/rollouts?step_from=100&step_to=100&id=ro-many", address=many_address)
+    expect(page.locator("[data-total]")).to_have_text("400 rollouts")
+    page.get_by_role("button", name="Clear 3 filters").click()
+    expect(page.locator("[data-total]")).to_have_text(f"{MANY:,} rollouts")
+
+
+def test_keys_move_through_the_list_and_open_a_rollout(open_view: OpenView, many_address: str) -> None:
+    page = open_view("/rollouts?sort=step&order=desc", address=many_address)
+    expect(page.locator("[data-index='2'][data-rollout]")).to_be_visible()
+    for key in ("j", "j", "k"):
+        page.keyboard.press(key)
+    chosen = page.locator("[data-index][aria-selected=true]")
+    expect(chosen).to_have_attribute("data-index", "1")
+    rollout_id = chosen.get_attribute("data-rollout")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/rollouts/{rollout_id}"))
