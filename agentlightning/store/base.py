@@ -136,6 +136,10 @@ class LightningStoreStatistics(TypedDict, total=False):
     """Bytes of spans that are left when it has dropped some."""
     memory_capacity_bytes: int
     """Bytes of memory that this process may use."""
+    lease_seconds: float
+    """A worker that is silent for so long loses the rollouts that it has claimed."""
+    retention: dict[str, float]
+    """What is set of the `RetentionPolicy`; not there if everything is kept."""
 
 
 _ELSEWHERE: Final[dict[str, str]] = {

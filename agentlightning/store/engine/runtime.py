@@ -72,7 +72,7 @@ class StoreRuntime:
         self._follower = Follower(backend, self._waiters) if backend.shared else None
         self._look_again = _LOOK_AGAIN_SECONDS if backend.shared else None
         self._scan_debounce_seconds = scan_debounce_seconds
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._last_scan = float("-inf")
         self._last_sweep = time.monotonic()
         self._scanning = threading.Lock()
@@ -206,7 +206,7 @@ class StoreRuntime:
     @property
     def scan_interval(self) -> float:
         """Seconds between two looks of the timer."""
-        return min(1.0, self._lease_seconds / 4)
+        return min(1.0, self.lease_seconds / 4)
 
     def settled(self) -> float | None:
         """Return the time at which a call begins; None if it is to `scan` first."""
@@ -271,7 +271,7 @@ class StoreRuntime:
                     logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
             except Exception:  # one attempt's trouble must not keep the others from being noticed
                 logger.exception("attempt %s of rollout %s could not be ended", attempt_id, rollout_id)
-        if time.monotonic() - self._last_sweep >= min(_SWEEP_SECONDS, self._lease_seconds):
+        if time.monotonic() - self._last_sweep >= min(_SWEEP_SECONDS, self.lease_seconds):
             self._last_sweep = time.monotonic()
             self.sweep_now()
 
@@ -282,7 +282,7 @@ class StoreRuntime:
     def sweep_now(self) -> None:
         """Forget workers long silent and tokens long used, and what the retention policy lets go; blocks."""
         now, age = self.now(), self._timeline.age
-        self.write_now(lambda tx: forget_silent_workers(tx, now, self._lease_seconds, age))
+        self.write_now(lambda tx: forget_silent_workers(tx, now, self.lease_seconds, age))
         most = _TOKENS_AT_ONCE
         while self.write_now(partial(forget_claim_tokens, now=now, most=most, age=age)):
             most += _TOKENS_AT_ONCE
@@ -324,9 +324,9 @@ class StoreRuntime:
         looked = monotonic()
         age = self._timeline.age_at(looked)  # a sleep between this line and the verdict is no worker's silence
         gap, self._looked = looked - self._looked, looked
-        if gap > self.scan_interval + self._lease_seconds / 4:  # this process slept
+        if gap > self.scan_interval + self.lease_seconds / 4:  # this process slept
             self._woke = looked
-            self._leases_hold_until = max(self._leases_hold_until, looked + self._lease_seconds)
+            self._leases_hold_until = max(self._leases_hold_until, looked + self.lease_seconds)
         leases_count = looked >= self._leases_hold_until
         due_until, most = max(now, self._due_until), _DUE_AT_ONCE
         if self._timeline.latest > now + 1.0:  # the clock was set back: deadlines were written by the later one
@@ -351,7 +351,7 @@ class StoreRuntime:
             if self._due_until == math.inf:  # the first look: did the clock stand later when the data were written?
                 self._due_until = ahead + _LONGEST_LIMIT_SECONDS if ahead > now + 1.0 else 0.0
             if leases_count:
-                for rollout_id, attempt_id in lost_claims(tx, now, self._lease_seconds, age):
+                for rollout_id, attempt_id in lost_claims(tx, now, self.lease_seconds, age):
                     lapsed.append((rollout_id, attempt_id, "unresponsive", LEASE_EXPIRED))
             return lapsed
 
@@ -359,7 +359,7 @@ class StoreRuntime:
 
     def _expire(self, lapse: _Lapse) -> Callable[[Tx], bool]:
         now, age = self.now(), self._timeline.age_at(self._looked)
-        return lambda tx: expire(tx, now, *lapse, self._lease_seconds, age)
+        return lambda tx: expire(tx, now, *lapse, self.lease_seconds, age)
 
 
 def _surplus(

@@ -140,6 +140,8 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, Lightni
         counts, resources, workers = await self._runtime.read(
             lambda tx: (tx.counts(), tx.count_rows("resources"), tx.scan("worker"))
         )
+        policy = self._runtime.policy
+        kept: LightningStoreStatistics = {} if policy is None else {"retention": policy.model_dump(exclude_none=True)}
         return {
             "name": type(self).__name__,
             "total_rollouts": counts.rollouts,
@@ -149,6 +151,8 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, Lightni
             "total_resources": resources,
             "total_workers": sum(not worker_id.startswith(CONTROL_PREFIX) for worker_id, _ in workers),
             "uptime": time.monotonic() - self._runtime.started,
+            "lease_seconds": self._runtime.lease_seconds,
+            **kept,
         }
 
     # --- work comes in ---------------------------------------------------------------------------------------------

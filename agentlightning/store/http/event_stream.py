@@ -12,10 +12,24 @@
     event: run
     data: {"run_id":"...","state":"running","last_step":7,...}
 
+    id: 43
+    event: worker
+    data: {"worker_id":"...","status":"busy","current_rollout_id":"ro-...",...}
+
+    id: 43
+    event: resources
+    data: {"resources_id":"rs-...","version":2,"run_id":"..."}
+
+    id: 1043
+    event: lag
+    data: {"behind":1000}
+
 The first message gives the cursor at which the stream begins, so that a page asks for its lists after it and loses
 nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from
 there, also after the server was started anew on a durable store. An event tells how its rollout or run stands, so
-several changes in short order are one event, and one that was sent may be sent again after a reconnect.
+several changes in short order are one event, and one that was sent may be sent again after a reconnect. Workers and
+resources are compared once a second and told as they stand when a stream begins. `lag` says that at least so many
+changes are still to be told: whoever shows lists asks for them again instead of applying each.
 """
 
 from __future__ import annotations
@@ -29,6 +43,7 @@ from urllib.parse import parse_qs
 
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.list_watch import ListWatch, Told
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.types import EventPage
 from agentlightning.utils.http.auth import Receive, Scope, Send
@@ -57,6 +72,7 @@ class EventStreams:
         self._limit = limit
         self._keep_alive = keep_alive_seconds
         self._open = 0
+        self._watch = ListWatch(store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._open >= self._limit:
@@ -74,7 +90,7 @@ class EventStreams:
                 return
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if scope["method"] != "HEAD":
-                stream = _Stream(self._store, filters, begin, send)
+                stream = _Stream(self._store, filters, begin, send, self._watch)
                 stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
                 ends = [asyncio.ensure_future(_left(receive)), asyncio.ensure_future(stopping.wait())]
                 await _unless(ends, stream.run(page, self._keep_alive))
@@ -86,8 +102,13 @@ class EventStreams:
 class _Stream:
     """The messages to one client."""
 
-    def __init__(self, store: Callable[[], LightningStore], filters: dict[str, Any], cursor: str, send: Send) -> None:
+    def __init__(
+        self, store: Callable[[], LightningStore], filters: dict[str, Any], cursor: str, send: Send, watch: ListWatch
+    ) -> None:
         self._store = store
+        self._watch = watch
+        self._turn = asyncio.Lock()
+        self._lags = False
         self._filters = filters
         self._cursor = cursor
         self._send = send
@@ -96,6 +117,26 @@ class _Stream:
     async def run(self, page: EventPage, keep_alive: float) -> None:
         """Tell of `page` and of everything after it, until the store fails."""
         await self._write(_message(self._cursor, "cursor", _json({"cursor": self._cursor})))
+        async with self._watch.follow() as lists:
+            telling = asyncio.ensure_future(self._tell_lists(lists))
+            try:
+                await self._tell_changes(page, keep_alive)
+            finally:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+
+    async def _tell_lists(self, lists: asyncio.Queue[Told]) -> None:
+        """Send what the watch of workers and resources finds, what is there at once in one piece."""
+        while True:
+            told = [await lists.get()]
+            while not lists.empty():
+                told.append(lists.get_nowait())
+            if "run_id" in self._filters:
+                told = [one for one in told if one[1]["run_id"] == self._filters["run_id"]]
+            if told:
+                await self._write(b"".join(_message(self._cursor, kind, _json(data)) for kind, data in told))
+
+    async def _tell_changes(self, page: EventPage, keep_alive: float) -> None:
         try:
             while True:
                 await self._tell(page)
@@ -117,6 +158,9 @@ class _Stream:
         """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
         told = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
         messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in told[:-1]]
+        lags, self._lags = self._lags, len(told) >= _PAGE
+        if self._lags and not lags:
+            messages.insert(0, _message(self._cursor, "lag", _json({"behind": len(told)})))
         if told:
             kind, event = told[-1]
             messages.append(_message(page.cursor, kind, event.model_dump_json()))
@@ -127,7 +171,8 @@ class _Stream:
             await self._write(b"".join(messages))
 
     async def _write(self, text: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": text, "more_body": True})
+        async with self._turn:
+            await self._send({"type": "http.response.body", "body": text, "more_body": True})
         self._written = time.monotonic()
 
 
