@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import type { SpanNode } from "../api/types.ts";
-import { criticalPath, kindOf, rowsOf, timesOf } from "./waterfall.ts";
+import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed } from "./waterfall.ts";
 
 function node(id: string, start: number | null, end: number | null, children: SpanNode[] = [], more: Partial<SpanNode> = {}): SpanNode {
   return { span_id: id, name: id, start_time: start, end_time: end, status_code: "OK", sequence_id: 0, agent: null, reward: null, children, ...more };
@@ -38,4 +38,18 @@ test("kinds are told by reward, name and agent", () => {
 
 test("the critical path follows what ends last", () => {
   assert.deepEqual([...criticalPath(rowsOf([tree[1]!], new Set()))], ["a", "a2"]);
+});
+
+test("gaps are where nothing without children ran, and small ones are none", () => {
+  const rows = rowsOf([node("root", 0, 100, [node("a", 10, 20), node("b", 19, 40), node("c", 41, 60), node("d", 90, null)])], new Set());
+  assert.deepEqual(gapsOf(rows, 0, 100, 100), [[0, 10], [60, 90]]);
+  assert.deepEqual(gapsOf([], 0, 1, 1), [[0, 1]]);
+});
+
+test("a part of the time is zoomed and moved within the whole", () => {
+  assert.deepEqual(zoomed([0, 100], 0.5, [0, 100]), [25, 75]);
+  assert.deepEqual(zoomed([0, 10], 4, [0, 100]), [0, 40]);
+  assert.deepEqual(zoomed([20, 80], 10, [0, 100]), [0, 100]);
+  assert.deepEqual(moved([25, 75], 1, [0, 100]), [50, 100]);
+  assert.deepEqual(moved([25, 75], -1, [0, 100]), [0, 50]);
 });

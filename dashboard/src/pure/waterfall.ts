@@ -78,3 +78,33 @@ export function criticalPath(rows: readonly SpanRow[]): Set<string> {
   }
   return path;
 }
+
+/** Stretches in which no span without children ran, longer than a fiftieth of the whole: the agent waited or thought. */
+export function gapsOf(rows: readonly SpanRow[], low: number, high: number, now: number): [number, number][] {
+  const busy = rows
+    .filter(({ span, below }) => below === 0 && span.start_time !== null)
+    .map(({ span }): [number, number] => [span.start_time ?? low, span.end_time ?? now])
+    .sort((a, b) => a[0] - b[0]);
+  const gaps: [number, number][] = [];
+  let until = low;
+  for (const [start, end] of busy) {
+    if (start - until > (high - low) / 50) gaps.push([until, start]);
+    until = Math.max(until, end);
+  }
+  if (high - until > (high - low) / 50) gaps.push([until, high]);
+  return gaps;
+}
+
+/** A part of the time, a factor smaller or larger around its middle, and never beyond the whole. */
+export function zoomed([from, to]: [number, number], factor: number, [low, high]: [number, number]): [number, number] {
+  const middle = (from + to) / 2;
+  const half = Math.min(high - low, Math.max(1e-6, (to - from) * factor)) / 2;
+  return moved([middle - half, middle + half], 0, [low, high]);
+}
+
+/** The same part, a share of its length further or back, and never beyond the whole. */
+export function moved([from, to]: [number, number], share: number, [low, high]: [number, number]): [number, number] {
+  const length = to - from;
+  const start = Math.min(high - length, Math.max(low, from + share * length));
+  return [start, start + length];
+}

@@ -41,6 +41,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
   const all = attempts.data?.items ?? ("attempt" in rollout ? [rollout.attempt] : []);
   const attempt = all.find((each) => each.attempt_id === search.attempt) ?? all.at(-1);
   const tab = search.tab ?? "conversation";
+  const running = RUNNING.includes(rollout.status);
   const metadata = rollout.metadata ?? {};
   const step = typeof metadata.step === "number" ? metadata.step : null;
   const task = typeof metadata.task === "number" || typeof metadata.task === "string" ? metadata.task : null;
@@ -60,13 +61,20 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
           <StatusBadge status={rollout.status} />
         </Group>
         <Group gap="xs">
-          <Button size="xs" variant="default" onClick={() => setChanging("retry")}>
+          <Button
+            size="xs"
+            variant="default"
+            disabled={running}
+            title={running ? `It is ${rollout.status}: there is nothing to retry yet` : undefined}
+            onClick={() => setChanging("retry")}
+          >
             Retry…
           </Button>
           <Button
             size="xs"
             variant="default"
-            disabled={!RUNNING.includes(rollout.status)}
+            disabled={!running}
+            title={running ? undefined : `It is ${rollout.status}: there is nothing to cancel`}
             onClick={() => setChanging("cancel")}
           >
             Cancel…

@@ -2,9 +2,11 @@
 
 import { Button, Group, Kbd, Modal, Progress, Stack, Table, Text, Title, UnstyledButton } from "@mantine/core";
 import { useHotkeys } from "@mantine/hooks";
+import { useQuery } from "@tanstack/react-query";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useMemo, useRef, useState } from "react";
+import { useEffect, useMemo, useRef, useState } from "react";
 
+import { summariesQuery } from "../../api/questions.ts";
 import type { RolloutSummary } from "../../api/types.ts";
 import { usePreferences } from "../../app/preferences.ts";
 import { useAddress } from "../../app/useAddress.ts";
@@ -39,11 +41,28 @@ export function Rollouts() {
     overscan: 12,
   });
   const places = virtual.getVirtualItems();
-  const { rows, total: told, first } = useRows(filter, order, places[0]?.index ?? 0, places.at(-1)?.index ?? 0);
+  const [held, setHeld] = useState<number | null>(null);
+  const { rows, total: told, first } = useRows(filter, order, places[0]?.index ?? 0, places.at(-1)?.index ?? 0, held);
   if (told !== undefined && told !== total) setTotal(told);
+  const list = JSON.stringify([filter, order]);
+  useEffect(() => setHeld(null), [list]);
+  const newest = useRef(0);
+  for (const row of rows.values()) newest.current = Math.max(newest.current, row.start_time);
+  const hold = (): void => {
+    if (newest.current) setHeld((known) => known ?? newest.current + 1e-6);
+  };
+  const onScroll = (event: React.UIEvent<HTMLDivElement>): void => {
+    if (event.currentTarget.scrollTop > 2 * height) hold();
+  };
+  const toNew = (): void => {
+    setHeld(null);
+    setAt(0);
+    virtual.scrollToIndex(0);
+  };
 
   const move = (to: number): void => {
     const next = Math.max(0, Math.min(total - 1, to));
+    hold();
     setAt(next);
     virtual.scrollToIndex(next);
   };
@@ -71,6 +90,7 @@ export function Rollouts() {
           <Text size="sm" role="status" data-total={told}>
             {told === undefined ? "" : `${count(told)} ${told === 1 ? "rollout" : "rollouts"}`}
           </Text>
+          {held === null ? null : <NewRows filter={filter} since={held} show={toNew} />}
           <Exporting shown={shown} filter={filter} order={order} />
           <Button size="xs" variant="subtle" onClick={() => setHelping(true)}>
             Keys
@@ -93,6 +113,7 @@ export function Rollouts() {
           aria-rowcount={total + 1}
           aria-colcount={shown.length}
           tabIndex={0}
+          onScroll={onScroll}
         >
           <div role="row" aria-rowindex={1} className="agl-grid-row agl-grid-head" style={{ minWidth: width }}>
             {shown.map((column) => (
@@ -126,6 +147,17 @@ export function Rollouts() {
       <Keys opened={helping} close={() => setHelping(false)} />
     </Stack>
   );
+}
+
+/** How many rollouts have begun since the list stands still, and the way to them. */
+function NewRows({ filter, since, show }: { filter: ReturnType<typeof filterOf>; since: number; show: () => void }) {
+  const fresh = useQuery(summariesQuery({ ...filter, started_after: since }, { sort_by: "start_time", sort_order: "desc" }, 0, 1));
+  const number = fresh.data?.total ?? 0;
+  return number ? (
+    <Button size="xs" variant="light" onClick={show} data-new={number}>
+      {count(number)} new
+    </Button>
+  ) : null;
 }
 
 function linkOf(row: RolloutSummary): string {

@@ -1,11 +1,16 @@
 /** The rows that are in view, read by pages at their places; those read before stay until the new ones are there. */
 
 import { keepPreviousData, useQueries } from "@tanstack/react-query";
+import { useRef } from "react";
 
 import { PAGE, summariesQuery, type SummaryOrder } from "../../api/questions.ts";
 import type { RolloutFilter, RolloutSummary } from "../../api/types.ts";
 
-export function useRows(filter: RolloutFilter, order: SummaryOrder, first: number, last: number) {
+/** `held` leaves out what started at that moment or later, so that nothing moves under who reads; null is all. */
+export function useRows(chosen: RolloutFilter, order: SummaryOrder, first: number, last: number, held: number | null) {
+  const filter = held === null ? chosen : { ...chosen, started_before: held };
+  const list = JSON.stringify([chosen, order]);
+  const before = useRef<{ list: string; rows: Map<number, RolloutSummary> }>({ list: "", rows: new Map() });
   const from = Math.floor(Math.max(0, first) / PAGE);
   const to = Math.max(from, Math.floor(Math.max(0, last) / PAGE));
   const pages = Array.from({ length: to - from + 1 }, (_, place) => from + place);
@@ -15,11 +20,13 @@ export function useRows(filter: RolloutFilter, order: SummaryOrder, first: numbe
       placeholderData: keepPreviousData,
     })),
   });
-  const rows = new Map<number, RolloutSummary>();
+  const rows = new Map<number, RolloutSummary>(before.current.list === list ? before.current.rows : []);
   answers.forEach((answer, place) => {
     if (answer.isPlaceholderData) return;
     answer.data?.items.forEach((row, at) => rows.set((pages[place] ?? 0) * PAGE + at, row));
   });
+  for (const place of rows.keys()) if (Math.abs(place - first) > 5 * PAGE) rows.delete(place);
+  before.current = { list, rows };
   const known = answers.find((answer) => answer.data !== undefined);
   return {
     rows,

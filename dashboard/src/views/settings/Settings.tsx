@@ -9,6 +9,7 @@ import { choose, usePreferences } from "../../app/preferences.ts";
 import { Facts } from "../../parts/Facts.tsx";
 import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
+import { bytes, count, duration } from "../../pure/format.ts";
 
 const ZONES = ["local", "UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
 
@@ -34,16 +35,50 @@ export function Settings() {
                 ["Python", facts.python],
                 ["Data kept by", `${facts.backend}${facts.persistent ? "" : ", gone when the server ends"}`],
                 ["Started", <Moment key="started" at={facts.started} />],
+                ...storeFacts(facts.statistics),
               ]}
             />
           )}
         </Answer>
         <Text size="sm" c="dimmed" mt="xs">
-          The page reads the server&apos;s public interface only, which /openapi.json describes.
+          The page reads the server&apos;s public interface only, which /openapi.json describes. It is made with React,
+          Mantine, TanStack Query, Router and Virtual, and uPlot, and loads nothing from elsewhere.
         </Text>
       </section>
     </Stack>
   );
+}
+
+/** What the store says of itself, where it says it. */
+function storeFacts(statistics: Record<string, unknown>): [string, string][] {
+  const number = (name: string): number | null => {
+    const value = statistics[name];
+    return typeof value === "number" ? value : null;
+  };
+  const facts: [string, string | null][] = [
+    ["Rollouts", said(number("total_rollouts"), count)],
+    ["Spans", said(number("total_spans"), (spans) => `${count(spans)}, ${bytes(number("total_span_bytes"))}`)],
+    ["Lease of workers", said(number("lease_seconds"), duration)],
+    ["Retention", retention(statistics["retention"])],
+  ];
+  return facts.filter((fact): fact is [string, string] => fact[1] !== null);
+}
+
+function said(value: number | null, show: (value: number) => string): string | null {
+  return value === null ? null : show(value);
+}
+
+function retention(policy: unknown): string {
+  if (typeof policy !== "object" || policy === null || !Object.keys(policy).length) return "everything is kept";
+  const words: Record<string, (value: number) => string> = {
+    keep_last: (value) => `the last ${count(value)} rollouts of a run`,
+    max_age: (value) => `rollouts for ${duration(value)}`,
+    max_bytes: (value) => `${bytes(value)} of spans of a run`,
+    max_run_age: (value) => `runs for ${duration(value)}`,
+  };
+  return Object.entries(policy)
+    .map(([name, value]) => words[name]?.(Number(value)) ?? `${name} ${String(value)}`)
+    .join(", ");
 }
 
 function Token() {

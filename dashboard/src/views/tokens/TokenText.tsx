@@ -2,14 +2,14 @@
 
 import { useElementSize } from "@mantine/hooks";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useMemo, useRef, type KeyboardEvent } from "react";
+import { memo, useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
 
 import { linesOf } from "../../pure/lines.ts";
 import type { TokenAt } from "../../pure/tokenRows.ts";
 
 const LINE = 22;
-const CHARACTER = 7.9;
 const MOST_HEIGHT = 520;
+const PROBE = "0".repeat(100);
 
 interface Props {
   tokens: TokenAt[];
@@ -22,7 +22,13 @@ interface Props {
 export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
   const { ref, width } = useElementSize();
   const scroller = useRef<HTMLDivElement>(null);
-  const room = Math.max(20, Math.floor((width - 24) / CHARACTER));
+  const probe = useRef<HTMLSpanElement>(null);
+  const [character, setCharacter] = useState(8);
+  useLayoutEffect(() => {
+    const measured = (probe.current?.getBoundingClientRect().width ?? 0) / PROBE.length;
+    if (measured > 0) setCharacter(measured);
+  }, [width]);
+  const room = Math.max(20, Math.floor((width - 24) / character));
   const lines = useMemo(() => linesOf(texts.map((text) => Math.min(text.length, 60)), room), [texts, room]);
   const virtual = useVirtualizer({
     count: lines.length,
@@ -50,6 +56,9 @@ export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
         aria-activedescendant={chosen ? `token-${chosen.at}` : undefined}
         onKeyDown={move}
       >
+        <span ref={probe} aria-hidden className="agl-probe">
+          {PROBE}
+        </span>
         <div style={{ height: virtual.getTotalSize(), position: "relative" }}>
           {virtual.getVirtualItems().map(({ index, start }) => {
             const line = lines[index];

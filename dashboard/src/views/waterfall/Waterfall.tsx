@@ -1,9 +1,9 @@
 /** The spans of an attempt as a tree over time. */
 
-import { Badge, Button, Group, Stack, Text, TextInput } from "@mantine/core";
+import { ActionIcon, Button, Group, Stack, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useMemo, useRef, useState, type KeyboardEvent } from "react";
+import { useEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
 
 import { treeQuery } from "../../api/questions.ts";
 import type { SpanTree } from "../../api/types.ts";
@@ -12,7 +12,7 @@ import { Answer, Empty } from "../../parts/States.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { count, duration } from "../../pure/format.ts";
 import { visible } from "../../pure/visible.ts";
-import { criticalPath, kindOf, rowsOf, timesOf, type SpanKind, type SpanRow } from "../../pure/waterfall.ts";
+import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed, type SpanKind, type SpanRow } from "../../pure/waterfall.ts";
 import { SpanDetails } from "./SpanDetails.tsx";
 
 const LINE = 26;
@@ -54,11 +54,20 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
   const pending = all.some(({ span }) => span.end_time === null);
   const now = useNow(pending ? 1000 : 0);
   const text = (search.find ?? "").toLowerCase();
+  const wanted = search.kind ?? "";
   const rows = useMemo(() => {
     const found = rowsOf(tree.roots, closed);
-    return text ? all.filter(({ span }) => span.name.toLowerCase().includes(text)) : found;
-  }, [tree, closed, text, all]);
-  const [low, high] = timesOf(all, now);
+    const kept = wanted.split(",");
+    return text || wanted
+      ? all.filter(({ span }) => span.name.toLowerCase().includes(text) && (!wanted || kept.includes(kindOf(span))))
+      : found;
+  }, [tree, closed, text, wanted, all]);
+  const whole = timesOf(all, now);
+  const [part, setPart] = useState<[number, number] | null>(null);
+  const [low, high] = part ?? whole;
+  const gaps = useMemo(() => gapsOf(all, whole[0], whole[1], now), [all, whole[0], whole[1], now]);
+  const zoom = (factor: number): void => setPart(factor > 1 && part === null ? null : zoomed([low, high], factor, whole));
+  const pan = (share: number): void => setPart((known) => (known ? moved(known, share, whole) : known));
   const path = useMemo(() => criticalPath(all), [all]);
   const chosen = rows.findIndex(({ span }) => span.span_id === search.span);
   const virtual = useVirtualizer({
@@ -87,13 +96,31 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
       End: () => choose(rows.length - 1),
       ArrowRight: () => row && (closed.has(row.span.span_id) ? toggle(row.span.span_id) : row.below && choose(chosen + 1)),
       ArrowLeft: () => row && (!closed.has(row.span.span_id) && row.below ? toggle(row.span.span_id) : choose(row.parent)),
-      Escape: () => change({ span: undefined }),
+      Escape: () => (part ? setPart(null) : change({ span: undefined })),
+      "+": () => zoom(0.5),
+      "-": () => zoom(2),
+      "[": () => pan(-0.25),
+      "]": () => pan(0.25),
+      z: () => row?.span.start_time != null && setPart(around(row.span.start_time, row.span.end_time ?? now, whole)),
     };
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();
     act();
   };
+  const wheel = useRef<(event: WheelEvent) => void>(() => undefined);
+  wheel.current = (event) => {
+    if (!event.ctrlKey && !event.shiftKey) return; // scrolling stays scrolling
+    event.preventDefault();
+    if (event.ctrlKey) zoom(event.deltaY > 0 ? 1.25 : 0.8);
+    else pan(event.deltaY > 0 ? 0.1 : -0.1);
+  };
+  useEffect(() => {
+    const area = scroller.current;
+    const turn = (event: WheelEvent): void => wheel.current(event);
+    area?.addEventListener("wheel", turn, { passive: false });
+    return () => area?.removeEventListener("wheel", turn);
+  }, []);
   const failed = all.filter(({ span }) => span.status_code === "ERROR").length;
   return (
     <Stack gap="xs">
@@ -111,16 +138,52 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
           Expand all
         </Button>
         <Text size="sm" c="dimmed">
-          {count(all.length)} spans over {duration(high - low)}
+          {count(all.length)} spans over {duration(whole[1] - whole[0])}
           {failed ? `, ${failed} failed` : ""}
           {pending ? ", some still run" : ""}
+          {gaps.length ? `; nothing ran for ${duration(gaps.reduce((sum, [from, to]) => sum + to - from, 0))}` : ""}
         </Text>
-        <Group gap={6}>
-          {kinds.map(([kind, name]) => (
-            <Badge key={kind} variant="default" tt="none" size="sm" className={`agl-kind-${kind}`}>
-              {letters[kind]} {name}
-            </Badge>
-          ))}
+      </Group>
+      <Group gap="sm" justify="space-between">
+        <Group gap={6} role="group" aria-label="Kinds of spans">
+          {kinds.map(([kind, name]) => {
+            const kept = wanted.split(",").filter(Boolean);
+            const on = kept.includes(kind);
+            const next = on ? kept.filter((each) => each !== kind) : [...kept, kind];
+            return (
+              <Button
+                key={kind}
+                size="compact-xs"
+                variant={on ? "filled" : "default"}
+                color="dark"
+                aria-pressed={on}
+                className={`agl-kind-${kind} agl-kind-choice`}
+                onClick={() => change({ kind: next.join(",") || undefined })}
+              >
+                {letters[kind]} {name}
+              </Button>
+            );
+          })}
+        </Group>
+        <Group gap={4} role="group" aria-label="Part of the time">
+          <Text size="xs" className="agl-number" data-testid="part">
+            {part ? `${duration(low - whole[0])} to ${duration(high - whole[0])}` : "whole time"}
+          </Text>
+          <ActionIcon size="sm" variant="default" aria-label="Zoom in" title="Zoom in (+, Ctrl and wheel)" onClick={() => zoom(0.5)}>
+            +
+          </ActionIcon>
+          <ActionIcon size="sm" variant="default" aria-label="Zoom out" title="Zoom out (-)" disabled={!part} onClick={() => zoom(2)}>
+            −
+          </ActionIcon>
+          <ActionIcon size="sm" variant="default" aria-label="Earlier" title="Earlier ([, Shift and wheel)" disabled={!part} onClick={() => pan(-0.25)}>
+            ◂
+          </ActionIcon>
+          <ActionIcon size="sm" variant="default" aria-label="Later" title="Later (])" disabled={!part} onClick={() => pan(0.25)}>
+            ▸
+          </ActionIcon>
+          <Button size="compact-xs" variant="default" disabled={!part} onClick={() => setPart(null)}>
+            Whole
+          </Button>
         </Group>
       </Group>
       {tree.problems.map((problem) => (
@@ -150,7 +213,8 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
                 low={low}
                 high={high}
                 now={now}
-                flat={Boolean(text)}
+                gaps={gaps}
+                flat={Boolean(text || wanted)}
                 open={row.below ? !closed.has(row.span.span_id) : undefined}
                 chosen={index === chosen}
                 critical={path.has(row.span.span_id)}
@@ -168,6 +232,11 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
   );
 }
 
+/** A span with a tenth of its length on both sides. */
+function around(from: number, to: number, whole: [number, number]): [number, number] {
+  return zoomed([from, Math.max(to, from + 1e-6)], 1.2, whole);
+}
+
 interface RowProps {
   row: SpanRow;
   index: number;
@@ -175,6 +244,7 @@ interface RowProps {
   low: number;
   high: number;
   now: number;
+  gaps: [number, number][];
   flat: boolean;
   open: boolean | undefined;
   chosen: boolean;
@@ -183,7 +253,7 @@ interface RowProps {
   toggle: () => void;
 }
 
-function Row({ row, index, top, low, high, now, flat, open, chosen, critical, choose, toggle }: RowProps) {
+function Row({ row, index, top, low, high, now, gaps, flat, open, chosen, critical, choose, toggle }: RowProps) {
   const { span, depth, place, siblings } = row;
   const kind = kindOf(span);
   const failed = span.status_code === "ERROR";
@@ -227,6 +297,9 @@ function Row({ row, index, top, low, high, now, flat, open, chosen, critical, ch
         {span.reward === null ? "" : ` = ${span.reward}`}
       </div>
       <div role="gridcell" className="agl-span-time">
+        {gaps.map(([from, to]) => (
+          <span key={from} aria-hidden className="agl-gap" style={{ left: share(from), width: `${(100 * (to - from)) / (high - low)}%` }} />
+        ))}
         {span.start_time === null ? null : (
           <span
             className={`agl-bar agl-kind-${kind}${failed ? " agl-failed" : ""}${span.end_time === null ? " agl-pending" : ""}${critical ? " agl-critical" : ""}`}

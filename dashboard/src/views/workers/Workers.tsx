@@ -1,20 +1,21 @@
 import { Anchor, Badge, ScrollArea, Stack, Table, Text, Title } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 
-import { aggregateQuery, workersQuery } from "../../api/questions.ts";
+import { aggregateQuery, serverQuery, workersQuery } from "../../api/questions.ts";
 import { Json } from "../../parts/Json.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { href } from "../../pure/address.ts";
-import { ago, count } from "../../pure/format.ts";
+import { ago, count, decimal, duration } from "../../pure/format.ts";
 
-const SILENT_SECONDS = 30;
 const RECENT_SECONDS = 300;
 
 /** Who plays rollouts, when each last gave a sign of life, and how much it does. */
 export function Workers() {
   const workers = useQuery(workersQuery());
+  const server = useQuery(serverQuery());
+  const lease = leaseOf(server.data?.statistics);
   const now = useNow(1000);
   const since = Math.floor(now / 60) * 60 - RECENT_SECONDS;
   const all = useQuery(aggregateQuery("worker", {}));
@@ -31,7 +32,7 @@ export function Workers() {
               <Table miw={860} fz="sm" className="agl-number">
                 <Table.Thead>
                   <Table.Tr>
-                    {["Worker", "State", "Last sign of life", "Plays", "Rollouts begun, last 5 min", "Rollouts", "Failures", "Machine"].map((name) => (
+                    {["Worker", "State", "Last sign of life", "Plays", "Begun per minute", "Rollouts", "Failures", "Machine"].map((name) => (
                       <Table.Th key={name} scope="col">
                         {name}
                       </Table.Th>
@@ -41,7 +42,7 @@ export function Workers() {
                 <Table.Tbody>
                   {page.items.map((worker) => {
                     const last = worker.last_heartbeat_time;
-                    const silent = last !== null && now - last > SILENT_SECONDS;
+                    const silent = last !== null && lease !== null && now - last > lease;
                     const of = all.data?.groups.find(({ key }) => key === worker.worker_id);
                     const lately = recent.data?.groups.find(({ key }) => key === worker.worker_id);
                     const faults = of ? (of.outcomes?.infrastructure_fault ?? 0) + (of.outcomes?.policy_fault ?? 0) : undefined;
@@ -66,7 +67,7 @@ export function Workers() {
                             "–"
                           )}
                         </Table.Td>
-                        <Table.Td>{recent.data ? count(lately?.count ?? 0) : "–"}</Table.Td>
+                        <Table.Td>{recent.data ? decimal(((lately?.count ?? 0) * 60) / RECENT_SECONDS) : "–"}</Table.Td>
                         <Table.Td>
                           <Anchor size="sm" href={href(["rollouts"], { worker: worker.worker_id })}>
                             {all.data ? count(of?.count ?? 0) : "–"}
@@ -92,8 +93,17 @@ export function Workers() {
         }
       </Answer>
       <Text size="sm" c="dimmed">
-        A worker without a sign of life for {SILENT_SECONDS} s is marked silent.
+        {lease === null
+          ? "This store says no lease: how long a worker may be silent is not known."
+          : `Lease: a worker without a sign of life for ${duration(lease)} is silent, and what it plays goes back to the queue.`}{" "}
+        Begun per minute: the mean of the last 5 minutes.
       </Text>
     </Stack>
   );
+}
+
+/** How long a worker may be silent, in seconds; null where the store does not say. */
+function leaseOf(statistics: Record<string, unknown> | undefined): number | null {
+  const lease = statistics?.["lease_seconds"];
+  return typeof lease === "number" ? lease : null;
 }
