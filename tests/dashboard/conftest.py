@@ -127,7 +127,7 @@ def hostile(_folder: Path, _serve_long: Serve) -> tuple[str, str]:
 
 
 @pytest.fixture
-def open_view(browser: Browser, request: pytest.FixtureRequest) -> Iterator[OpenView]:
+def open_view(browser: Browser, request: pytest.FixtureRequest, serve: Serve) -> Iterator[OpenView]:
     """Open a view in a browser context of its own, of the demo's store if no address is given; the test fails at its
     end on an error of the page, a violation of its policy or a request to another host."""
     contexts: list[BrowserContext] = []

@@ -18,6 +18,17 @@ from tests.dashboard.stores import copy_store, demo_store
 
 OUT = ROOT / "docs" / "images" / "dashboard"
 MOST_BYTES = 150_000
+SHOWN = {
+    "runs": "tbody tr svg",
+    "run": "[data-verdict]",
+    "rollouts": "[data-rollout]",
+    "waterfall": "[data-span]",
+    "tokens": ".agl-coloured",
+    "group": "[data-testid=parting]:has-text('part there')",
+    "compare": "[data-verdict]",
+    "workers": "[data-worker]",
+}
+"""What a view shows when all of it is there."""
 
 
 def _first(address: str, path: str, name: str) -> str:
@@ -54,6 +65,8 @@ def main() -> None:
                     page = Opened(context.new_page(), server.address).go(path)
                     page.locator("[data-connection=live]").wait_for()
                     page.get_by_text("Loading ").first.wait_for(state="hidden")
+                    page.locator(SHOWN.get(name, "main h1")).first.wait_for()
+                    page.wait_for_load_state("networkidle")
                     target = OUT / f"{name}-{theme}.png"
                     page.screenshot(path=target, animations="disabled")
                     if target.stat().st_size > MOST_BYTES:

@@ -31,9 +31,10 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
   );
 }
 
-export function Missing({ what }: { what: string }) {
+export function Missing({ what, told }: { what: string; told?: string }) {
   return (
     <Empty title={`${what} is not in this store`}>
+      {told ? <Text size="sm">{told}</Text> : null}
       <Text size="sm" c="dimmed">
         It may have been removed by the store's retention, or the link is of another store.
       </Text>
@@ -46,7 +47,7 @@ export function Missing({ what }: { what: string }) {
 
 export function Failure({ error, retry, what }: { error: unknown; retry?: () => void; what: string }) {
   if (error instanceof ApiError && (error.kind === "missing" || error.kind === "gone")) {
-    return <Missing what={what} />;
+    return <Missing what={what} told={error.message} />;
   }
   const denied = error instanceof ApiError && error.kind === "denied";
   const text = error instanceof Error ? error.message : String(error);

@@ -1,6 +1,6 @@
 /** The rollouts of one task and step side by side: what each earned, its advantage, and where their tokens part. */
 
-import { Anchor, Breadcrumbs, Stack, Table, Text, Title } from "@mantine/core";
+import { Anchor, Breadcrumbs, ScrollArea, Stack, Table, Text, Title } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useParams } from "@tanstack/react-router";
 import { useMemo } from "react";
@@ -54,7 +54,8 @@ export function Group() {
                     ? "All rows have the same tokens."
                     : `The rows are the same up to token ${parting.at}, and part there.`}
               </Text>
-              <Table fz="sm" aria-label="Rollouts of the group" highlightOnHover>
+              <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of the group", role: "region" }}>
+              <Table fz="sm" aria-label="Rollouts of the group" highlightOnHover miw={760}>
                 <Table.Thead>
                   <Table.Tr>
                     <Table.Th>Rollout</Table.Th>
@@ -106,6 +107,7 @@ export function Group() {
                   })}
                 </Table.Tbody>
               </Table>
+              </ScrollArea>
             </>
           )
         }

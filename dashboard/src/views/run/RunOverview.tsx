@@ -129,7 +129,7 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
   return (
     <Text size="sm" data-verdict={data.verdict}>
       <b>{words}</b>: {name?.replaceAll("_", " ")} {decimal(data.before_mean)} → {decimal(data.after_mean)}, {pValue(data.p_value)} ({data.test}),{" "}
-      {data.gained} of {data.tasks} tasks gained, {data.lost} lost. <Anchor fz="sm" href={href(["compare"], { before, after })}>Task by task</Anchor>
+      {data.gained} of {data.tasks} tasks gained, {data.lost} lost. <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>Task by task</Anchor>
     </Text>
   );
 }
@@ -165,11 +165,11 @@ function Settings({ run }: { run: Run }) {
           <Title order={2} size="h5" tt="capitalize">
             {name}
           </Title>
-          <Table verticalSpacing={2} fz="sm">
+          <Table verticalSpacing={2} fz="sm" layout="fixed">
             <Table.Tbody>
               {Object.entries(values && typeof values === "object" ? (values as Record<string, unknown>) : { value: values }).map(([key, value]) => (
                 <Table.Tr key={key}>
-                  <Table.Th scope="row" fw={500}>
+                  <Table.Th scope="row" fw={500} className="agl-attribute" w="45%">
                     {key}
                   </Table.Th>
                   <Table.Td className="agl-attribute">{typeof value === "string" ? value : JSON.stringify(value)}</Table.Td>

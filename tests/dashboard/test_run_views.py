@@ -1,0 +1,314 @@
+"""Runs, one run, a group of rollouts, a comparison: each shows what the store says, and where it leads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import RunRecord
+from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.conftest import OpenView, Serve
+from tests.dashboard.facts import ask, records, summaries, the_run
+from tests.dashboard.server import ROOT
+from tests.dashboard.stores import run_async
+
+pytestmark = pytest.mark.dashboard
+
+
+def rows_of(page: Page, chart: str) -> dict[str, list[str]]:
+    """Return the values of a chart's table by series, as they stand at one moment."""
+    cells: list[list[str]] = page.locator(f'[data-chart="{chart}"] table:not(.u-legend)').evaluate(
+        "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    return {name: [row[place] for row in cells[1:]] for place, name in enumerate(cells[0])}
+
+
+def loaded(page: Page) -> Page:
+    """Return the overview of a run when all of it is there."""
+    expect(page.locator("[data-verdict]")).to_be_visible()
+    expect(page.get_by_text("Loading")).to_have_count(0)
+    return page
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_listed_with_its_state_verdict_curve_and_duration(open_view: OpenView, store_address: str) -> None:
+    page, run_id = open_view("/runs"), the_run(store_address)
+    row = page.locator("tbody tr", has_text=run_id)
+    expect(row.get_by_text("succeeded")).to_be_visible()
+    expect(row.locator("svg")).to_be_visible()
+    expect(row).to_contain_text(re.compile(r"\d+(\.\d)? (s|min)"))
+    row.get_by_role("link", name=run_id).click()
+    expect(page.get_by_role("heading", level=1, name=run_id)).to_be_visible()
+
+
+def test_a_run_is_stopped_only_after_a_question(open_view: OpenView, tmp_path: Path, serve: Serve) -> None:
+    server = serve(tmp_path / "runs.db")
+    ask(server.address, "/runs/run-1/start", {"algorithm": "GRPO"})
+    page = open_view("/runs", address=server.address)
+    page.get_by_role("button", name="Actions of run-1").click()
+    page.get_by_role("menuitem", name="Stop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    assert ask(server.address, "/runs/run-1")["stop_reason"] is None
+    dialog.get_by_role("button", name=re.compile("stop", re.IGNORECASE)).last.click()
+    expect(dialog).to_be_hidden()
+    assert ask(server.address, "/runs/run-1")["stop_reason"]
+
+
+def test_a_thousand_runs_are_listed(open_view: OpenView, tmp_path: Path, serve: Serve) -> None:
+    async def make() -> None:
+        store = SQLiteLightningStore(tmp_path / "many-runs.db", synchronous="NORMAL")
+        for number in range(1000):
+            await store.start_run(f"run-{number:04}", algorithm="GRPO")
+        await store.close()
+
+    run_async(make)
+    page = open_view("/runs", address=serve(tmp_path / "many-runs.db").address)
+    expect(page.get_by_text("1000 runs")).to_be_visible()
+    expect(page.locator("tbody tr", has_text="run-0").first).to_be_visible()
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_curves_of_a_run_are_those_of_its_rollouts_and_evaluations(open_view: OpenView, store_address: str) -> None:
+    run_id = the_run(store_address)
+    page = loaded(open_view(f"/runs/{run_id}"))
+    rewards = page.locator('[data-chart^="Reward by step"]')
+    expect(rewards).to_be_visible()
+    shown = rows_of(page, "Reward by step, with 95 % intervals")
+    groups = ask(
+        store_address, "/rollouts/aggregate", {"by": "step", "filter": {"run_id": run_id, "mode_in": ["train"]}}
+    )
+    told = {str(group["key"]): group["mean"] for group in groups["groups"]}
+    train = dict(zip(shown["step"], shown["training rollouts"], strict=True))
+    assert {step: float(value) for step, value in train.items() if value != "–"} == pytest.approx(told, abs=1e-3)
+    for name in ("held_out_sampled", "held_out_greedy"):
+        kept = {
+            str(r["step"]): r["data"]["value"]
+            for r in records(store_address, run_id, "evaluation")
+            if r["name"] == name
+        }
+        drawn = dict(zip(shown["step"], shown[name.replace("_", " ")], strict=True))
+        assert {step: float(value) for step, value in drawn.items() if value != "–"} == pytest.approx(kept, abs=1e-3)
+
+
+def test_the_verdict_has_its_p_value_and_leads_to_the_tasks(open_view: OpenView, store_address: str) -> None:
+    page = open_view(f"/runs/{the_run(store_address)}")
+    verdict = page.locator("[data-verdict]")
+    expect(verdict).to_contain_text("better than at its start")
+    expect(verdict).to_contain_text(re.compile(r"p [<=≈] ?0\.\d+"))
+    verdict.get_by_role("link", name="Task by task").click()
+    expect(page.get_by_role("table", name="Tasks")).to_be_visible()
+
+
+def test_the_ledger_s_bars_are_the_ledger_s_records_and_add_up(open_view: OpenView, store_address: str) -> None:
+    run_id = the_run(store_address)
+    page = loaded(open_view(f"/runs/{run_id}"))
+    expect(page.get_by_test_id("ledger-sum")).to_contain_text("✓")
+    shown = rows_of(page, "What became of the model calls")
+    for place, step in enumerate(shown["step"]):
+        endings: dict[str, int] = {}
+        for record in records(store_address, run_id, "ledger", step_from=int(step), step_to=int(step)):
+            for call in record["data"]["calls"]:
+                name = "trained" if call["ending"] == "trained" else call["reason"].replace("_", " ")
+                endings[name] = endings.get(name, 0) + 1
+        drawn = {name: int(cells[place].split()[0]) for name, cells in shown.items() if name != "step"}
+        assert {name: number for name, number in drawn.items() if number} == endings
+
+
+def test_every_figure_of_a_step_has_its_chart_and_unit(open_view: OpenView, store_address: str) -> None:
+    page = loaded(open_view(f"/runs/{the_run(store_address)}"))
+    charts = " ".join(page.locator("figcaption").all_text_contents()).lower()
+    for word in ("time of a step", "entropy", "kl", "clip", "drift", "tokens"):
+        assert word in charts, word
+    assert all(cell.endswith(" s") or cell == "–" for cell in rows_of(page, "Time of a step by phase")["generate"])
+
+
+def test_a_click_on_a_step_opens_its_rollouts_and_so_does_the_keyboard(open_view: OpenView, store_address: str) -> None:
+    run_id = the_run(store_address)
+    page = loaded(open_view(f"/runs/{run_id}"))
+    plot = page.locator('[data-chart="What became of the model calls"] .u-over')
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page).to_have_url(re.compile(r"#/rollouts\?.*step_from=2"))
+    expect(page.locator("[data-total='128']")).to_be_visible()
+    page.go_back()
+    page.get_by_role("link", name="3", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("step_from=3"))
+
+
+def _long_run(path: Path, steps: int) -> None:
+    async def make() -> None:
+        store = SQLiteLightningStore(path, synchronous="NORMAL")
+        await store.start_run("long", algorithm="GRPO")
+        made = [
+            RunRecord(
+                kind="step",
+                step=step,
+                data={
+                    "step": step,
+                    "mean_reward": step / steps,
+                    "calls_captured": 10,
+                    "calls_trained": 8,
+                    "calls_excluded": {"equal_rewards": 2},
+                    "seconds": {"generate": 1.0, "train": 0.5},
+                    "update": {"entropy": 1.0 - step / steps},
+                },
+            )
+            for step in range(1, steps + 1)
+        ]
+        for start in range(0, steps, 1000):
+            await store.add_run_records("long", made[start : start + 1000])
+        alarm = {"text": "the entropy fell", "state": "raised", "since": 40, "what_to_try": "less learning_rate"}
+        await store.add_run_records("long", [RunRecord(kind="alarm", step=40, name="entropy_collapse", data=alarm)])
+        await store.close()
+
+    run_async(make)
+
+
+def test_ten_thousand_steps_stay_smooth(open_view: OpenView, tmp_path: Path, serve: Serve) -> None:
+    _long_run(tmp_path / "long.db", 10_000)
+    page = open_view("/runs/long", address=serve(tmp_path / "long.db").address)
+    expect(page.locator('[data-chart="What became of the model calls"] canvas')).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("ledger-sum")).to_contain_text("100,000 calls captured")
+    assert page.locator("table tbody tr").count() < 5000, "the tables for screen readers are thinned"
+    page.mouse.wheel(0, 4000)
+    assert page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+
+
+def test_an_alarm_that_lasts_stands_above_with_what_to_try(open_view: OpenView, tmp_path: Path, serve: Serve) -> None:
+    _long_run(tmp_path / "alarm.db", 60)
+    page = open_view("/runs/long", address=serve(tmp_path / "alarm.db").address)
+    alarms = page.get_by_test_id("alarms")
+    expect(alarms).to_contain_text("Step 40 on: entropy collapse. the entropy fell")
+    expect(alarms).to_contain_text("To try: less learning_rate")
+
+
+def test_a_run_without_steps_says_so_and_one_that_failed_shows_its_error(
+    open_view: OpenView, tmp_path: Path, serve: Serve
+) -> None:
+    server = serve(tmp_path / "failed.db")
+    ask(server.address, "/runs/run-1/start", {"algorithm": "APO"})
+    error = {"type": "ValueError", "message": "no tasks", "traceback": "Traceback: line 1"}
+    ask(server.address, "/runs/run-1", {"state": "failed", "error": error})
+    page = open_view("/runs/run-1", address=server.address)
+    expect(page.get_by_text("No step of this run has ended yet")).to_be_visible()
+    expect(page.get_by_text("✕ ValueError")).to_be_visible()
+    expect(page.get_by_text("Traceback: line 1")).to_be_visible()
+
+
+# --- a group, a comparison -------------------------------------------------------------------------------------------
+
+
+def test_a_group_shows_rewards_advantages_and_where_its_tokens_part(open_view: OpenView, store_address: str) -> None:
+    run_id = the_run(store_address)
+    kept = {r["name"]: r["data"] for r in records(store_address, run_id, "ledger", step_from=1, step_to=1)}
+    task = next(data["group"] for data in kept.values() if data["advantage"] not in (None, 0.0) and data["rows"])
+    members = summaries(store_address, run_id=run_id, step_from=1, step_to=1, task=task, mode_in=["train"])["items"]
+    page = open_view(f"/runs/{run_id}/steps/1/groups/{task}")
+    table = page.get_by_role("table", name="Rollouts of the group")
+    expect(table.locator("tbody tr")).to_have_count(len(members))
+    expect(page.get_by_test_id("parting")).to_contain_text(re.compile(r"same up to token \d+"))
+    for member in members:
+        cells = table.locator("tbody tr", has_text=member["rollout_id"]).locator("td").all_text_contents()
+        advantage = kept[member["rollout_id"]]["advantage"]
+        assert float(cells[2]) == member["reward"]
+        assert (
+            cells[3] == "–"
+            if advantage is None
+            else float(cells[3].replace("−", "-")) == pytest.approx(advantage, abs=1e-3)
+        )
+
+
+def test_two_steps_are_compared_and_each_side_leads_to_its_rollout(open_view: OpenView, store_address: str) -> None:
+    run_id = the_run(store_address)
+    told = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3")
+    page = open_view(f"/compare?before={run_id}%3A0&after={run_id}%3A3")
+    expect(page.locator("[data-verdict]")).to_contain_text("after is better")
+    facts = page.locator("main").inner_text()
+    for name in ("gained", "lost", "unchanged"):
+        assert re.search(rf"{name.title()}\s+{told[name]:,}", facts), (name, told[name])
+    row = page.get_by_role("table", name="Tasks").locator("tbody tr").first
+    expect(row).to_contain_text("gained")
+    row.get_by_role("link", name="after").click()
+    expect(page.get_by_role("tab", name="Conversation")).to_be_visible()
+
+
+def test_sides_are_chosen_on_the_page_and_a_wrong_one_says_what_is_missing(
+    open_view: OpenView, store_address: str
+) -> None:
+    run_id = the_run(store_address)
+    page = open_view("/compare")
+    expect(page.get_by_text("Choose what to compare")).to_be_visible()
+    for side, step in (("Before", "0"), ("After", "3")):
+        group = page.get_by_role("group", name=side)
+        group.get_by_role("combobox", name=f"{side}: run").click()
+        page.get_by_role("option", name=run_id).click()
+        group.get_by_role("combobox", name=f"{side}: step").click()
+        page.get_by_role("option", name=step, exact=True).click()
+    expect(page.locator("[data-verdict]")).to_be_visible()
+    wrong = open_view(f"/compare?before=run-unknown&after={run_id}", may_fail=True)
+    expect(wrong.locator("main [data-state]")).to_contain_text("run-unknown")
+
+
+# --- access, width, live ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "view",
+    ["/runs/RUN", "/runs/RUN?tab=settings", "/runs/RUN/steps/1/groups/0", "/compare?before=RUN%3A0&after=RUN%3A3"],
+)
+def test_axe_finds_nothing_and_nothing_is_cut_off(
+    open_view: OpenView, store_address: str, view: str, theme: str
+) -> None:
+    page = open_view(view.replace("RUN", the_run(store_address)), theme=theme, width=400)
+    expect(page.get_by_text("Loading")).to_have_count(0)
+    nothing_cut_off(page)
+    no_violations(page)
+
+
+@pytest.mark.timeout(300)
+def test_the_curve_of_a_real_run_grows_while_the_page_is_open(open_view: OpenView, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "agentlightning.cli",
+        "demo",
+        "--steps",
+        "3",
+        "--plain",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+        assert demo.stdout is not None
+        address = None
+        for line in demo.stdout:
+            if (found := re.search(r"(http://127\.0\.0\.1:\d+)", line)) is not None:
+                address = found[1]
+                break
+        assert address is not None, "agl demo says where its page is"
+        page = open_view("/runs", address=address, may_fail=True)
+        page.locator("tbody a").first.click()
+        seen: list[int] = []
+        bars = page.locator('[data-chart="What became of the model calls"] table:not(.u-legend) tbody tr')
+        for wanted in (1, 2):
+            expect(bars).to_have_count(wanted, timeout=90_000)
+            seen.append(bars.count())
+        assert seen == [1, 2]
+        demo.stdout.read()
+    assert demo.returncode == 0
