@@ -1,3 +1,4 @@
+import { setNonce } from "get-nonce";
 import "@mantine/core/styles.layer.css";
 import "./app/page.css";
 
@@ -13,6 +14,7 @@ import { colorSchemes, theme } from "./app/theme.ts";
 
 const root = document.getElementById("root");
 const nonce = document.querySelector<HTMLMetaElement>("meta[property=csp-nonce]")?.nonce ?? "";
+setNonce(nonce); // of the style that keeps the page behind a dialog from scrolling
 
 if (root) {
   createRoot(root).render(

@@ -46,10 +46,10 @@ export function Rollouts() {
   if (told !== undefined && told !== total) setTotal(told);
   const list = JSON.stringify([filter, order]);
   useEffect(() => setHeld(null), [list]);
-  const newest = useRef(0);
-  for (const row of rows.values()) newest.current = Math.max(newest.current, row.start_time);
+  const latest = useQuery(summariesQuery(filter, { sort_by: "start_time", sort_order: "desc" }, 0, 1));
+  const newest = latest.data?.items[0]?.start_time;
   const hold = (): void => {
-    if (newest.current) setHeld((known) => known ?? newest.current + 1e-6);
+    if (newest !== undefined) setHeld((known) => known ?? newest + 1e-6);
   };
   const onScroll = (event: React.UIEvent<HTMLDivElement>): void => {
     if (event.currentTarget.scrollTop > 2 * height) hold();
