@@ -149,7 +149,7 @@ function factsOf(
       "Step",
       step === null ? null : task !== null && rollout.run_id && rollout.mode === "train" ? (
         <>
-          {step}, task {task} (<Anchor href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>its group</Anchor>)
+          {step}, task {task} (<Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>its group</Anchor>)
         </>
       ) : (
         `${step}${task === null ? "" : `, task ${task}`}`

@@ -9,7 +9,7 @@ import type { TokenAt } from "../../pure/tokenRows.ts";
 
 const LINE = 22;
 const MOST_HEIGHT = 520;
-const PROBE = "0".repeat(100);
+const PROBE = "0".repeat(10);
 
 interface Props {
   tokens: TokenAt[];

@@ -1,0 +1,157 @@
+"""One rollout: its conversation, its spans over time, its tokens, and what can be done with it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from agentlightning.algorithm.runs.ledger_record import numbers_of
+from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.conftest import OpenView
+from tests.dashboard.facts import ask, records, summaries, the_run
+from tests.dashboard.server import StoreProcess
+from tests.dashboard.stores import SPANS
+
+pytestmark = pytest.mark.dashboard
+TABS = ("conversation", "waterfall", "tokens", "attempts", "details")
+
+
+def trained_rollout(address: str) -> str:
+    """Return a rollout of the demo's first step whose tokens were trained."""
+    kept = records(address, the_run(address), "ledger", step_from=1, step_to=1)
+    return str(next(record["name"] for record in kept if record["data"]["rows"]))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("tab", TABS)
+def test_axe_finds_nothing_and_nothing_is_cut_off(
+    open_view: OpenView, store_address: str, tab: str, theme: str
+) -> None:
+    page = open_view(f"/rollouts/{trained_rollout(store_address)}?tab={tab}", theme=theme, width=400)
+    expect(page.get_by_role("tabpanel")).to_be_visible()
+    expect(page.get_by_text("Loading")).to_have_count(0)
+    nothing_cut_off(page)
+    no_violations(page)
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_no_hostile_text_runs_in_any_tab(open_view: OpenView, hostile: tuple[str, str], tab: str) -> None:
+    address, rollout_id = hostile
+    page = open_view(f"/rollouts/{rollout_id}?tab={tab}", address=address)
+    expect(page.get_by_role("tabpanel")).to_be_visible()
+    expect(page.get_by_text("Loading")).to_have_count(0)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main script, main img[src=x]").count() == 0
+
+
+def test_five_thousand_spans_are_a_tree_of_which_only_what_is_in_view_is_drawn(
+    open_view: OpenView, many_spans: tuple[str, str]
+) -> None:
+    address, rollout_id = many_spans
+    page = open_view(f"/rollouts/{rollout_id}?tab=waterfall", address=address)
+    tree = page.get_by_role("treegrid", name="Spans")
+    expect(tree).to_have_attribute("aria-rowcount", str(SPANS))
+    assert page.locator("[data-span]").count() < 100
+    expect(page.get_by_text(re.compile(r"9 failed.*still run"))).to_be_visible()
+    tree.focus()
+    page.keyboard.press("End")
+    last = page.locator("[data-span][aria-selected=true]")
+    expect(last).to_contain_text("runs")
+    page.keyboard.press("Home")
+    page.get_by_role("button", name="Collapse all").click()
+    expect(tree).to_have_attribute("aria-rowcount", "1")
+    page.get_by_role("button", name="Expand all").click()
+    page.get_by_label("Find by name").fill("turn 7")
+    expect(tree).to_have_attribute("aria-rowcount", "1")
+    expect(page).to_have_url(re.compile("find=turn"))
+
+
+def test_a_part_of_the_time_is_zoomed_and_left_again(open_view: OpenView, many_spans: tuple[str, str]) -> None:
+    address, rollout_id = many_spans
+    page = open_view(f"/rollouts/{rollout_id}?tab=waterfall", address=address)
+    tree, part = page.get_by_role("treegrid", name="Spans"), page.get_by_test_id("part")
+    expect(part).to_have_text("whole time")
+    tree.focus()
+    page.keyboard.press("+")
+    expect(part).to_contain_text(" to ")
+    before = part.text_content()
+    page.keyboard.press("]")
+    expect(part).not_to_have_text(str(before))
+    page.get_by_role("button", name="Whole").click()
+    expect(part).to_have_text("whole time")
+
+
+def test_spans_are_chosen_by_kind(open_view: OpenView, store_address: str) -> None:
+    page = open_view(f"/rollouts/{trained_rollout(store_address)}?tab=waterfall")
+    tree = page.get_by_role("treegrid", name="Spans")
+    expect(tree).to_be_visible()
+    page.get_by_role("button", name="R reward").click()
+    expect(tree).to_have_attribute("aria-rowcount", "1")
+    expect(page).to_have_url(re.compile("kind=reward"))
+
+
+def facts_of_token(page: Page, at: int) -> str:
+    """Return what the page says of a token of the first row."""
+    page.locator(f"#token-{at}").first.click()
+    return page.get_by_test_id("token-facts").first.text_content() or ""
+
+
+def test_a_token_shows_what_the_ledger_recorded_of_it(open_view: OpenView, store_address: str) -> None:
+    rollout_id = trained_rollout(store_address)
+    [record] = [
+        record
+        for record in records(store_address, the_run(store_address), "ledger", step_from=1, step_to=1)
+        if record["name"] == rollout_id
+    ]
+    row = record["data"]["rows"][0]
+    numbers = numbers_of(row)
+    page = open_view(f"/rollouts/{rollout_id}?tab=tokens")
+    expect(page.locator(".agl-coloured").first).to_be_visible()
+    trained = [place for place, flag in enumerate(numbers["mask"]) if flag]
+    for number in (0, len(trained) - 1):
+        told = facts_of_token(page, trained[number]).replace("−", "-")
+        assert f"id {numbers['tokens'][trained[number]]}" in told
+        for name, label in (("engine_logprobs", "engine"), ("entropy", "entropy"), ("ratio", "ratio")):
+            found = re.search(rf"{label}[^·]*? (-?\d[\d.e-]*)", told)
+            assert found is not None, (label, told)
+            assert float(found[1]) == pytest.approx(numbers[name][number], rel=2e-3, abs=2e-4)
+            assert math.isfinite(float(found[1]))
+    first = numbers["mask"].index(0)
+    assert "not trained" in facts_of_token(page, first)
+
+
+def test_every_colouring_has_its_legend_and_stands_in_the_address(open_view: OpenView, store_address: str) -> None:
+    page = open_view(f"/rollouts/{trained_rollout(store_address)}?tab=tokens")
+    choice = page.get_by_role("combobox", name="Colour tokens by")
+    choice.click()
+    names = page.get_by_role("option").filter(visible=True).all_text_contents()
+    names = [name for name in names if name and not name.startswith("<")]
+    page.keyboard.press("Escape")
+    for word in ("Log-probability", "Entropy", "Advantage", "Ratio", "Clip"):
+        assert any(word.lower() in name.lower() for name in names), (word, names[:12])
+    choice.click()
+    page.get_by_role("option", name="Entropy").click()
+    expect(page).to_have_url(re.compile("colour=entropy"))
+
+
+def test_a_rollout_is_queued_again_only_after_a_question_and_then_claimed(
+    open_view: OpenView, demo_server: StoreProcess
+) -> None:
+    rollout = summaries(demo_server.address, mode_in=["train"], page_limit=1)["items"][0]
+    page = open_view(f"/rollouts/{rollout['rollout_id']}", address=demo_server.address)
+    expect(page.get_by_role("button", name="Cancel…")).to_be_disabled()
+    page.get_by_role("button", name="Retry…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Queue this rollout again?")
+    dialog.get_by_role("button", name="Queue it again").click()
+    expect(dialog).to_be_hidden()
+    claimed = ask(demo_server.address, "/queues/rollouts/dequeue", {"limit": 1, "run_id": rollout["run_id"]})
+    assert [claim["rollout_id"] for claim in claimed] == [rollout["rollout_id"]]
+    expect(page.get_by_role("tab", name="Attempts (2)")).to_be_visible(timeout=10_000)
+    page.get_by_role("button", name="Cancel…").click()
+    dialog.get_by_role("button", name="Cancel the rollout").click()
+    expect(page.get_by_text("cancelled").first).to_be_visible(timeout=10_000)
+    assert ask(demo_server.address, f"/rollouts/{rollout['rollout_id']}")["status"] == "cancelled"
