@@ -66,7 +66,7 @@ def main() -> None:
                     page.locator("[data-connection=live]").wait_for()
                     page.get_by_text("Loading ").first.wait_for(state="hidden")
                     page.locator(SHOWN.get(name, "main h1")).first.wait_for()
-                    page.wait_for_load_state("networkidle")
+                    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
                     target = OUT / f"{name}-{theme}.png"
                     page.screenshot(path=target, animations="disabled")
                     if target.stat().st_size > MOST_BYTES:
