@@ -40,7 +40,9 @@ test("the critical path follows what ends last", () => {
   assert.deepEqual([...criticalPath(rowsOf([tree[1]!], new Set()))], ["a", "a2"]);
 });
 
-test("gaps are where nothing without children ran, and small ones are none", () => {
+test("gaps are where no call, no tool and nothing without children ran, and small ones are none", () => {
+  const call = rowsOf(node("root", 0, 100, [node("chat", 0, 90, [node("x", 40, 50)])]).children, new Set());
+  assert.deepEqual(gapsOf(call, 0, 100, 100), [[90, 100]]);
   const rows = rowsOf([node("root", 0, 100, [node("a", 10, 20), node("b", 19, 40), node("c", 41, 60), node("d", 90, null)])], new Set());
   assert.deepEqual(gapsOf(rows, 0, 100, 100), [[0, 10], [60, 90]]);
   assert.deepEqual(gapsOf([], 0, 1, 1), [[0, 1]]);

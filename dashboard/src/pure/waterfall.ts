@@ -79,10 +79,10 @@ export function criticalPath(rows: readonly SpanRow[]): Set<string> {
   return path;
 }
 
-/** Stretches in which no span without children ran, longer than a fiftieth of the whole: the agent waited or thought. */
+/** Stretches in which no model call, no tool and no span without children ran, longer than a fiftieth of the whole. */
 export function gapsOf(rows: readonly SpanRow[], low: number, high: number, now: number): [number, number][] {
   const busy = rows
-    .filter(({ span, below }) => below === 0 && span.start_time !== null)
+    .filter(({ span, below }) => span.start_time !== null && (below === 0 || ["call", "tool"].includes(kindOf(span))))
     .map(({ span }): [number, number] => [span.start_time ?? low, span.end_time ?? now])
     .sort((a, b) => a[0] - b[0]);
   const gaps: [number, number][] = [];

@@ -33,7 +33,7 @@ export function Rollouts() {
   const [at, setAt] = useState(0);
   const [helping, setHelping] = useState(false);
   const height = HEIGHT[density];
-  const width = shown.reduce((sum, column) => sum + (column.width ?? 170), 0);
+  const width = shown.reduce((sum, column) => sum + (column.width ?? 130), 0);
   const virtual = useVirtualizer({
     count: total,
     getScrollElement: () => scroller.current,
@@ -165,7 +165,7 @@ function linkOf(row: RolloutSummary): string {
 }
 
 function sizeOf(column: Column): React.CSSProperties {
-  return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 170 };
+  return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 130 };
 }
 
 function Cell({ column, row }: { column: Column; row: RolloutSummary | undefined }) {
