@@ -1567,6 +1567,18 @@ export interface components {
              * @description Bytes of memory that this process may use.
              */
             memory_capacity_bytes?: number;
+            /**
+             * Lease Seconds
+             * @description A worker that is silent for so long loses the rollouts that it has claimed.
+             */
+            lease_seconds?: number;
+            /**
+             * Retention
+             * @description What is set of the `RetentionPolicy`; not there if everything is kept.
+             */
+            retention?: {
+                [key: string]: number;
+            };
         };
         /**
          * Link
