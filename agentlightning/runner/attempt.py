@@ -209,7 +209,8 @@ class AttemptRunner:
             self._warned_unscored = True
             logger.warning(
                 "%s the agent returned None and emitted no reward: the rollout is not trained (no_reward). "
-                "Return a number, or call emit_reward. Said once per worker.",
+                "Return a number, or call emit_reward, unless the algorithm gives the reward (group_reward). "
+                "Said once per worker.",
                 prefix,
             )
         reward = find_final_reward(spans)

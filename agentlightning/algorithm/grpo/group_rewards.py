@@ -17,7 +17,8 @@ from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.judge.asking import all_of
 from agentlightning.judge.ranking import MOST_ANSWERS, RankingReward
 from agentlightning.semconv import AGL_ANNOTATION
-from agentlightning.types import Span
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attempt, Span
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
 """A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
 run. An answer is what the agent said and was told after its first prompt, as chat messages."""
 _AT_ONCE = 8
-"""Groups that are judged at the same time."""
+"""Groups that are judged at the same time, and rewards that are written."""
+_GIVEN = ("group_reward", "not_judged")
+"""Outcome reasons of attempts whose reward is the group's, and of those whose judge failed."""
 
 
 def check_group_reward(given: object, size: int) -> GroupReward | None:
@@ -101,6 +104,24 @@ async def with_group_rewards(
     return judged
 
 
+async def store_group_rewards(store: LightningStore, judged: Sequence[Evidence]) -> None:
+    """Write the rewards that `with_group_rewards` gave onto the attempts, where lists and pages read them."""
+    changed = [latest for one in judged if (latest := one.latest) and latest.outcome_reason in _GIVEN]
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def write(attempt: Attempt) -> None:
+        async with slots:
+            await store.update_attempt(
+                attempt.rollout_id,
+                attempt.attempt_id,
+                outcome=attempt.outcome or "unscored",
+                outcome_reason=attempt.outcome_reason,
+                reward=attempt.reward,
+            )
+
+    await all_of(*(write(attempt) for attempt in changed))
+
+
 def answer_of(found: Evidence) -> list[Mapping[str, Any]]:
     """Return the chat messages of a rollout from the first reply on: its longest conversation."""
     try:
@@ -138,7 +159,8 @@ async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) 
 
 def _with_reward(one: Evidence, reward: float | None) -> Evidence:
     latest = one.attempts[-1]
-    attempt = latest.model_copy(update={"outcome": "unscored" if reward is None else "scored"})
+    outcome, reason = ("unscored", "not_judged") if reward is None else ("scored", "group_reward")
+    attempt = latest.model_copy(update={"outcome": outcome, "outcome_reason": reason, "reward": reward})
     attempts = [*one.attempts[:-1], attempt]
     if reward is None:
         return dataclasses.replace(one, attempts=attempts)

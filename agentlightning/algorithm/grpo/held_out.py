@@ -65,6 +65,12 @@ class HeldOut:
             found.append(await self._measure_one(step, "greedy", 0.0))
         for evaluation in found:
             await parts.recorder.evaluation(step, evaluation, self._tasks)
+        if parts.group_reward is not None and all(e.failed == len(e.rewards) for e in found):
+            parts.alarm(
+                "no held-out rollout has a reward: group_reward compares the rollouts of a task, and a held-out task "
+                "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
+                "held_out_without_reward",
+            )
         shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
         parts.note(f"held-out after {parts.policy.weight_version} updates: {shares}")
         return found

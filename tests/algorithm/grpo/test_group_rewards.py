@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,11 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
         )
     assert line["calls_trained"] == 4
     assert line["calls_excluded"] == {"no_reward": 4}
-    assert len(await rollouts_of(store)) == 8
+    rollouts = await rollouts_of(store)
+    assert len(rollouts) == 8
+    attempts = [attempt for each in rollouts for attempt in await store.query_attempts(each.rollout_id)]
+    told = Counter((attempt.outcome, attempt.outcome_reason, attempt.reward is None) for attempt in attempts)
+    assert told == {("scored", "group_reward", False): 4, ("unscored", "not_judged", True): 4}
     alarms = [record for record in await store.query_run_records("run-j") if record.kind == "alarm"]
     assert [alarm.name for alarm in alarms] == ["not_judged"]
     assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
@@ -96,6 +101,18 @@ def test_a_function_may_give_the_rewards(untrained_model: Path, tmp_path: Path) 
     [line] = metrics_of(fit(says_something, ["first", "second"], **settings))
     assert sorted(map(str, seen)) == ["first", "second"]
     assert line["calls_trained"] == 8
+
+
+async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
+    store = agl.InMemoryLightningStore()
+    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "group_reward": by_letters}
+    await asyncio.to_thread(
+        fit, says_something, ["first", "second"], val_dataset=["third"], store=store, trainer_run_id="run-h", **settings
+    )
+    alarms = [record for record in await store.query_run_records("run-h") if record.kind == "alarm"]
+    assert [alarm.data["text"][:40] for alarm in alarms if alarm.name == "held_out_without_reward"] == [
+        "no held-out rollout has a reward: group_"
+    ] * 2, "before and after"
 
 
 def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: Path, tmp_path: Path) -> None:
