@@ -183,8 +183,7 @@ class BeamSearch:
         finally:
             present.reset(token)
         version.critique, version.bill = branch.critique, branch.bill
-        if version.state != "failed":  # a run that goes on asks again
-            await self.history.record(version)
+        await self.history.record(version)
         return version
 
     async def _checked(

@@ -291,8 +291,7 @@ class StoreAdapter:
         for version in fresh:
             if version.state == "candidate":
                 version.state = "dropped"
-            if version.state != "failed":
-                await self._history.record(version)
+            await self._history.record(version)
         bill = self._chat.bill
         states = [version.state for version in fresh]
         figures: dict[str, object] = {"mean_reward": best, "metric_calls": played, "versions": len(states)}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from agentlightning.algorithm.prompts.playing import digest_of
 from agentlightning.algorithm.prompts.scores import Score
@@ -102,6 +103,8 @@ class PromptVersion:
         )
 
 
+_SPENT: Final = "spent/"
+"""How the names of the records begin that say what versions used that failed, or were forgotten."""
 _PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
 
 
@@ -127,7 +130,9 @@ class History:
         self.versions = [seed]
         if not self._keeps_records:
             return Bill()
-        records = {record.name: record.data for record in await self._log.records("prompt")}
+        found = await self._log.records("prompt", "state")
+        records = {record.name: record.data for record in found if record.kind == "prompt"}
+        spent = [Bill.from_json(record.data["bill"]) for record in found if record.name.startswith(_SPENT)]
         first = records.pop(seed.version, None)
         if first is None:
             await self._log.prompt(0, seed.version, seed.as_json())
@@ -142,7 +147,7 @@ class History:
         self._recorded = {name: version for name, version in read.items() if version.digest == records[name]["digest"]}
         if read:
             logger.info("Run %s goes on: %d versions are there already", self._log.run_id, len(self._recorded))
-        return Bill().merge(*(version.bill for version in read.values()))
+        return Bill().merge(*(version.bill for version in read.values()), *spent)
 
     async def go_on(self, *, anew: bool) -> list[PromptVersion]:
         """Return what earlier starts have recorded, in the order of the versions; with `anew`, it is forgotten."""
@@ -151,7 +156,7 @@ class History:
             if found:
                 logger.warning("Run %s begins anew: its %d versions are forgotten", self._log.run_id, len(found))
             if self._keeps_records:
-                await self._log.rewind(0)
+                await self._rewind(0)
             return []
         named = [record.data.get("version") for record in await self._log.records("evaluation")]
         validated = [int(name[1:]) for name in named if isinstance(name, str)]  # one may have no other record yet
@@ -182,13 +187,29 @@ class History:
             return found
         logger.warning("Run %s goes another way from round %d on", self._log.run_id, wanted[0].round)
         self._recorded.clear()
-        await self._log.rewind(wanted[0].round - 1)
+        await self._rewind(wanted[0].round - 1)
         return [None] * len(wanted)
 
     async def record(self, version: PromptVersion) -> None:
-        """Write down a version that was made."""
-        if self._keeps_records:
+        """Write down a version that was made; of one that failed, what it used, since a run that goes on asks again."""
+        if not self._keeps_records:
+            return
+        if version.state != "failed":
             await self._log.prompt(version.round, version.version, version.as_json())
+        else:
+            await self._record_spent(version.bill, of=[version.version])
+
+    async def _record_spent(self, bill: Bill, *, of: Sequence[str]) -> None:
+        """Write down what versions used whose records are not there, or not any more."""
+        if bill.requests:
+            data = {"versions": list(of), "bill": bill.as_json()}
+            await self._log.state(0, data, f"{_SPENT}{uuid.uuid4().hex}")  # step 0 outlives every rewind
+
+    async def _rewind(self, step: int) -> None:
+        gone = [record.data for record in await self._log.records("prompt", step_from=step + 1)]
+        bill = Bill().merge(*(Bill.from_json(data["bill"]) for data in gone))
+        await self._record_spent(bill, of=[data["version"] for data in gone])
+        await self._log.rewind(step)
 
     def add(self, versions: Sequence[PromptVersion]) -> None:
         """Add the versions of a round, in the order of their numbers."""

@@ -73,6 +73,23 @@ async def test_a_search_that_goes_on_gives_no_name_twice() -> None:
     assert not list(await store.query_run_records("r", kind_in=["evaluation"])), "what v1 earns now is written"
 
 
+async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill() -> None:
+    store = agl.InMemoryLightningStore()
+    await store.start_run("r", algorithm="APO", config={}, versions={})
+    first, _ = await opened(store)
+    failed, made = version("v1", parent="v0", round=1, state="failed"), version("v2", "y {question}", round=1)
+    failed.bill.add(BillLine("critique", "m", calls=1, retries=2, failed_calls=1))
+    made.bill.add(BillLine("edit", "m", calls=2))
+    for each in (failed, made, failed):
+        await first.record(each)
+    second, bill = await opened(store)
+    assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2)
+    assert [each.version for each in await second.go_on(anew=True)] == []
+    third, bill = await opened(store)
+    assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2), "what was forgotten was paid for"
+    assert await third.recorded([version("v1", parent="v0", round=1)]) == [None], "it is asked for again"
+
+
 async def test_a_round_with_other_parents_is_made_anew() -> None:
     store = agl.InMemoryLightningStore()
     await store.start_run("r", algorithm="APO", config={}, versions={})
