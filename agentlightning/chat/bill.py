@@ -17,13 +17,16 @@ from agentlightning.field_help import explain_fields
 class LimitReached(ServiceError):
     """A limit on model calls is used up: no further call is made."""
 
-    def __init__(self, what: str, spent: float, bound: float) -> None:
-        super().__init__(f"The limit on {what} is reached: {spent:g} of {bound:g} used. Raise limits={{{what!r}: ...}}")
-        self.what, self.spent, self.bound = what, spent, bound
+    def __init__(self, what: str, spent: float, bound: float, needed: float = 0.0) -> None:
+        need = f", and the next call may need {needed:g}" if needed else ""
+        super().__init__(
+            f"The limit on {what} is reached: {spent:g} of {bound:g} used{need}. Raise limits={{{what!r}: ...}}"
+        )
+        self.what, self.spent, self.bound, self.needed = what, spent, bound, needed
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.what, self.spent, self.bound)
+        return type(self), (self.what, self.spent, self.bound, self.needed)
 
 
 @explain_fields
@@ -38,11 +41,12 @@ class Limits:
     calls: int | None = None
     """Requests, those that are made again too."""
     tokens: int | None = None
-    """Of prompts and completions. A call that begins below the bound is made, so those at the same time may pass it."""
+    """Of prompts and completions. A call is made if it fits beside those under way, by the length of its prompt and its
+    `max_tokens`; without that by the longest reply of the model so far, which a longer one may pass."""
     seconds: float | None = None
     """From the first call on, or from `Chat.start`."""
     cost: float | None = None
-    """In the currency of the prices; may be passed as `tokens` may."""
+    """In the currency of the prices, kept as `tokens` is. Each model that is asked needs a price."""
 
     def __post_init__(self) -> None:
         for name in ("calls", "tokens", "seconds", "cost"):

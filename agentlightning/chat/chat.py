@@ -8,14 +8,14 @@ import copy
 import logging
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
+from agentlightning.chat.bill import Bill, BillLine, Limits
+from agentlightning.chat.budget import CHARACTERS_PER_TOKEN, Budget, Price, characters_of
 from agentlightning.chat.sources import Answered, CallFault, HttpSource, Source, source_of
 from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.field_help import explain_fields
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _OPENAI = "https://api.openai.com/v1"
-_CHARACTERS_PER_TOKEN = 4
 _NO_SOURCE = (
     "There is nobody to ask: set OPENAI_API_KEY (and OPENAI_BASE_URL for another server than OpenAI's), or give a "
     "source: an agl.LLM, a client such as openai.AsyncOpenAI(), a callable (messages, **settings) -> text, or the "
@@ -103,28 +102,37 @@ class Chat:
         self.source: Source | None = None if source is None else source_of(source)
         self.model, self.temperature = model, temperature
         self.concurrency, self.retries, self.timeout_seconds = concurrency, retries, timeout_seconds
-        self.limits = Limits.of(limits)
+        self.budget = Budget(Limits.of(limits))
         self.prices = _check_prices(prices)
-        self.bill = Bill()
-        """What its calls have used so far."""
+        if self.limits.cost is not None and not self.prices:
+            raise BadRequestError(
+                f"limits={{'cost': {self.limits.cost:g}}} cannot hold without prices: give prices={{model: (prompt, "
+                "completion)}, of a million tokens each"
+            )
         self._runs = set[str]()
         """Of which the bill has what earlier processes have spent."""
-        self._forget_threads()
+        self._forget_loops()
 
-    def _forget_threads(self) -> None:
-        self._lock = threading.Lock()
+    def _forget_loops(self) -> None:
         self._slots = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-        self._unbilled = 0  # requests of calls that are not over
-        self._began: float | None = None
         self._quiet_until = 0.0
 
     def __getstate__(self) -> dict[str, object]:
-        left_out = ("_lock", "_slots", "_unbilled", "_began", "_quiet_until")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in vars(self).items() if name not in ("_slots", "_quiet_until")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._forget_threads()
+        self._forget_loops()
+
+    @property
+    def bill(self) -> Bill:
+        """What its calls have used so far."""
+        return self.budget.bill
+
+    @property
+    def limits(self) -> Limits:
+        """What its calls may use."""
+        return self.budget.limits
 
     # --- limits --------------------------------------------------------------------------------------------------
 
@@ -133,8 +141,8 @@ class Chat:
 
         What was spent on a `run` with a name is taken over at its first start: later ones are counted here already.
         """
-        with self._lock:
-            self._began = self._began or time.monotonic()
+        self.budget.start()
+        with self.budget.lock:
             if spent is not None and run not in self._runs:
                 self.bill.lines[:] = spent.merge(self.bill).lines
             if run:
@@ -143,9 +151,8 @@ class Chat:
     def at(self, source: object) -> Chat:
         """Return a chat that asks another source, with the settings, the limits and the bill of this one."""
         self.start()
-        other = copy.copy(self)
-        other.source = source_of(source)
-        other._lock, other._slots, other._began = self._lock, self._slots, self._began
+        other = copy.copy(self)  # shares the budget
+        other.source, other._slots = source_of(source), self._slots
         return other
 
     def check_limits(self) -> None:
@@ -154,23 +161,35 @@ class Chat:
         Raises:
             LimitReached: nothing is left; says of what.
         """
-        with self._lock:
-            self._check_limits()
+        self.budget.check()
 
-    def _check_limits(self) -> None:
-        spent = {"calls": self.bill.requests + self._unbilled, "tokens": self.bill.tokens}
-        used: dict[str, float] = {**spent, "seconds": self._elapsed(), "cost": self.bill.cost or 0.0}
-        for name, amount in used.items():
-            bound = getattr(self.limits, name)
-            if bound is not None and amount >= bound:
-                raise LimitReached(name, amount, bound)
+    def check_prices(self, *models: str) -> None:
+        """Let pass models whose cost is known, for a limit on it.
 
-    def _elapsed(self) -> float:
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        Raises:
+            BadRequestError: a model has no price.
+        """
+        if unknown := [model for model in dict.fromkeys(models) if model not in self.prices]:
+            given = ", ".join(f"{model!r}: (prompt, completion)" for model in unknown)
+            raise BadRequestError(
+                f"The limit on cost cannot hold without a price of {', '.join(map(repr, unknown))}: give "
+                f"prices={{{given}}}, of a million tokens each"
+            )
+
+    def model_asked(self, model: str | None = None) -> str:
+        """Return the model that a call asks which names this one, or none.
+
+        Raises:
+            BadRequestError: there is no source, or no model to ask.
+        """
+        asked = model or self.model or (self.source or _from_environment()).model
+        if asked is None:
+            raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
+        return asked
 
     def seconds_left(self) -> float:
         """Return how much time the limit leaves; infinite without one."""
-        return math.inf if self.limits.seconds is None else self.limits.seconds - self._elapsed()
+        return self.budget.seconds_left()
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -194,21 +213,18 @@ class Chat:
             BadRequestError: there is no source or no model to ask, or a limit on cost and no price of the model.
         """
         source = self.source or _from_environment()
-        asked = model or self.model or source.model
-        if asked is None:
-            raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
-        if self.limits.cost is not None and asked not in self.prices:
-            raise BadRequestError(
-                f"The limit on cost cannot hold without a price of {asked!r}: give prices={{{asked!r}: (prompt, "
-                "completion)}, of a million tokens each"
-            )
+        asked = self.model_asked(model)
+        if self.limits.cost is not None:
+            self.check_prices(asked)
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
         degree = self.temperature if temperature is None else temperature
         fields = {**(settings or {}), **({} if degree is None else {"temperature": degree})}
         line, begun = BillLine(purpose, asked, cost=0.0 if asked in self.prices else None), time.monotonic()
-        used = _Requests()
+        used, mark = _Requests(), None
         try:
             async with self._slot():
+                sent = {**getattr(source, "sampling", {}), **fields}
+                mark = await self.budget.reserve(asked, said, sent, self.prices.get(asked))
                 answered = await self._with_retries(source, asked, said, fields, used)
             line.calls = 1
             self._count_tokens(line, said, answered)
@@ -216,9 +232,7 @@ class Chat:
             line.retries = max(0, used.made - 1)
             line.failed_calls = int(used.made > 0 and not line.calls)
             line.seconds = time.monotonic() - begun
-            with self._lock:
-                self._unbilled -= used.made
-                self.bill.add(line)
+            self.budget.settle(mark, line, used.made, characters_of(said))
             if bill is not None:
                 bill.add(line)
         tokens = line.prompt_tokens, line.completion_tokens
@@ -229,7 +243,7 @@ class Chat:
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncGenerator[None]:
         loop = asyncio.get_running_loop()
-        with self._lock:
+        with self.budget.lock:
             slots = self._slots.setdefault(loop, asyncio.Semaphore(self.concurrency))
         async with slots:
             yield
@@ -240,10 +254,7 @@ class Chat:
         while True:
             if (pause := self._quiet_until - time.monotonic()) > 0:  # a server asked all of us to wait
                 await asyncio.sleep(min(pause, max(0.0, self.seconds_left())))
-            with self._lock:
-                self._check_limits()
-                self._unbilled += 1
-                self._began = self._began or time.monotonic()
+            self.budget.count_request()
             used.made += 1
             seconds = min(self.timeout_seconds, self.seconds_left())
             try:
@@ -266,14 +277,12 @@ class Chat:
             await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
 
     def _count_tokens(self, line: BillLine, said: list[dict[str, Any]], answered: Answered) -> None:
-        asked = sum(len(str(message.get("content") or "")) for message in said)
-        counts = (answered.prompt_tokens, asked), (answered.completion_tokens, len(answered.text))
+        counts = (answered.prompt_tokens, characters_of(said)), (answered.completion_tokens, len(answered.text))
         line.prompt_tokens, line.completion_tokens = (
-            math.ceil(characters / _CHARACTERS_PER_TOKEN) if told is None else told for told, characters in counts
+            math.ceil(characters / CHARACTERS_PER_TOKEN) if told is None else told for told, characters in counts
         )
         if line.model in self.prices:
-            prompt, completion = self.prices[line.model]
-            line.cost = (line.prompt_tokens * prompt + line.completion_tokens * completion) / 1e6
+            line.cost = self.prices[line.model].of(line.prompt_tokens, line.completion_tokens)
 
     def check_source(self) -> None:
         """Let pass what can be asked.
@@ -298,8 +307,8 @@ def _from_environment() -> Source:
     return HttpSource(base or _OPENAI, key, None)
 
 
-def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, float]]:
-    checked = dict[str, tuple[float, float]]()
+def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:
+    checked = dict[str, Price]()
     for model, price in (prices or {}).items():
         try:
             prompt, completion = map(float, price)
@@ -310,5 +319,5 @@ def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, tup
                 f"prices[{model!r}] must be (prompt, completion), two numbers of 0 or more for a million tokens each; "
                 f"got {price!r}"
             )
-        checked[model] = prompt, completion
+        checked[model] = Price(prompt, completion)
     return checked

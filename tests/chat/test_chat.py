@@ -163,20 +163,6 @@ async def test_a_limit_on_calls_counts_retries_and_calls_under_way(model: ModelS
         chat.check_limits()
 
 
-async def test_limits_on_tokens_and_on_cost_hold_with_the_next_call(model: ModelServer) -> None:
-    chat = Chat(llm(model), limits=agl.Limits(tokens=1))
-    await chat.ask("hello")
-    with pytest.raises(agl.LimitReached, match="tokens"):
-        await chat.ask("hello")
-    chat = Chat(llm(model), limits={"cost": 1e-9}, prices={"critic": (1.0, 1.0)})
-    await chat.ask("hello")
-    with pytest.raises(agl.LimitReached, match="cost"):
-        await chat.ask("hello")
-    with pytest.raises(ValueError, match=r"cannot hold without a price of 'other'"):
-        await chat.ask("hello", model="other")
-    assert len(model.calls) == 2
-
-
 async def test_a_limit_on_time_ends_a_call_that_waits(model: ModelServer) -> None:
     model.hold()
     chat = Chat(llm(model), limits={"seconds": 0.2})
@@ -223,6 +209,7 @@ def test_one_chat_serves_several_loops_and_is_pickled(model: ModelServer) -> Non
         ({"prices": {"m": 3}}, r"prices\['m'\] must be \(prompt, completion\)"),
         ({"limits": {"call": 3}}, "limits takes calls, tokens, seconds, cost"),
         ({"limits": {"calls": 0}}, "calls must be a number above 0"),
+        ({"limits": {"cost": 2.0}}, r"limits=\{'cost': 2\} cannot hold without prices"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:

@@ -193,6 +193,9 @@ class APO(PromptSearch, Generic[T]):
             say="APO(gradient_model=..., apply_edit_model=...), or give APO a client of its own",
         ) as chat:
             self._chat = chat
+            critic = self._critic(chat)
+            if chat.limits.cost is not None:
+                chat.check_prices(*map(chat.model_asked, (critic.gradient_model, critic.apply_edit_model)))
             history = History(log, self.output_dir)
             seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
             chat.start(await history.open(seed), run=log.run_id)
@@ -212,7 +215,7 @@ class APO(PromptSearch, Generic[T]):
                 steps=self,
                 settings=SearchSettings(**{name: getattr(self, name) for name in names}),
                 player=self._player,
-                critic=self._critic(chat),
+                critic=critic,
                 history=history,
                 log=log,
                 seed=seed,

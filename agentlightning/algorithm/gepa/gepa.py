@@ -226,6 +226,8 @@ class GEPA(PromptSearch, Generic[T]):
         async with asking(
             self._make_chat, self.get_store(), llm_proxy, models=models, purpose="reflection", say=say
         ) as chat:
+            if chat.limits.cost is not None or self.max_reflection_cost is not None:
+                chat.check_prices(chat.model_asked())
             run_dir = None if self.run_dir is None else private_folder(self.run_dir)
             history = History(log, run_dir)
             seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")

@@ -255,14 +255,28 @@ def test_a_server_that_dies_later_leaves_the_best_so_far() -> None:
 def test_a_limit_ends_the_search_with_what_it_has(limits: dict[str, Any], said: str) -> None:
     """Weak point 10: no call beyond the limit, and what was paid for is judged."""
     with asked() as server:
-        result = fit(agl.APO(llm(server), **SMALL, limits=limits, prices={"critic": (1.0, 1.0)}, concurrency=1))
+        result = fit(agl.APO(llm(server), **SMALL, limits=limits, prices={"critic": (1.0, 1.0)}, concurrency=4))
     assert said in result.stop_reason
+    for what, bound in limits.items():
+        used = {"calls": result.bill.requests, "tokens": result.bill.tokens, "cost": result.bill.cost}
+        assert (used[what] or 0) <= bound, "also with four calls at the same time"
     assert result.best.score is not None
     assert 0 < result.best.score < 1
     assert result.bill.requests == len(server.calls)
     if "calls" in limits:
         assert len(server.calls) == 10
     assert result.bill.cost == pytest.approx(result.bill.tokens / 1e6)
+
+
+@pytest.mark.parametrize("known", [{}, {"critic": (1.0, 1.0)}], ids=["no prices", "of another model"])
+def test_a_limit_on_cost_without_a_price_is_told_before_anything_is_played(known: dict[str, Any]) -> None:
+    store = agl.InMemoryLightningStore()
+    given: dict[str, Any] = {"limits": {"cost": 1.0}, "prices": known, "apply_edit_model": "another"}
+    with asked() as server:
+        with pytest.raises(agl.BadRequestError, match=r"cannot hold without.*price"):
+            fit(agl.APO(llm(server), **SMALL, **given), store=store)
+        assert not server.calls
+    assert not played(store)
 
 
 def test_a_limit_on_time_ends_a_search_that_waits() -> None:

@@ -212,7 +212,7 @@ def test_a_limit_on_time_ends_a_search_that_plays() -> None:
 
 
 def test_a_setting_with_which_nobody_can_be_asked_is_told() -> None:
-    with pytest.raises(agl.BadRequestError, match="The limit on cost cannot hold without a price"):
+    with pytest.raises(agl.BadRequestError, match="cannot hold without prices"):
         fit(agl.GEPA(lambda messages: "", max_metric_calls=60, limits={"cost": 1.0}))
 
 
@@ -312,6 +312,14 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
 def test_a_wrong_setting_is_told_when_it_is_given(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(agl.BadRequestError, match=re.escape(told)):
         agl.GEPA(lambda messages: "", **settings)
+
+
+@pytest.mark.parametrize("bound", [{"max_reflection_cost": 1.0}, {"max_metric_calls": 30, "limits": {"cost": 1.0}}])
+def test_a_bound_on_cost_without_a_price_of_the_model_is_told_before_it_is_asked(bound: dict[str, Any]) -> None:
+    with asked(helpful) as server:
+        with pytest.raises(agl.BadRequestError, match="without a price of 'critic': give prices="):
+            fit(agl.GEPA(llm(server), prices={"other": (1.0, 1.0)}, **bound))
+        assert not server.calls
 
 
 def test_the_feedback_holds_what_the_agent_noted_and_no_key() -> None:

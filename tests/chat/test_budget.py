@@ -1,0 +1,145 @@
+"""Limits on tokens and money, with calls at the same time and a server that counts what it was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.chat.bill import BillLine, Limits
+from agentlightning.chat.budget import Budget, Price
+from tests.stubs.model_server import ModelServer
+
+REPLY = "one two three four five six seven eight"
+PRICES = {"critic": (1.0, 1.0), "other": (1.0, 1.0)}
+PROMPT = "a prompt of five words"
+CALL = 7 + 8
+"""Tokens of one call, as the server counts."""
+
+
+@pytest.fixture
+def model() -> Iterator[ModelServer]:
+    with ModelServer(lambda request: REPLY) as server:
+        yield server
+
+
+def chat_of(model: ModelServer, limits: dict[str, Any], **sampling: Any) -> agl.Chat:
+    llm = agl.LLM(endpoint=model.base_url, model="critic", sampling_parameters=sampling)
+    return agl.Chat(llm, limits=limits, prices=PRICES, concurrency=16)
+
+
+def served(model: ModelServer) -> int:
+    usages = [(call.reply or {})["usage"] for call in model.calls]
+    return sum(usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+
+
+@pytest.mark.parametrize("bound", [CALL, 2 * CALL - 1, 3 * CALL, 10 * CALL + 3])
+@pytest.mark.parametrize("what", ["tokens", "cost"])
+@pytest.mark.parametrize("sampling", [{}, {"max_tokens": 8}], ids=["unknown", "bounded"])
+async def test_calls_at_the_same_time_stay_within_the_limit(
+    model: ModelServer, what: str, bound: int, sampling: dict[str, Any]
+) -> None:
+    """Weak point 10: nothing beyond the bound, and what fits is used: nobody is turned away while calls are under way
+    that may use less than they reserve."""
+    chat = chat_of(model, {what: bound if what == "tokens" else bound / 1e6}, **sampling)
+    replies = await asyncio.gather(*(chat.ask(PROMPT) for _ in range(24)), return_exceptions=True)
+    ended = [reply for reply in replies if isinstance(reply, BaseException)]
+    assert all(isinstance(error, agl.LimitReached) and error.what == what for error in ended)
+    assert served(model) == chat.bill.tokens <= bound
+    assert len(model.calls) == bound // CALL, "what fits is used"
+
+
+async def test_what_may_not_fit_is_not_begun(model: ModelServer) -> None:
+    with pytest.raises(agl.LimitReached, match="0 of 100 used, and the next call may need 506"):
+        await chat_of(model, {"tokens": 100}, max_tokens=500).ask(PROMPT)
+    assert not model.calls
+
+
+async def test_a_model_that_has_not_answered_yet_is_asked_by_one_call_alone(model: ModelServer) -> None:
+    model.hold()
+    chat = chat_of(model, {"tokens": 1000})
+    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
+    await model.until(lambda calls: len(calls) == 1)
+    await asyncio.sleep(0.1)
+    assert len(model.calls) == 1
+    model.release()
+    await asyncio.gather(*asked)
+    assert len(model.calls) == 4
+
+
+async def test_what_waits_is_sent_when_there_is_room(model: ModelServer) -> None:
+    """A reservation is not used up by far; what was held back is then asked."""
+    model.hold()
+    chat = chat_of(model, {"tokens": 150}, max_tokens=100)
+    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
+    await model.until(lambda calls: len(calls) == 1)
+    await asyncio.sleep(0.1)
+    assert len(model.calls) == 1, "100 of 150 are reserved"
+    model.release()
+    await asyncio.gather(*asked)
+    assert chat.bill.tokens == 3 * CALL
+
+
+async def test_a_cancelled_call_gives_back_what_it_reserved(model: ModelServer) -> None:
+    model.hold()
+    chat = chat_of(model, {"tokens": 150}, max_tokens=100)
+    first = asyncio.create_task(chat.ask(PROMPT))
+    await model.until(lambda calls: len(calls) == 1)
+    second = asyncio.create_task(chat.ask(PROMPT))
+    await asyncio.sleep(0)
+    first.cancel()
+    await model.until(lambda calls: len(calls) == 2)
+    model.release()
+    assert (await second).text == REPLY
+
+
+async def test_a_limit_on_time_ends_a_call_that_waits_for_room(model: ModelServer) -> None:
+    model.hold()
+    chat = chat_of(model, {"tokens": 150, "seconds": 0.3}, max_tokens=100)
+    replies = await asyncio.gather(*(chat.ask(PROMPT) for _ in range(2)), return_exceptions=True)
+    assert [getattr(each, "what", each) for each in replies] == ["seconds", "seconds"]
+    assert len(model.calls) == 1
+
+
+async def test_the_limit_that_is_reached_says_what_the_next_call_may_need(model: ModelServer) -> None:
+    chat = chat_of(model, {"tokens": 20})
+    await chat.ask(PROMPT)
+    with pytest.raises(
+        agl.LimitReached, match=r"tokens is reached: 15 of 20 used, and the next call may need 15"
+    ) as end:
+        await chat.ask(PROMPT)
+    assert pickle.loads(pickle.dumps(end.value)).needed == 15
+
+
+async def test_a_model_without_a_price_is_told_before_it_is_asked(model: ModelServer) -> None:
+    chat = chat_of(model, {"cost": 1.0})
+    with pytest.raises(ValueError, match=r"without a price of 'unknown': give prices=\{'unknown': \(prompt, comp"):
+        await chat.ask(PROMPT, model="unknown")
+    assert not model.calls
+
+
+async def test_a_prompt_is_reckoned_as_the_server_counted_the_ones_before() -> None:
+    """Text of which a character is a token or more: not a quarter of one."""
+    budget, text = Budget(Limits(tokens=100)), [{"role": "user", "content": "語" * 40}]
+    mark = await budget.reserve("m", text, {"max_tokens": 1}, None)
+    budget.settle(mark, BillLine("judge", "m", calls=1, prompt_tokens=40, completion_tokens=1), 0, 40)
+    with pytest.raises(agl.LimitReached, match="41 of 100 used, and the next call may need 81"):
+        await budget.reserve("m", [{"role": "user", "content": "語" * 80}], {"max_tokens": 1}, Price(1.0, 1.0))
+
+
+def test_two_event_loops_share_a_budget(model: ModelServer) -> None:
+    chat = chat_of(model, {"tokens": 5 * CALL + 3})
+
+    async def ask_all() -> list[object]:
+        return await asyncio.gather(*(chat.ask(PROMPT) for _ in range(8)), return_exceptions=True)
+
+    async def in_threads() -> list[list[object]]:
+        return await asyncio.gather(*(asyncio.to_thread(asyncio.run, ask_all()) for _ in range(3)))
+
+    ended = asyncio.run(in_threads())
+    assert sum(not isinstance(each, Exception) for replies in ended for each in replies) == len(model.calls) == 5
+    assert served(model) == chat.bill.tokens <= 5 * CALL + 3
