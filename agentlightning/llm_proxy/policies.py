@@ -119,6 +119,11 @@ class PolicyTable:
             )
         self._rest = takes_all[0] if takes_all else None
 
+    @property
+    def all(self) -> list[CallPolicy]:
+        """Every policy, in the order in which they were given."""
+        return list(self._policies)
+
     def _index(self, field: str, named: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
         table: dict[str, CallPolicy] = {}
         for policy in self._policies:

@@ -196,6 +196,11 @@ class LLMProxy(BatchQueries, WeightChanges):
         return LLM(endpoint=url, model=chosen, api_key=key, sampling_parameters=sampling)
 
     @property
+    def policies(self) -> list[CallPolicy]:
+        """The policies that calls belong to."""
+        return self._policies.all
+
+    @property
     def roles(self) -> list[str]:
         """The roles that policies name."""
         return list(self._policies.roles)

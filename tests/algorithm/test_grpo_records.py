@@ -14,8 +14,10 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import Evaluation
+from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.algorithm.runs.check import check_ledger
 from agentlightning.algorithm.runs.ledger_record import LedgerEntry, numbers_of
@@ -147,10 +149,11 @@ async def test_without_held_out_tasks_the_best_figure_is_the_mean_reward(untrain
 async def test_a_later_start_does_not_put_the_mean_reward_in_the_place_of_the_held_out_figure(
     untrained_model: Path,
 ) -> None:
-    policy = Policy.load(untrained_model)
+    settings = GRPOSettings(model=str(untrained_model))
+    learners = Learners([Learner(None, settings, Policy.load(untrained_model))])
     store = agl.InMemoryLightningStore()
     await store.start_run("r")
-    first, second = (RunRecorder(RunLog(store, "r"), policy, has_held_out=True) for _ in range(2))
+    first, second = (RunRecorder(RunLog(store, "r"), learners, has_held_out=True) for _ in range(2))
     await first.evaluation(0, Evaluation(0, "sampled", [1.0, 0.0], ["a", "b"], 0.1), ["x", "y"])
     await second.step(StepFigures(1, 2, 0.9, 2, 0, 2, 2, {}, 1.0, {}))
     run = await store.get_run_by_id("r")

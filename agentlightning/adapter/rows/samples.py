@@ -49,6 +49,8 @@ class Sample:
     """The model calls merged in this row, in order."""
     weight_versions: list[int]
     """The weights that served each call; `UNKNOWN_WEIGHTS` where nobody recorded them."""
+    policy: str | None = None
+    """The gateway's policy that its calls belong to; None where it has no policies."""
 
     def call_refs(self) -> list[CallRef]:
         """Return the full names of the calls in this row."""
@@ -117,7 +119,7 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
         if walk.longest is not None:
             row = walk.longest.rows.pop(0)
         else:
-            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [])
+            row = Sample(call.ref.rollout_id, call.ref.attempt_id, [], [], [], [], [], call.policy)
             if not reading.samples:
                 reading.starts.append(RowStart(call.call_id, "first_call"))
             elif not walk.fresh and walk.end.prompt_end:

@@ -64,7 +64,11 @@ class RolloutCollection:
             found += read
             train_refused = settings.refused_calls == "train"
             records += read_records(
-                read, self._parts.adapter, decode=self._parts.guard.decode, train_refused=train_refused
+                read,
+                self._parts.adapter,
+                decode=self._parts.guard.decode,
+                train_refused=train_refused,
+                policies=self._parts.learners.names,
             )
             groups += numbers
             if batch == settings.max_num_gen_batches:
@@ -122,8 +126,8 @@ class RolloutCollection:
             return {}
 
         def compute() -> list[float]:
-            with parts.engine.swap(settings.step_timeout_seconds):
-                return parts.policy.divergences(samples, loss=settings, temperature=settings.temperature)
+            with parts.learners.swap(settings.step_timeout_seconds):
+                return parts.learners.divergences(samples)
 
         found: dict[str, float] = {}
         for sample, value in zip(samples, await asyncio.to_thread(compute), strict=True):

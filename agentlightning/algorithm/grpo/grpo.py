@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -34,16 +34,17 @@ from agentlightning.algorithm.grpo.checkpoint.resume import (
     find_resumption,
     place_of,
 )
-from agentlightning.algorithm.grpo.checkpoint.weights import load_policy
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY, InferenceEngine
 from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
 from agentlightning.algorithm.grpo.group_rewards import GroupReward, check_group_reward, name_of_group_reward
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.learner.memory import check_memory
-from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.loop import GRPORun
 from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
+from agentlightning.algorithm.grpo.policies.loading import load_policies
+from agentlightning.algorithm.grpo.policies.serving import serve_policies
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
@@ -51,12 +52,8 @@ from agentlightning.algorithm.grpo.vllm_engine.engine import VLLMEngine
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
 from agentlightning.errors import BadRequestError
-from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, RolloutConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["GRPO", "GRPOResult"]
 
@@ -68,7 +65,7 @@ class GRPO(Algorithm):
     default are in `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
 
     Args:
-        model: folder of the model.
+        model: folder of the model; with `policies` that of those that name none.
         group_reward: gives the rollouts of a task their rewards together, in the place of their own: an
             `agl.RankingReward`, or a function `(task, answers) -> rewards`, where an answer is the messages of the
             agent from its first reply on. Rollouts whose judge fails have no reward and are not trained.
@@ -78,7 +75,9 @@ class GRPO(Algorithm):
         BadRequestError: a value out of its range.
     """
 
-    def __init__(self, model: str | Path, *, group_reward: GroupReward | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
+    ) -> None:
         self.settings: GRPOSettings = make_settings(model, settings)
         self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
 
@@ -121,7 +120,8 @@ class GRPO(Algorithm):
         """
         tasks, held_out = _items(train_dataset), _items(val_dataset)
         self._check_tasks(tasks, held_out)
-        _check_model(self.settings.model)
+        for own in self.settings.by_policy().values():
+            _check_model(own.model)
         adapter = self._triplet_adapter()
         settings, store, log = self.settings, self.get_store(), self.get_run_log()
         run_id = log.run_id or getattr(store, "run_id", None) or ""
@@ -138,32 +138,34 @@ class GRPO(Algorithm):
                 await log.state(0, facts, STATE_NAME)
             folder.write_config(grpo=settings.as_json())
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
-            await asyncio.to_thread(check_memory, settings, keeps_reference=settings.needs_reference)
-            policy = await asyncio.to_thread(self._load_policy, resume)
-            engine = _engine_for(policy, settings, store, folder.path, begun=resume.steps)
-            stack.callback(engine.stop)
-            await asyncio.to_thread(engine.start)
-            proxy = await self._serve(engine, stack, policy.weight_version)
+            own = list(settings.by_policy().values())
+            await asyncio.to_thread(check_memory, *own)
+            learners = await asyncio.to_thread(self._load_policies, resume)
+            engines = [_engine_for(each, store, folder.path, begun=resume.steps) for each in learners.all]
+            learners = Learners(learners.all, engines)
+            for engine in engines:
+                stack.callback(engine.stop)
+                await asyncio.to_thread(engine.start)
+            proxy = await serve_policies(self.get_llm_proxy(), store, learners, settings, stack)
             progress = make_progress(self.settings.progress)
             stack.callback(progress.close)
             parts = RunParts(
                 settings=settings,
                 store=store,
-                policy=policy,
-                engine=engine,
+                learners=learners,
                 proxy=proxy,
                 adapter=adapter,
                 progress=progress,
                 resume=resume,
-                recorder=RunRecorder(log, policy, settings.record_tokens, has_held_out=bool(held_out)),
-                guard=DriftGuard(settings.max_drift, _decoder(policy.tokenizer)),
+                recorder=RunRecorder(log, learners, settings.record_tokens, has_held_out=bool(held_out)),
+                guard=DriftGuard(settings.max_drift, _decoder(learners)),
                 rollout_config=self.get_rollout_config(),
                 group_reward=self.group_reward,
                 alarms=Alarms(settings.alarms),
             )
             keeper = CheckpointKeeper(
                 folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
-                policy=policy,
+                learners=learners,
                 log=log,
                 run_facts=facts,
                 every=settings.save_steps,
@@ -184,48 +186,29 @@ class GRPO(Algorithm):
                 "pass val_dataset to fit, or leave eval_steps out"
             )
 
-    def _load_policy(self, resume: Resumption) -> Policy:
-        settings = self.settings
-        policy = load_policy(settings, resume.checkpoint)
-        if settings.max_completion_length >= policy.context_length:
-            raise BadRequestError(
-                f"max_completion_length={settings.max_completion_length} leaves no room for a prompt: "
-                f"the context of the model is {policy.context_length} tokens"
-            )
-        return policy
-
-    async def _serve(self, engine: PolicyEngine, stack: AsyncExitStack, version: int) -> LLMProxy:
-        """Return a running gateway with the policy among its models; `stack` leaves it as it was found."""
-        proxy = self.get_llm_proxy() or LLMProxy(store=self.get_store())
-        others = proxy.model_list
-        if any(other["model_name"] == engine.model_name for other in others):
-            raise BadRequestError(
-                f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
-                "that learns; give the other one another name"
-            )
-        entry: Any = {
-            "model_name": engine.model_name,
-            "litellm_params": {
-                "model": f"hosted_vllm/{engine.model_name}",
-                "api_base": engine.base_url,
-                "api_key": engine.api_key,
-                "unreachable_seconds": self.settings.vllm_server_timeout if self.settings.use_vllm else 0,
-            },
-        }
-        proxy.update_model_list([*others, entry])
-        stack.callback(proxy.update_model_list, others)
-        if not proxy.is_running():
-            await proxy.start()
-            stack.push_async_callback(proxy.stop)
-        async with proxy.weight_change(version):  # a gateway that served a run before has that run's version
-            pass
-        return proxy
+    def _load_policies(self, resume: Resumption) -> Learners:
+        own, most = self.settings.by_policy(), self.settings.max_completion_length
+        learners = [
+            Learner(name, own[name], one) for name, one in load_policies(self.settings, resume.checkpoint).items()
+        ]
+        for each in learners:
+            if most >= each.policy.context_length:
+                raise BadRequestError(
+                    f"max_completion_length={most} leaves no room for a prompt: the context of the model is "
+                    f"{each.policy.context_length} tokens"
+                )
+        return Learners(learners)
 
     def _triplet_adapter(self) -> TraceToTripletBase:
         try:
             adapter = self.get_adapter()
         except ValueError:
             return TracerTraceToTriplet()
+        if self.settings.policies is not None and getattr(adapter, "policy", None) is not None:
+            raise BadRequestError(
+                f"GRPO trains {', '.join(self.settings.policies)}, and the adapter selects policy={adapter.policy!r}: "  # pyright: ignore[reportAttributeAccessIssue]
+                "leave the adapter's policy= out"
+            )
         if not isinstance(adapter, TraceToTripletBase):
             raise BadRequestError(
                 f"GRPO trains on triplets; the adapter {type(adapter).__name__} makes none. "
@@ -234,10 +217,9 @@ class GRPO(Algorithm):
         return adapter
 
 
-def _engine_for(
-    policy: Policy, settings: GRPOSettings, store: LightningStore, folder: Path, *, begun: int
-) -> PolicyEngine:
-    """Return what serves the policy; `begun` steps were taken by earlier starts of the run."""
+def _engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
+    """Return what serves a policy; `begun` steps were taken by earlier starts of the run."""
+    settings, policy = learner.settings, learner.policy
     seed = settings.seed if settings.deterministic else settings.seed + begun
     if settings.use_vllm:
         return VLLMEngine(
@@ -250,7 +232,8 @@ def _engine_for(
             max_batch=settings.engine_batch,
         )
     place = _place_in(store) if settings.deterministic else None
-    return InferenceEngine(policy, max_batch=settings.engine_batch, seed=seed, place_of=place)
+    name = learner.name or ONLY_POLICY
+    return InferenceEngine(policy, max_batch=settings.engine_batch, seed=seed, place_of=place, model_name=name)
 
 
 def _place_in(store: LightningStore) -> PlaceOf:
@@ -263,8 +246,12 @@ def _place_in(store: LightningStore) -> PlaceOf:
     return place
 
 
-def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    own = copy.deepcopy(tokenizer)  # the engine's thread uses the other one
+def _decoder(learners: Learners) -> Decode | None:
+    """Return what turns token ids into text; None if the policies have several vocabularies."""
+    tokenizers = [each.policy.tokenizer for each in learners.all]
+    if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
+        return None
+    own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one
 
     def decode(token_ids: Sequence[int]) -> str:
         text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -72,7 +72,7 @@ class HeldOut:
                 "held_out_without_reward",
             )
         shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
-        parts.note(f"held-out after {parts.policy.weight_version} updates: {shares}")
+        parts.note(f"held-out after {parts.learners.weight_version} updates: {shares}")
         return found
 
     async def _measure_one(self, step: int, sampling: str, temperature: float) -> Evaluation:
@@ -82,7 +82,7 @@ class HeldOut:
         return await evaluate_tasks(
             parts.store,
             self._tasks,
-            step=parts.policy.weight_version,
+            step=parts.learners.weight_version,
             sampling=sampling,
             resources_id=resources_id,
             config=parts.limits(),

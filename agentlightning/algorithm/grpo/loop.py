@@ -20,7 +20,6 @@ import torch
 from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import figures_of, write_lines
 from agentlightning.algorithm.grpo.checkpoint.resume import figures_by_step
-from agentlightning.algorithm.grpo.checkpoint.weights import digest_of
 from agentlightning.algorithm.grpo.collection import RolloutCollection
 from agentlightning.algorithm.grpo.held_out import HeldOut
 from agentlightning.algorithm.grpo.parts import RunParts
@@ -78,7 +77,7 @@ class GRPORun:
                 began = time.monotonic()
                 figures = await self._step(step, next(batches), resources)
                 result.train_seconds += time.monotonic() - began
-                result.steps = self.parts.policy.weight_version
+                result.steps = self.parts.learners.weight_version
                 self._after = self._stand(figures, result, evaluated=False)
                 try:
                     self._check_cancelled()
@@ -92,7 +91,7 @@ class GRPORun:
             try:
                 await self.keeper.end(self._after)
             finally:
-                self.parts.policy.save(self.folder.model)
+                self.parts.learners.save(self.folder.model)
         self._collection.endings.require_scored()
         return result
 
@@ -101,7 +100,7 @@ class GRPORun:
     def _result_so_far(self) -> GRPOResult:
         """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
         resume = self.parts.resume
-        result, state = GRPOResult(self.folder.path, self.parts.policy.weight_version), resume.state
+        result, state = GRPOResult(self.folder.path, self.parts.learners.weight_version), resume.state
         if state:
             self._updates.skipped, self._told_constrained = state["skipped"], state["told_constrained"]
             self._collection.endings.restore(state["endings"])
@@ -131,7 +130,7 @@ class GRPORun:
         def state() -> dict[str, object]:
             return {**fixed, "evaluations": [dataclasses.asdict(evaluation) for evaluation in evaluations]}
 
-        return AfterStep(figures.step, self.parts.policy.weight_version, figures.weights, state)
+        return AfterStep(figures.step, self.parts.learners.weight_version, figures.weights, state)
 
     async def _evaluate_at_start(self, result: GRPOResult) -> None:
         """Measure before the first step, or what an earlier start was kept from measuring after its last one."""
@@ -170,7 +169,7 @@ class GRPORun:
 
     async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
         self.parts.step = step
-        clock = StepClock(self.parts.engine)
+        clock = StepClock(self.parts.learners)
         ledger = Ledger(step=step)
         rollouts, rows = await self._collection.collect(step, tasks, resources_id, ledger)
         clock.sampled()
@@ -186,9 +185,9 @@ class GRPORun:
     ) -> StepFigures:
         """Update the weights, close the ledger and return the figures of the step."""
         settings = self.parts.settings
-        replies = rows.reply_figures(self.parts.policy.weight_version)
+        replies = rows.reply_figures(self.parts.learners.weight_version)
         update, seen = await self._updates.learn(step, rows, ledger)
-        digest = await asyncio.to_thread(digest_of, self.parts.policy)
+        digest = await asyncio.to_thread(self.parts.learners.digest)
         self._repeats = await self.parts.resume.repeats(step, digest)
         if not self._repeats:
             await self._enter_late_calls(ledger, rollouts)

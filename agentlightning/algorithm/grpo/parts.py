@@ -10,9 +10,8 @@ from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.alarms.watch import Alarm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.resume import Resumption
-from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.grpo.group_rewards import GroupReward
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.policies.learners import Learners
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -31,8 +30,7 @@ class RunParts:
 
     settings: GRPOSettings
     store: LightningStore
-    policy: Policy
-    engine: PolicyEngine
+    learners: Learners
     proxy: LLMProxy
     adapter: TraceToTripletBase
     progress: Progress
@@ -71,7 +69,9 @@ class RunParts:
     async def publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
         parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
-        resources = resources_to_publish(self.proxy, self.settings.resource_name, self.engine.model_name, parameters)
+        models = [engine.model_name for engine in self.learners.engines]
+        name = self.settings.resource_name if self.learners.names is None else None
+        resources = resources_to_publish(self.proxy, name, models, parameters)
         update = await self.store.add_resources(resources)
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
         return update.resources_id

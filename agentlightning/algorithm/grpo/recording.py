@@ -18,8 +18,8 @@ from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.vocabulary import vocabulary_id, vocabulary_of
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.learner.policy import Policy
     from agentlightning.algorithm.grpo.learner.update import RowFigures
+    from agentlightning.algorithm.grpo.policies.learners import Learners
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,13 @@ class RunRecorder:
     """Writes the records of one run. Belongs to the loop."""
 
     def __init__(
-        self, log: RunLog, policy: Policy, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
+        self, log: RunLog, learners: Learners, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
     ) -> None:
         self._log = log
-        self._policy = policy
-        self._tokens = record_tokens if record_tokens != "auto" else "all" if policy.is_small else "sample"
-        self._vocabulary: str | None = None
+        self._learners = learners.all
+        small = all(each.policy.is_small for each in self._learners)
+        self._tokens = record_tokens if record_tokens != "auto" else "all" if small else "sample"
+        self._vocabularies: dict[str | None, str] = {}
         self._has_held_out = has_held_out
 
     async def step(self, figures: StepFigures) -> None:
@@ -83,15 +84,17 @@ class RunRecorder:
         chosen = self._chosen(rows)
         if not chosen:
             return {}
-        if self._vocabulary is None:
-            tokens = vocabulary_of(self._policy.tokenizer)
-            self._vocabulary = vocabulary_id(tokens)
-            await self._log.vocabulary(self._vocabulary, tokens)
+        if not self._vocabularies:
+            for learner in self._learners:
+                tokens = vocabulary_of(learner.policy.tokenizer)
+                self._vocabularies[learner.name] = vocabulary_id(tokens)
+                await self._log.vocabulary(self._vocabularies[learner.name], tokens)
         kept: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
             if sample.rollout_id in chosen:
                 figures = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-                row = row_of(sample, row=number, vocabulary=self._vocabulary, **figures)
+                vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
+                row = row_of(sample, row=number, vocabulary=vocabulary, **figures)
                 kept.setdefault(sample.rollout_id, []).append(row)
         return kept
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
+from agentlightning.algorithm.grpo.engine.decode_thread import EngineStats
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.field_help import explain_fields
 from agentlightning.utils.system_snapshot import thread_cpu_seconds
@@ -76,14 +77,22 @@ class GRPOResult:
         return (found[-1] if last else found[0]) if found else None
 
 
+class CountsTokens(Protocol):
+    """An engine, or several."""
+
+    def stats(self) -> EngineStats:
+        """Return sums since the start."""
+        ...
+
+
 class StepClock:
     """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
 
-    def __init__(self, engine: PolicyEngine) -> None:
-        self._engine = engine
+    def __init__(self, engines: CountsTokens) -> None:
+        self._engine = engines
         self._began = self._sampled = time.monotonic()
         self._cpu = thread_cpu_seconds(_SERVER_THREADS)
-        self._engine_before = engine.stats()
+        self._engine_before = engines.stats()
 
     def sampled(self) -> None:
         """The rollouts of the step are there."""

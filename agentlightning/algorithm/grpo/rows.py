@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
@@ -42,10 +43,8 @@ class StepRows:
     kept_rewards: list[float] = field(default_factory=list[float])
     """Of those whose group was not replaced by another one."""
     seams: dict[str, int] = field(default_factory=dict[str, int])
-    idle_tokens: int = 0
-    """Trainable tokens of the rows that were left out because their group teaches nothing."""
-    idle_rows: int = 0
-    idle_rollouts: int = 0
+    idle: list[Sample] = field(default_factory=list[Sample])
+    """Rows that were left out because their group teaches nothing; they count in the mean of the loss."""
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """Every rollout as it was read, in their order."""
     groups: list[int] = field(default_factory=list[int])
@@ -53,14 +52,11 @@ class StepRows:
     group_counts: dict[str, int] = field(default_factory=dict[str, int])
     """Groups with a usable rollout (`compared`), and those of equal rewards (`equal_rewards`)."""
 
-    def share(self, aggregation: Aggregation) -> float:
-        """Return the weight that the rows have in the step's mean, between 0 and 1."""
-        if aggregation == "token":
-            count, idle = sum(sum(sample.mask) for sample in self.samples), self.idle_tokens
-        elif aggregation == "sequence":
-            count, idle = len(self.samples), self.idle_rows
-        else:
-            count, idle = len({sample.rollout_id for sample in self.samples}), self.idle_rollouts
+    def share(self, aggregation: Aggregation, takes: Callable[[Sample], bool] = lambda _: True) -> float:
+        """Return the weight that the rows have in the step's mean, between 0 and 1; `takes` says which rows count."""
+        count, idle = (
+            _counted_by(aggregation, [sample for sample in rows if takes(sample)]) for rows in (self.samples, self.idle)
+        )
         return count / (count + idle) if count else 0.0
 
     @property
@@ -84,10 +80,10 @@ class StepRows:
         """Mean over the rollouts with a usable reward, groups left out that others replaced; None without any."""
         return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
 
-    def enter(self, ledger: Ledger, *, trained: bool) -> None:
+    def enter(self, ledger: Ledger, *, trained: Callable[[Sample], bool]) -> None:
         """Enter what became of the rows: they were trained, or the update did not take place."""
         for row, (sample, advantage) in enumerate(zip(self.samples, self.advantages, strict=True)):
-            if trained:
+            if trained(sample):
                 ledger.train(sample, row=row, advantage=advantage)
             else:
                 ledger.exclude(sample, "step_skipped")
@@ -99,13 +95,12 @@ def read_records(
     *,
     decode: Decode | None = None,
     train_refused: bool = False,
+    policies: Collection[str] | None = None,
 ) -> list[RolloutRecord]:
     """Return what each rollout gives to a step. `decode` turns token ids into their text: it is asked where rows part.
-    `train_refused`: see `read_rollout`."""
-    return [
-        read_rollout(one.rollout, one.attempts, one.spans, adapter, decode=decode, train_refused=train_refused)
-        for one in found
-    ]
+    `train_refused`, `policies`: see `read_rollout`."""
+    how: dict[str, Any] = {"decode": decode, "train_refused": train_refused, "policies": policies}
+    return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in found]
 
 
 def choose_rows(
@@ -146,12 +141,10 @@ def choose_rows(
     for record, group in usable:
         cut = settings.mask_truncated_completions and _was_cut(record)
         is_idle = group in reasons and group not in replaced and not cut
-        rows.idle_rollouts += is_idle
         for sample in record.samples:
             if group in reasons:
                 ledger.exclude(sample, reasons[group])
-                rows.idle_tokens += sum(sample.mask) if is_idle else 0
-                rows.idle_rows += is_idle
+                rows.idle += [sample] if is_idle else []
             elif cut:
                 ledger.exclude(sample, "over_length")
             else:
@@ -162,6 +155,13 @@ def choose_rows(
         if record.samples and record.rollout_id not in compared:
             ledger.exclude([ref for sample in record.samples for ref in sample.call_refs()], "no_reward")
     return rows
+
+
+def _counted_by(aggregation: Aggregation, rows: Sequence[Sample]) -> int:
+    """Return how much rows count in a mean: by their trained tokens, by rows, or by rollouts."""
+    if aggregation == "token":
+        return sum(sum(sample.mask) for sample in rows)
+    return len(rows) if aggregation == "sequence" else len({sample.rollout_id for sample in rows})
 
 
 def groups_of_equal_rewards(

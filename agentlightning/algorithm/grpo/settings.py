@@ -13,6 +13,7 @@ from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
+from agentlightning.algorithm.grpo.policies.policy_settings import read_policies
 from agentlightning.algorithm.grpo.setting_checks import check_choice, check_flag, check_number, refuse_pairs
 from agentlightning.algorithm.grpo.vllm_engine.vllm_settings import VLLMSettings
 from agentlightning.algorithm.progress import Style
@@ -123,10 +124,15 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
     `agentlightning.algorithm.alarms`."""
     resource_name: str = "main_llm"
     """Name under which the agent gets the policy."""
+    policies: Mapping[str, Mapping[str, object]] | None = None
+    """Several policies that learn in one run, each from its own calls: their names, or for each name the settings in
+    which it differs (`model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets
+    each under its name. Those with `lora` on one model share its weights. None is one policy. [no counterpart]"""
     progress: Style = "auto"
     """How steps are shown: `live` is a table that changes in place, `plain` a line each; `auto` chooses by terminal."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policies", read_policies(self.policies))
         self.check_learner()
         for name in ("max_steps", "batch_size", "num_iterations", "max_completion_length", "engine_batch"):
             check_number(name, getattr(self, name), int, at_least=1)
@@ -158,6 +164,7 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
         self.check_loss()
         self.check_vllm(has_adapters=self.lora is not None)
         self._check_pairs_of_groups()
+        self.by_policy()
 
     def _check_pairs_of_groups(self) -> None:
         cache, length = self.soft_punish_cache, self.max_completion_length
@@ -171,6 +178,8 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
             ),
             f"soft_punish_cache={cache} and max_completion_length={length}: the reward cannot begin to fall before the "
             "first token": cache is not None and cache > length,
+            "use_vllm=True and policies: one vLLM server serves one policy": self.use_vllm
+            and self.policies is not None,
             "use_vllm=True and deterministic=True: what vLLM samples depends on what else is in flight": (
                 self.use_vllm and self.deterministic
             ),
@@ -183,13 +192,30 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
         """Return the learning rate of a step, 1 being the first."""
         return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
 
+    def by_policy(self) -> dict[str | None, GRPOSettings]:
+        """Return the settings that each policy learns by; under None those of a run with one policy.
+
+        Raises:
+            BadRequestError: a setting of a policy is out of its range; names the policy.
+        """
+        if self.policies is None:
+            return {None: self}
+        found: dict[str | None, GRPOSettings] = {}
+        for name, own in self.policies.items():
+            changes: dict[str, Any] = dict(own)
+            try:
+                found[name] = dataclasses.replace(self, policies=None, **changes)
+            except BadRequestError as error:
+                raise BadRequestError(f"policies[{name!r}]: {error}") from None
+        return found
+
     def as_json(self) -> dict[str, object]:
         """Return the settings as JSON data."""
         output_dir = None if self.output_dir is None else str(self.output_dir)
         return {**dataclasses.asdict(self), "output_dir": output_dir}
 
 
-def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
+def make_settings(model: str | Path | None, given: Mapping[str, Any]) -> GRPOSettings:
     """Return checked settings.
 
     Raises:
@@ -204,4 +230,11 @@ def make_settings(model: str | Path, given: Mapping[str, Any]) -> GRPOSettings:
             near = closest_name(name, known)
             hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
             raise TypeError(f"GRPO has no setting {name!r}. {hint}")
+    if model is None:
+        named = [own.get("model") for own in (read_policies(given.get("policies")) or {}).values()]
+        if not named or None in named:
+            raise BadRequestError(
+                "model must be a text, the folder of a transformers model, or each of policies must name one; got None"
+            )
+        model = str(named[0])
     return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **given)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentlightning.algorithm.grpo.learner.step import update_policy
-from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
+from agentlightning.algorithm.grpo.learner.update import RowFigures
 from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.updating import StepUpdate, update_learners
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.ledger.ledger import Ledger
 from agentlightning.errors import NonFiniteLossError
@@ -37,39 +38,37 @@ class WeightUpdates:
 
         Returns figures of the update, and what the loss used of each row.
         """
-        seen: Sequence[RowFigures] = ()
+        learners = self._parts.learners
         if not rows.samples:
-            broken = not rows.rewards and not await asyncio.to_thread(self._parts.policy.gives_probabilities)
-            update: dict[str, float] = {"steps": 0, "skipped_steps": int(broken)}
+            broken = not rows.rewards and not await asyncio.to_thread(learners.gives_probabilities)
+            update = StepUpdate({"steps": 0, "skipped_steps": int(broken)}, [], frozenset())
         else:
-            update, seen = await self._change_weights(step, rows)
-        rows.enter(ledger, trained=update["steps"] > 0)
-        self._count_skipped(update)
-        return update, seen
+            update = await self._change_weights(step, rows)
+        changed = [learner for learner in learners.all if learner.name in update.changed]
+        rows.enter(ledger, trained=lambda sample: any(learner.takes(sample) for learner in changed))
+        self._count_skipped(update.figures)
+        return update.figures, update.rows
 
-    async def _change_weights(self, step: int, rows: StepRows) -> tuple[dict[str, float], Sequence[RowFigures]]:
+    async def _change_weights(self, step: int, rows: StepRows) -> StepUpdate:
         """Update while the gateway holds calls back; they are stamped with a new version only if there is one."""
-        update, seen = dict[str, float](), list[RowFigures]()
-        try:
+        update: StepUpdate | None = None
+        with contextlib.suppress(_NothingTaken):
             async with self._parts.proxy.weight_change(
-                self._parts.policy.weight_version + 1, drain_timeout=self._parts.settings.step_timeout_seconds
+                self._parts.learners.weight_version + 1, drain_timeout=self._parts.settings.step_timeout_seconds
             ):
-                result = await asyncio.to_thread(self._update, step, rows)
-                share = rows.share(self._parts.settings.aggregates_by)
-                update, seen = result.figures | {"share": share}, result.rows
-                for note in result.notes:
+                update = await asyncio.to_thread(self._update, step, rows)
+                for note in update.notes:
                     self._parts.alarm(f"step {step}: {note}", "update")
-                if not update["steps"]:
+                if not update.changed:
                     raise _NothingTaken
-        except _NothingTaken:
-            pass
-        return update, seen
+        assert update is not None
+        return update
 
-    def _update(self, step: int, rows: StepRows) -> UpdateResult:
-        settings = self._parts.settings
-        with self._parts.engine.swap(settings.step_timeout_seconds):
-            share = rows.share(settings.aggregates_by)
-            return update_policy(self._parts.policy, settings, rows.samples, rows.advantages, step=step, share=share)
+    def _update(self, step: int, rows: StepRows) -> StepUpdate:
+        learners, settings = self._parts.learners, self._parts.settings
+        with learners.swap(settings.step_timeout_seconds):
+            shares = {each.name: rows.share(settings.aggregates_by, each.takes) for each in learners.all}
+            return update_learners(learners, rows.samples, rows.advantages, step=step, shares=shares)
 
     def _count_skipped(self, update: dict[str, float]) -> None:
         self.skipped = self.skipped + 1 if update["steps"] == 0 and update["skipped_steps"] > 0 else 0

@@ -159,11 +159,13 @@ def read_rollout(
     *,
     decode: Decode | None = None,
     train_refused: bool = False,
+    policies: Collection[str] | None = None,
 ) -> RolloutRecord:
     """Return what a rollout gives to a training step. `spans` are those of all its attempts.
 
     `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout is trained
-    although one of its calls was refused for good.
+    although one of its calls was refused for good. `policies` are those that learn, where several do: each row is of
+    one of them.
 
     Raises:
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
@@ -180,7 +182,10 @@ def read_rollout(
     verdict = _verdict(rollout, latest, reward)
     if verdict is None and not train_refused and latest is not None and _was_refused(latest, work):
         verdict = REFUSED_CALL
-    if verdict is None and all(is_call_of_other_policy(call, adapter.policy) for call in work):
+    others = {call.ref for call in calls if is_call_of_other_policy(call, adapter.policy)}
+    if policies is not None:
+        others |= {call.ref for call in calls if call.policy not in policies}
+    if verdict is None and all(call.ref in others for call in work):
         verdict = "no_call"
     exclusions: dict[CallRef, ExclusionReason] = {
         call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict, helpers)) is not None
@@ -192,9 +197,9 @@ def read_rollout(
     if candidates:
         selection = adapter.select(counted, candidates)
         problems.extend(selection.problems)
-        selected = {call.ref: call for call in selection.calls}
+        selected = {call.ref: call for call in selection.calls if policies is None or call.ref not in others}
         unknown = of_unknown_agents(candidates, selection.problems)
-    if adapter.policy is None and len(policies_of(selected.values())) > 1:
+    if policies is None and adapter.policy is None and len(policies_of(selected.values())) > 1:
         selected = {}  # which of them is trained here, only the adapter's policy= can tell
     reading = samples_from_calls(list(selected.values()), decode=decode)
     if verdict == "no_call" and reading.samples:
@@ -202,9 +207,8 @@ def read_rollout(
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
         if call.ref not in in_rows:
-            other = is_call_of_other_policy(call, adapter.policy)
             left_out = "unknown_agent" if call.ref in unknown else "not_selected"
-            exclusions[call.ref] = "not_selected" if other else unusable(call) or left_out
+            exclusions[call.ref] = "not_selected" if call.ref in others else unusable(call) or left_out
     return RolloutRecord(
         rollout_id=rollout.rollout_id,
         attempt_id=None if latest is None else latest.attempt_id,

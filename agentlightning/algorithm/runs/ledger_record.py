@@ -48,6 +48,8 @@ class LedgerRow(TypedDict, total=False):
     """Index in the step's batch."""
     vocabulary: str | None
     """Id of the table with the text of each token id."""
+    policy: str
+    """The policy that learns from it, where the run has several."""
     length: int
     """T."""
     tokens: Packed
@@ -74,6 +76,7 @@ class LedgerRow(TypedDict, total=False):
     """By which the token counts."""
 
 
+_PLAIN = ("row", "vocabulary", "length", "policy")
 _DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
 """Of the packed fields that are no f32."""
 
@@ -183,7 +186,8 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
         raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
     numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, _DTYPES.get(name, "f32")) for name, values in numbers.items()}
-    return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **packed})
+    policy = {} if sample.policy is None else {"policy": sample.policy}
+    return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **policy, **packed})
 
 
 def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
@@ -192,4 +196,4 @@ def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
     Raises:
         ValueError: what is recorded is no packed list.
     """
-    return {name: unpack(value) for name, value in row.items() if name not in ("row", "vocabulary", "length")}
+    return {name: unpack(value) for name, value in row.items() if name not in _PLAIN}

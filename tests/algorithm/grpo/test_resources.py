@@ -18,7 +18,7 @@ def models(*names: str) -> list[Any]:
 
 def test_without_roles_there_is_the_learning_model() -> None:
     proxy = LLMProxy(model_list=models("policy"), store=InMemoryLightningStore())
-    resources: dict[str, Any] = resources_to_publish(proxy, "main_llm", "policy", SAMPLING)
+    resources: dict[str, Any] = resources_to_publish(proxy, "main_llm", ["policy"], SAMPLING)
     assert list(resources) == ["main_llm"]
     assert (resources["main_llm"].model, resources["main_llm"].sampling_parameters) == ("policy", SAMPLING)
 
@@ -32,7 +32,7 @@ def test_each_role_has_the_model_of_its_policy_and_only_the_learning_one_is_samp
             "grader": {"kind": "frozen", "models": ["judge"], "roles": ["critic"]},
         },
     )
-    resources: dict[str, Any] = resources_to_publish(proxy, "main_llm", "policy", SAMPLING)
+    resources: dict[str, Any] = resources_to_publish(proxy, "main_llm", ["policy"], SAMPLING)
     assert list(resources) == ["main_llm", "writer", "critic"]
     assert (resources["writer"].model, resources["writer"].sampling_parameters) == ("policy", SAMPLING)
     assert (resources["critic"].model, resources["critic"].sampling_parameters) == ("judge", {})

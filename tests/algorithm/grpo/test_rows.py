@@ -28,13 +28,13 @@ def _sample(rollout: str, produced: int) -> Sample:
 def test_rows_have_the_weight_that_they_would_have_beside_those_that_teach_nothing() -> None:
     rows = StepRows([_sample("a", 3), _sample("b", 2), _sample("b", 1)], [1.0, -1.0, -1.0])
     assert rows.share("token") == rows.share("rollout") == 1.0
-    rows.idle_tokens, rows.idle_rollouts = 6, 6
+    rows.idle = [_sample(f"idle {number}", 1) for number in range(6)]
     assert rows.share("token") == 6 / 12
     assert rows.share("rollout") == 2 / 8
 
 
 def test_no_rows_have_no_weight() -> None:
-    assert StepRows(idle_tokens=4, idle_rollouts=1).share("token") == 0.0
+    assert StepRows(idle=[_sample("a", 4)]).share("token") == 0.0
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout", "constant"])
@@ -42,9 +42,8 @@ def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_sam
     aggregation: Aggregation,
 ) -> None:
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]])  # (3, 4)
-    share = StepRows(
-        [_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle_tokens=1, idle_rows=1, idle_rollouts=1
-    ).share(aggregation)
+    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle=[_sample("c", 1)])
+    share = rows.share(aggregation)
     whole, part = (_loss(mask[:rows], aggregation, share) for rows, share in ((3, 1.0), (2, share)))
     assert part == pytest.approx(whole)
 
@@ -67,7 +66,7 @@ def test_the_ledger_is_told_whether_the_rows_were_trained(trained: bool, counts:
     rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -1.0])
     ledger = Ledger(step=1)
     ledger.capture([_call("a", 3), _call("b", 2)])
-    rows.enter(ledger, trained=trained)
+    rows.enter(ledger, trained=lambda _: trained)
     summary = ledger.close()
     assert (summary.trained, summary.excluded) == counts
 
@@ -103,7 +102,7 @@ def test_groups_that_were_replaced_change_no_advantage(given: dict[str, Any]) ->
     assert rows.advantages == alone.advantages
     assert (rows.mean_reward, rows.rewards) == (1.0, [5.0] * 6 + [0.0, 1.0, 0.0, 3.0])
     assert (rows.share("token"), rows.share("sequence"), rows.share("rollout")) == (1.0, 1.0, 1.0)
-    rows.enter(ledger, trained=True)
+    rows.enter(ledger, trained=lambda _: True)
     assert ledger.close().excluded == {"equal_rewards": 6}
 
 
@@ -113,4 +112,4 @@ def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> N
     idle = [_record("d", 1.0), _record("e", 1.0, finish="length")]
     rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
     assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
-    assert (rows.idle_tokens, rows.idle_rows, rows.idle_rollouts) == (3, 1, 1)
+    assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.idle] == [("d", 3)]

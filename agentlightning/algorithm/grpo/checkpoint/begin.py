@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from agentlightning.algorithm.grpo.checkpoint.weights import fingerprint_of
+from agentlightning.algorithm.grpo.policies.loading import fingerprint_of_models
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
@@ -35,7 +35,7 @@ def facts_of(
     return {
         "run_id": run_id,
         "settings": to_json(settings.as_json()),
-        "model_files": fingerprint_of(settings.model),
+        "model_files": fingerprint_of_models(settings),
         "tasks": _digest(tasks),
         "held_out": _digest(held_out),
     }

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
-from agentlightning.algorithm.grpo.checkpoint.weights import save_policy
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.checkpoint.weights import digest_of
+from agentlightning.algorithm.grpo.policies.learners import Learners
+from agentlightning.algorithm.grpo.policies.loading import save_policies
 from agentlightning.algorithm.runs.log import RunLog
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class CheckpointKeeper:
     """Knows which step was saved last. Belongs to the loop; the files are written on a thread."""
 
     folder: CheckpointFolder
-    policy: Policy
+    learners: Learners
     log: RunLog
     run_facts: Mapping[str, Any]
     """What every checkpoint says of its run."""
@@ -74,15 +75,17 @@ class CheckpointKeeper:
             await self.log.checkpoint(written.step, **record_of(written))
 
     def _write(self, after: AfterStep) -> None:
-        with self._writing, self.policy.lock:
+        with self._writing, self.learners.locked():
             if after.step <= self.saved:
                 return
-            if self.policy.weight_version != after.weight_version:
+            if self.learners.weight_version != after.weight_version:
                 logger.warning("step %d is not saved: a later update has begun; step %d is", after.step, self.saved)
                 return
             facts = {**self.run_facts, "digest": after.digest, "weight_version": after.weight_version}
+            if self.learners.names is not None:
+                facts["digests"] = {str(each.name): digest_of(each.policy) for each in self.learners.all}
             self._unrecorded = self.folder.write(
-                after.step, lambda folder: save_policy(self.policy, folder), {**facts, "state": after.state()}
+                after.step, lambda folder: save_policies(self.learners, folder), {**facts, "state": after.state()}
             )
             self.saved = after.step
 

@@ -19,11 +19,10 @@ from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.checkpoint.begin import RUN_FILE, read_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME
-from agentlightning.algorithm.grpo.checkpoint.weights import digest_of, fingerprint_of, load_policy
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.step import update_policy
-from agentlightning.algorithm.grpo.learner.update import UpdateResult
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
+from agentlightning.algorithm.grpo.policies.loading import fingerprint_of_models, load_policies
+from agentlightning.algorithm.grpo.policies.updating import StepUpdate, update_learners
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.runs.ledger_record import numbers_of
 from agentlightning.algorithm.runs.log import RunLog
@@ -79,8 +78,8 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         )
     settings = GRPOSettings(**begun.data["settings"])
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
-    if (checkpoint is None or settings.lora or settings.needs_reference) and (
-        fingerprint_of(settings.model) != begun.data["model_files"]
+    if (checkpoint is None or _keeps_the_model(settings)) and (
+        fingerprint_of_models(settings) != begun.data["model_files"]
     ):
         raise GoneError(
             f"model={settings.model!r} is not there, or its files are not what they were at the first start"
@@ -91,28 +90,44 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     torch.set_num_threads(threads if checkpoint is None else checkpoint.facts["state"]["threads"])
     try:
         with deterministic_torch(settings.device if settings.deterministic else "cpu"):
-            policy = load_policy(settings, checkpoint)
+            own = settings.by_policy()
+            policies = load_policies(settings, checkpoint)
+            learners = Learners([Learner(name, own[name], policy) for name, policy in policies.items()])
             for number in range(first, step + 1):
-                await _take(log, number, settings, policy, found)
+                await _take(log, number, learners, found)
     finally:
         torch.set_num_threads(threads)
     return found
 
 
-async def _take(log: RunLog, number: int, settings: GRPOSettings, policy: Policy, found: Replay) -> None:
+def _keeps_the_model(settings: GRPOSettings) -> bool:
+    """Return whether the model that the run began with is needed beside a checkpoint."""
+    return settings.needs_reference or any(own.lora for own in settings.by_policy().values())
+
+
+async def _take(log: RunLog, number: int, learners: Learners, found: Replay) -> None:
     record = await _step_record(log, number)
     if record is None:
         raise GoneError(f"There is no record of step {number}, which comes before step {found.step}")
     figures: Mapping[str, Any] = record.data["update"]
     if figures.get("rows"):
         rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
-        result = update_policy(policy, settings, rows.samples, rows.advantages, step=number, share=figures["share"])
+        shares = {each.name: figures[_key(each.name, "share")] for each in learners.all if _has_rows(each, rows)}
+        result = update_learners(learners, rows.samples, rows.advantages, step=number, shares=shares)
         found.updates += 1
         if number == found.step:
             _compare_figures(figures, rows, result, found)
-    digest = digest_of(policy)
+    digest = learners.digest()
     if digest != record.data["weights"] and (number == found.step or not found.differences):
         found.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
+
+
+def _key(name: str | None, figure: str) -> str:
+    return figure if name is None else f"{name}/{figure}"
+
+
+def _has_rows(learner: Learner, rows: _Rows) -> bool:
+    return any(learner.takes(sample) for sample in rows.samples)
 
 
 def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
@@ -130,7 +145,7 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
             engine = iter(numbers["engine_logprobs"])
             logprobs = [next(engine) if trained else 0.0 for trained in mask]
             ids = record.name, str(record.data["attempt_id"])
-            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [])
+            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [], row.get("policy"))
             rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
     wanted = int(figures["rows"])
     if len(rows) < wanted:
@@ -143,7 +158,7 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
 
 
-def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: UpdateResult, found: Replay) -> None:
+def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate, found: Replay) -> None:
     for name in _COMPARED:
         now, then = result.figures[name], figures[name]
         if now != then and not (then is None and not math.isfinite(now)):

@@ -56,14 +56,25 @@ def trained_in(folder: str | Path) -> Trained:
     """
     path = Path(folder)
     if (path / MANIFEST).is_file():
-        return Trained(path, read_checkpoint(path).facts)
+        return _of_one_policy(Trained(path, read_checkpoint(path).facts))
     if (found := CheckpointFolder(path / CHECKPOINTS).last_good()) is not None:
-        return Trained(found.path, found.facts)
+        return _of_one_policy(Trained(found.path, found.facts))
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         return Trained(path)
     raise BadRequestError(
         f"{str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of a transformers model"
     )
+
+
+def _of_one_policy(found: Trained) -> Trained:
+    """Return it, if its run has one policy."""
+    if names := found.facts.get("digests"):
+        models = Path(found.facts["folder"]) / "model"
+        raise BadRequestError(
+            f"{str(found.path)!r} holds several policies: {', '.join(names)}. Name the model of one, which the end of "
+            f"the run has written: {str(models / next(iter(names)))!r}"
+        )
+    return found
 
 
 async def trained_by(store: LightningStore, run_id: str) -> Trained:

@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, Checkpoint, sha256_of
+from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, sha256_of
 from agentlightning.algorithm.grpo.learner.policy import Policy, PolicyState
 from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -109,17 +109,27 @@ def model_in(folder: Path, base: str) -> str:
     return base if (folder / ADAPTER).is_file() else str(folder)
 
 
-def load_policy(settings: GRPOSettings, checkpoint: Checkpoint | None) -> Policy:
-    """Return the policy of a run as a checkpoint holds it; None is the one that it begins with.
+def load_policy(
+    settings: GRPOSettings,
+    folder: Path | None,
+    *,
+    weight_version: int = 0,
+    digest: str = "",
+    base: PreTrainedModel | None = None,
+) -> Policy:
+    """Return a policy as `save_policy` has written it into a folder; None is the one that a run begins with.
+
+    `base` is the model of the settings, if it was loaded already.
 
     Raises:
         BrokenCheckpointError: what is read is not what was written.
     """
     source = settings.model
-    if checkpoint is not None and not settings.needs_reference:  # the reference of that loss is the model as it began
-        source = model_in(checkpoint.path, source)
+    if folder is not None and not settings.needs_reference:  # the reference of that loss is the model as it began
+        source = model_in(folder, source)
     policy = Policy.load(
         source,
+        model=base,
         learning_rate=settings.learning_rate,
         lora=settings.lora,
         bf16=settings.bf16,
@@ -131,9 +141,8 @@ def load_policy(settings: GRPOSettings, checkpoint: Checkpoint | None) -> Policy
         padding_free=settings.padding_free,
         gradient_checkpointing=settings.gradient_checkpointing,
     )
-    if checkpoint is not None:
-        facts = checkpoint.facts
-        restore_policy(policy, checkpoint.path, weight_version=facts["weight_version"], digest=facts["digest"])
+    if folder is not None:
+        restore_policy(policy, folder, weight_version=weight_version, digest=digest)
     return policy
 
 

@@ -23,6 +23,8 @@ from agentlightning.utils.http.uvicorn_server import AsgiServer
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner.policy import Policy
 
+ONLY_POLICY: Final = "policy"
+"""Model name of a policy without a name."""
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 2.0  # for both threads together
 
@@ -44,7 +46,7 @@ class InferenceEngine:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        model_name: str = "policy",
+        model_name: str = ONLY_POLICY,
         max_batch: int = 32,
         max_waiting: int = 256,
         max_new_tokens: int = 512,

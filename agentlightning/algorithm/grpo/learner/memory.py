@@ -40,15 +40,23 @@ class Part:
     lever: str
 
 
-def check_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> None:
-    """Refuse a run that cannot fit, before its model is loaded. `keeps_reference`: for a loss with a penalty.
+def check_memory(*policies: GRPOSettings) -> None:
+    """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
 
     Raises:
         OutOfMemoryError: holds the sum and what to change.
     """
-    parts, free = needed_memory(settings, keeps_reference=keeps_reference), free_memory(settings.device)
+    parts, shared = list[Part](), set[tuple[str, bool]]()
+    for settings in policies:
+        own = needed_memory(settings, keeps_reference=settings.needs_reference)
+        key = settings.model, settings.bf16
+        if settings.lora is not None and key in shared:  # adapters on one model: see `policies/loading.py`
+            own = [part for part in own if not part.what.startswith("weights,")]
+        shared.add(key)
+        parts += own
+    free, device = free_memory(policies[0].device), policies[0].device
     if sum(part.bytes for part in parts) > free:
-        raise OutOfMemoryError(explain(parts, free, settings.device))
+        raise OutOfMemoryError(explain(parts, free, device))
 
 
 def explain(parts: list[Part], free: int, device: str) -> str:

@@ -120,20 +120,25 @@ class Policy:
         )
 
     @classmethod
-    def load(cls, path: str | Path, *, bf16: bool = False, device: str = "cpu", **settings: Any) -> Policy:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        bf16: bool = False,
+        device: str = "cpu",
+        model: PreTrainedModel | None = None,
+        **settings: Any,
+    ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
-        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `precision.py`).
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `precision.py`). `model`
+        is what `load_model` gave for the same path already.
 
         Raises:
             BadRequestError: The device has no instructions for bfloat16.
         """
-        dtype = dtype_of(device, bf16=bf16)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        with no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
-            )
+        model = load_model(path, bf16=bf16, device=device) if model is None else model
         return cls(model, tokenizer, device=device, **settings)
 
     def save(self, path: str | Path) -> None:
@@ -266,6 +271,19 @@ class Policy:
             return self.model
         adapted: Any = copy.deepcopy(self.model)
         return adapted.merge_and_unload()
+
+
+def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
+    """Return the model in a folder (or of a name in the local cache), on the CPU.
+
+    Raises:
+        BadRequestError: The device has no instructions for bfloat16.
+    """
+    dtype = dtype_of(device, bf16=bf16)
+    with no_progress_bar():
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+        )
 
 
 def _check_same(have: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

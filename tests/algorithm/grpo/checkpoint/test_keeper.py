@@ -12,6 +12,8 @@ from agentlightning.algorithm.grpo.checkpoint import keeper as module
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
+from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.store import InMemoryLightningStore
 
@@ -23,15 +25,16 @@ async def test_a_checkpoint_during_which_the_run_was_interrupted_is_recorded(
     await store.start_run("r")
     loop = asyncio.get_running_loop()
 
-    def write_slowly(policy: Policy, folder: Path) -> None:
+    def write_slowly(learners: Learners, folder: Path) -> None:
         (folder / "weights").write_text("x")
         loop.call_soon_threadsafe(begun.set)
         assert may_end.wait(30)
 
-    monkeypatch.setattr(module, "save_policy", write_slowly)
+    monkeypatch.setattr(module, "save_policies", write_slowly)
     policy = Policy.load(model_folder)
     folder, log = CheckpointFolder(tmp_path), RunLog(store, "r")
-    keeper = CheckpointKeeper(folder=folder, policy=policy, log=log, run_facts={}, every=1)
+    learners = Learners([Learner(None, GRPOSettings(model=str(model_folder)), policy)])
+    keeper = CheckpointKeeper(folder=folder, learners=learners, log=log, run_facts={}, every=1)
     after = AfterStep(1, policy.weight_version, "digest", dict)
     step = asyncio.create_task(keeper.step_done(after, pytest.fail))
     await begun.wait()

@@ -1,0 +1,91 @@
+"""The gateway of a run: the policies are among its models, and each call belongs to the policy that learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
+from agentlightning.algorithm.grpo.policies.learners import Learners
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.errors import BadRequestError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.policies import PolicyConfig
+from agentlightning.store.base import LightningStore
+
+
+async def serve_policies(
+    given: LLMProxy | None, store: LightningStore, learners: Learners, settings: GRPOSettings, stack: AsyncExitStack
+) -> LLMProxy:
+    """Return a running gateway with the policies among its models; `stack` leaves it as it was found.
+
+    `given` is that of the program; without one, the run has its own.
+
+    Raises:
+        BadRequestError: it serves a model of the same name already, or its policies are not those of the run.
+    """
+    proxy = given or LLMProxy(store=store, policies=_policies_of(learners.names))
+    if learners.names is not None:
+        _check_policies(proxy, learners.names)
+    others = proxy.model_list
+    for engine in learners.engines:
+        if any(other["model_name"] == engine.model_name for other in others):
+            raise BadRequestError(
+                f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
+                "that learns; give the other one another name"
+            )
+    proxy.update_model_list([*others, *(_entry(engine, settings) for engine in learners.engines)])
+    stack.callback(proxy.update_model_list, others)
+    if not proxy.is_running():
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+    async with proxy.weight_change(
+        learners.weight_version
+    ):  # a gateway that served a run before has that run's version
+        pass
+    return proxy
+
+
+def _entry(engine: PolicyEngine, settings: GRPOSettings) -> Any:
+    return {
+        "model_name": engine.model_name,
+        "litellm_params": {
+            "model": f"hosted_vllm/{engine.model_name}",
+            "api_base": engine.base_url,
+            "api_key": engine.api_key,
+            "unreachable_seconds": settings.vllm_server_timeout if settings.use_vllm else 0,
+        },
+    }
+
+
+def _policies_of(names: Sequence[str] | None) -> dict[str, PolicyConfig] | None:
+    """Return what a gateway is told of the policies: each has a role and a model of its name."""
+    return None if names is None else {name: _policy_of(name) for name in names}
+
+
+def _policy_of(name: str) -> PolicyConfig:
+    return {"kind": "trained", "models": [name], "roles": [name]}
+
+
+def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
+    """Check that a gateway of the program's own knows the policies of the run.
+
+    Raises:
+        BadRequestError: it does not; says what to write.
+    """
+    known = {policy.name: policy for policy in proxy.policies}
+    for name in names:
+        found = known.get(name)
+        if found is None or found.kind != "trained" or found.models != (name,) or not found.roles:
+            wanted = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
+            raise BadRequestError(
+                f"GRPO trains the policies {', '.join(names)}, and the gateway's policies do not fit ({name!r} is "
+                f"{'missing' if found is None else 'another one'}): give LLMProxy(policies={{{wanted}}}), with further "
+                "roles if you like, or give the Trainer no llm_proxy"
+            )
+    if more := [policy.name for policy in known.values() if policy.kind == "trained" and policy.name not in names]:
+        raise BadRequestError(
+            f"The gateway has trained policies that GRPO does not train: {', '.join(more)}. Name them in policies=, or "
+            "make them 'frozen' in LLMProxy(policies=...)"
+        )
