@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -15,6 +16,20 @@ __all__ = ["mongo_uri", "postgres_server", "postgres_uri"]
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background jobs; the tests of interrupts send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the collector look for the tests' own garbage only: what is loaded with them is some million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

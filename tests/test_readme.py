@@ -65,3 +65,10 @@ def test_the_readme_names_every_extra_and_no_other() -> None:
 def test_the_two_commands_of_the_first_screen_are_there() -> None:
     first_block = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
     assert re.findall(r"^make ([\w-]+)", first_block, re.MULTILINE) == ["demo", "test"]
+
+
+def test_make_clean_removes_every_environment_that_a_target_makes() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    made = set(re.findall(r"-m venv (\S+)", makefile))
+    removed = makefile[makefile.index("\nclean:") :].split()
+    assert made <= set(removed), f"clean leaves {sorted(made - set(removed))}"

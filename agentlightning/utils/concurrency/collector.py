@@ -13,6 +13,8 @@ from typing import Final
 
 _serving: Final = set[object]()
 """One for each block that is entered now."""
+_frozen_at_import: Final = gc.get_freeze_count()
+"""Python 3.12 itself begins with some."""
 
 
 @contextmanager
@@ -20,8 +22,12 @@ def short_pauses() -> Generator[None, None, None]:
     """Within the block the collector passes over the objects that were there at its begin.
 
     Of these, cycles that become garbage are collected when no such block is left. May be entered from any thread, also
-    several times at once.
+    several times at once. A process that has frozen its objects itself (`gc.freeze`) keeps its own choice: they would
+    else be given back at the end of the block.
     """
+    if not _serving and gc.get_freeze_count() > _frozen_at_import:
+        yield
+        return
     block = object()
     _serving.add(block)
     gc.freeze()

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.utils.concurrency.collector import short_pauses
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    """The tests' own process has frozen what collection loaded (tests/conftest.py)."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Cycle:
@@ -49,3 +59,16 @@ def test_a_block_that_fails_gives_its_objects_back():
     del before
     gc.collect()
     assert freed() is None
+
+
+async def test_a_process_that_froze_its_objects_itself_finds_them_frozen_after_a_server():
+    gc.freeze()
+    frozen, before = gc.get_freeze_count(), Cycle()
+    freed = weakref.ref(before)
+    server = LightningStoreServer(InMemoryLightningStore(), host="127.0.0.1", port=0)
+    await server.start()
+    del before
+    gc.collect()
+    assert freed() is None, "what it did not freeze is collected as ever"
+    await server.stop()
+    assert gc.get_freeze_count() > frozen / 2
