@@ -83,6 +83,8 @@ class APO(PromptSearch, Generic[T]):
         missing: what becomes of a task whose rollout earned nothing: see `MissingPolicy`.
         minimum_coverage: share of the tasks that must have earned something for a prompt to be chosen.
         halving: whether the worse half of the candidates is left out before the whole batch is played.
+        final_candidates: further members of beams that are played on the whole validation set, which the leader of each
+            round was, before the best is chosen: those with the greatest lower bounds. 0 plays none.
         seed: of everything that is drawn; an equal one draws the same.
         output_dir: folder for `history.json`, written after each round; None writes none.
 
@@ -114,6 +116,7 @@ class APO(PromptSearch, Generic[T]):
         missing: MissingPolicy = "retry",
         minimum_coverage: float = 0.5,
         halving: bool = True,
+        final_candidates: int = 2,
         seed: int = 0,
         output_dir: str | Path | None = None,
         _poml_trace: bool = False,
@@ -132,12 +135,14 @@ class APO(PromptSearch, Generic[T]):
         self.concurrency, self.retries = concurrency, retries
         self.missing: MissingPolicy = missing
         self.minimum_coverage, self.halving, self.seed = minimum_coverage, halving, seed
+        self.final_candidates = final_candidates
         self.output_dir = None if output_dir is None else Path(output_dir)
         self._poml_trace = _poml_trace
-        for name in ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"):
+        counts = ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds")
+        for name, least in (*((name, 1) for name in counts), ("final_candidates", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadRequestError(f"{name} must be a whole number of 1 or more; got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadRequestError(f"{name} must be a whole number of {least} or more; got {value!r}")
         if not rollout_batch_timeout > 0:
             raise BadRequestError(f"rollout_batch_timeout must be above 0 seconds; got {rollout_batch_timeout!r}")
         check_missing(missing, minimum_coverage)

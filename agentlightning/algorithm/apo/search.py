@@ -3,8 +3,8 @@
 Sources: ProTeGi (Pryzant et al., EMNLP 2023, arXiv:2305.03495), algorithm 1, and TextGrad (arXiv:2406.07496) for the
 critique and the edit; successive halving (Jamieson and Talwalkar, AISTATS 2016, arXiv:1502.07943, figure 1) for the
 choice. What we changed: a round is played at once; scores are kept per prompt and task; the leader is the one with the
-greatest lower bound of its interval over all validation tasks that it has played, and only a new leader is played on
-the whole validation set.
+greatest lower bound of its interval over all validation tasks that it has played, and only a new leader, and at the end
+a few others, are played on the whole validation set.
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ class BeamSearch:
                 elif self.leaders.best_score == -math.inf:
                     raise
             number += 1
+        if self.critic.chat.seconds_left() > 0:
+            await self.leaders.choose_last(number - 1)
+            self.history.write(best=self.leaders.best.version, bill=self.critic.chat.bill.as_json())
         self.stop_reason = reason or "finished"
         if reason is not None:
             logger.warning("The search ends early with %s as the best: %s", self.leaders.best.version, reason)

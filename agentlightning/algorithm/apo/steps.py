@@ -54,6 +54,7 @@ class SearchSettings:
     missing: MissingPolicy
     minimum_coverage: float
     halving: bool
+    final_candidates: int
     seed: int
 
 

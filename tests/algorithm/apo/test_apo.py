@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.algorithm.apo.parts import (
     RULES,
@@ -375,6 +377,34 @@ def plain_agent(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
 # --- 14: several templates, seed, history ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("final_candidates", "found", "mean"), [(0, "lucky", 0.5), (1, "good", 0.875)])
+def test_a_version_that_was_lucky_on_a_batch_is_compared_on_all_tasks_with_those_behind_it(
+    final_candidates: int, found: str, mean: float
+) -> None:
+    """Weak point 12: one leads on the four tasks of the batch and is worth nothing on the other four."""
+    settings = {**ONE_ROUND, "val_batch_size": 4, "halving": False, "final_candidates": final_candidates}
+    batch = next(batch_iter_over_dataset(VAL, 4, random.Random("0 val")))
+    of_batch, texts = [task["question"] for task in batch], itertools.cycle(["lucky", "good"])
+
+    @agl.rollout
+    def agent(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
+        prompt, question = main_prompt.format(**task), task["question"]
+        return float(question in of_batch if "lucky" in prompt else question != of_batch[0] and "good" in prompt)
+
+    store = agl.InMemoryLightningStore()
+    with asked(lambda request: f"Be {next(texts)}: {{question}}" if is_edit(request) else "- better") as server:
+        result = fit(agl.APO(llm(server), **settings, concurrency=1), agent, store=store, run_id="run-final")
+    assert found in result.best_prompt.template
+    assert result.best.score == mean
+
+    async def recorded() -> tuple[float | None, int]:
+        run = await store.get_run_by_id("run-final")
+        names = [record.name for record in await store.query_run_records("run-final", kind_in=["evaluation"])]
+        return run and run.best and run.best.value, sum(name.startswith("validation of ") for name in names)
+
+    assert asyncio.run(recorded()) == (mean, final_candidates)
+
+
 def test_several_templates_are_edited_in_turns() -> None:
     """Weak point 14: one per round, and the best holds them all."""
 
@@ -424,7 +454,8 @@ def test_the_history_is_in_the_store_and_in_a_file(tmp_path: Path) -> None:
     assert records["v1"]["parent"] == "v0"
     assert records["v1"]["critique"] == "- It must say: Give a number."
     assert [line["purpose"] for line in records["v1"]["bill"]] == ["critique", "edit"]
-    evaluations = asyncio.run(store.query_run_records("r", kind_in=["evaluation"]))
+    found = asyncio.run(store.query_run_records("r", kind_in=["evaluation"]))
+    evaluations = [record for record in found if record.name == "validation"]
     assert [record.data["value"] for record in evaluations] == sorted(r.data["value"] for r in evaluations)
     run = asyncio.run(store.get_run_by_id("r"))
     assert run is not None
@@ -614,6 +645,7 @@ def test_both_datasets_are_required(missing: str) -> None:
     ("settings", "said"),
     [
         ({"beam_width": 0}, "beam_width must be a whole number"),
+        ({"final_candidates": -1}, "final_candidates must be a whole number of 0 or more; got -1"),
         ({"val_batch_size": 1.5}, "val_batch_size must be a whole number"),
         ({"rollout_batch_timeout": 0}, "rollout_batch_timeout must be above 0"),
         ({"missing": "ignore"}, "missing must be one of retry, skip, zero"),
