@@ -6,6 +6,7 @@ in `search.py`, choice in `choosing.py`, the best in `leading.py`, the model cal
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import time
@@ -23,7 +24,7 @@ from agentlightning.algorithm.prompts.asking import asking
 from agentlightning.algorithm.prompts.base import PromptSearch
 from agentlightning.algorithm.prompts.cases import RolloutResult
 from agentlightning.algorithm.prompts.history import History, PromptVersion
-from agentlightning.algorithm.prompts.playing import PromptPlayer
+from agentlightning.algorithm.prompts.playing import PromptPlayer, read_published
 from agentlightning.algorithm.prompts.result import PromptResult
 from agentlightning.algorithm.prompts.scores import MissingPolicy, check_missing, score_of
 from agentlightning.algorithm.prompts.seeds import items_of, seed_templates
@@ -203,7 +204,8 @@ class APO(PromptSearch, Generic[T]):
                 chat.check_prices(*map(chat.model_asked, (critic.gradient_model, critic.apply_edit_model)))
             history = History(log, self.output_dir)
             seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
-            chat.start(await history.open(seed), run=log.run_id)
+            published = functools.partial(read_published, self.get_store(), "apo", log.run_id)
+            chat.start(await history.open(seed, published), run=log.run_id)
             self._player = PromptPlayer(
                 self.get_store(),
                 self.get_rollout_results,

@@ -22,7 +22,7 @@ from agentlightning.algorithm.prompts.asking import asking
 from agentlightning.algorithm.prompts.base import PromptSearch
 from agentlightning.algorithm.prompts.cases import RolloutResult
 from agentlightning.algorithm.prompts.history import History, PromptVersion
-from agentlightning.algorithm.prompts.playing import PromptPlayer
+from agentlightning.algorithm.prompts.playing import PromptPlayer, read_published
 from agentlightning.algorithm.prompts.result import PromptResult
 from agentlightning.algorithm.prompts.scores import MissingPolicy, check_missing, sign_test_of
 from agentlightning.algorithm.prompts.seeds import items_of, seed_templates
@@ -231,7 +231,8 @@ class GEPA(PromptSearch, Generic[T]):
             run_dir = None if self.run_dir is None else private_folder(self.run_dir)
             history = History(log, run_dir)
             seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
-            chat.start(await history.open(seed), run=log.run_id)
+            published = functools.partial(read_published, self.get_store(), "gepa", log.run_id)
+            chat.start(await history.open(seed, published), run=log.run_id)
             player = PromptPlayer(
                 self.get_store(),
                 self.get_rollout_results,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,7 +21,7 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
-from agentlightning.types import PromptTemplate
+from agentlightning.types import NamedResources, PromptTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,14 @@ class PromptVersion:
         )
 
 
+ReadPublished = Callable[[str], Awaitable[NamedResources | None]]
+"""Returns the resources that were published for a version, by its name; None if there are none."""
+
+
+async def _nothing_published(_: str) -> None:
+    return None
+
+
 _SPENT: Final = "spent/"
 """How the names of the records begin that say what versions used that failed, or were forgotten."""
 _PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
@@ -121,8 +129,11 @@ class History:
         stays as it was written first."""
         self._keeps_records = bool(log.run_id)
 
-    async def open(self, seed: PromptVersion) -> Bill:
+    async def open(self, seed: PromptVersion, published: ReadPublished = _nothing_published) -> Bill:
         """Begin with the seed; returns what earlier starts of the run have used.
+
+        A record hides what looks like a secret: the text of such a version is that of its `published` resources, and a
+        version that was never published is made anew.
 
         Raises:
             BadRequestError: the run began with other prompts.
@@ -143,7 +154,10 @@ class History:
             )
         self._highest = max((int(name[1:]) for name in records), default=0)
         read = {name: PromptVersion.from_json(data) for name, data in records.items()}
-        # a record in which something was hidden that looks like a secret is not the version that was made
+        for name, version in read.items():
+            if version.digest != records[name]["digest"] and (resources := await published(name)) is not None:
+                texts = {key: each for key, each in resources.items() if key in version.templates}
+                version.templates |= {key: each for key, each in texts.items() if isinstance(each, PromptTemplate)}
         self._recorded = {name: version for name, version in read.items() if version.digest == records[name]["digest"]}
         if read:
             logger.info("Run %s goes on: %d versions are there already", self._log.run_id, len(self._recorded))

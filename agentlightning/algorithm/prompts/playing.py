@@ -42,6 +42,17 @@ def digest_of(templates: Templates) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:32]
 
 
+def resources_id_of(prefix: str, run: str, version: str) -> str:
+    """Return the id under which a version of a run is published."""
+    return f"{prefix}-{run}-{version}"
+
+
+async def read_published(store: LightningStore, prefix: str, run: str, version: str) -> NamedResources | None:
+    """Return the resources that were published for a version; None if there are none."""
+    found = await store.get_resources_by_id(resources_id_of(prefix, run, version))
+    return None if found is None else found.resources
+
+
 @dataclass
 class _Job:
     """One set of prompts on some tasks, and who waits for its results."""
@@ -83,7 +94,7 @@ class PromptPlayer:
         seconds_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._store, self._read = store, read
-        self._name = f"{prefix}-{run}"
+        self._prefix, self._run = prefix, run
         self._resources = resources
         self._timeout = timeout_seconds
         self._config = with_timeout(config, timeout_seconds)
@@ -206,7 +217,7 @@ class PromptPlayer:
         """Return the id of the resources with these prompts, published once."""
         digest = digest_of(job.templates)
         if digest not in self._published:
-            resources_id = f"{self._name}-{job.version}"
+            resources_id = resources_id_of(self._prefix, self._run, job.version)
             await self._store.update_resources(resources_id, self.resources_with(job.templates))
             self._published[digest] = resources_id
         return self._published[digest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.prompts.history import History, PromptVersion
+from agentlightning.algorithm.prompts.playing import read_published
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.chat.bill import BillLine
 from tests.algorithm.apo.parts import resources
@@ -112,14 +114,24 @@ async def test_a_run_that_began_with_another_prompt_is_refused() -> None:
 
 
 async def test_a_prompt_that_looks_like_a_secret_is_no_other_prompt() -> None:
-    """Records hide what looks like a secret: such a version is made anew, and the run goes on."""
+    """Records hide what looks like a secret: a version that was played is read from what was published, one that was
+    not is made anew, and so is one whose published prompts are others; the run goes on."""
     text = "Log in with password: hunter2hunter2 and ask {question}"
     store = agl.InMemoryLightningStore()
     await store.start_run("r", algorithm="APO", config={}, versions={})
     first, _ = await opened(store, seed=text)
-    await first.record(version("v1", text + "!", parent="v0", round=1))
-    second, _ = await opened(store, seed=text)
-    assert await second.recorded([version("v1", parent="v0", round=1)]) == [None]
+    names = ["v1", "v2", "v3"]
+    made = [version(name, f"{text} {name}!", parent="v0", round=1) for name in names]
+    for each in made:
+        await first.record(each)
+    llm = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")
+    await store.update_resources("apo-r-v1", {**made[0].templates, "llm": llm})
+    await store.update_resources("apo-r-v2", {**made[0].templates, "llm": llm})
+    published = functools.partial(read_published, store, "apo", "r")
+    second = History(RunLog(store, "r"))
+    await second.open(version("v0", text), published)
+    wanted = [version(name, parent="v0", round=1) for name in names]
+    assert await second.recorded(wanted) == [made[0], None, None]
 
 
 async def test_without_a_run_nothing_is_written_and_the_file_is(tmp_path: Path) -> None:
