@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from agentlightning.chat.bill import Bill, Limits
 from agentlightning.chat.chat import Chat
@@ -18,18 +18,34 @@ from agentlightning.judge.asking import NOTE, JudgeError, Question, all_of, ask_
 RUBRIC = "Is the answer correct, complete, to the point and safe?"
 
 
-def chat_of(source: object, model: str | None, settings: Mapping[str, Any]) -> Chat:
+class JudgeSettings(TypedDict, total=False):
+    """How a judge is asked, as `agl.Chat` takes it; None is its default."""
+
+    model: str | None
+    temperature: float | None
+    concurrency: int | None
+    retries: int | None
+    timeout_seconds: float | None
+    limits: Limits | Mapping[str, Any] | None
+    prices: Mapping[str, Sequence[float]] | None
+
+
+def chat_of(source: object, settings: Mapping[str, Any]) -> Chat:
     """Return the chat of a judge.
 
     Raises:
+        TypeError: there is no such setting.
         BadRequestError: settings that would have no effect beside an `agl.Chat`.
     """
-    if isinstance(source, Chat):
-        given = [name for name, value in {"model": model, **settings}.items() if value is not None]
-        if given:
-            raise BadRequestError(f"{', '.join(given)} would have no effect beside an agl.Chat: give them to the Chat")
-        return source
-    return Chat(source, model=model, **{name: value for name, value in settings.items() if value is not None})
+    known = JudgeSettings.__annotations__
+    if unknown := [name for name in settings if name not in known]:
+        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(known)}")
+    given = {name: value for name, value in settings.items() if value is not None}
+    if not isinstance(source, Chat):
+        return Chat(source, **given)
+    if given:
+        raise BadRequestError(f"{', '.join(given)} would have no effect beside an agl.Chat: give them to the Chat")
+    return source
 
 
 class JudgeReward:
@@ -46,15 +62,13 @@ class JudgeReward:
 
     Args:
         source: who judges; see `agl.Chat`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name.
-        model: asked; None is that of an `LLM`.
         rubric: what a good answer is, in words.
         scale: the lowest and the highest score.
         reference: a field of the task with a right answer, which the judge is shown; dotted for a nested one.
         against: a field of the task with an answer that this one is compared with.
         keep: what of its calls is recorded: `all`, or `counts` without a word of what it was shown and said. Beside an
             `LLMProxy(keep=...)` that leaves out words, say so here as well.
-        temperature: of the judge.
-        concurrency, retries, timeout_seconds, limits, prices: see `agl.Chat`.
+        model, temperature, concurrency, retries, timeout_seconds, limits, prices: see `agl.Chat`.
 
     Raises:
         BadRequestError, TypeError: an argument is out of its range; names it.
@@ -64,18 +78,12 @@ class JudgeReward:
         self,
         source: object = None,
         *,
-        model: str | None = None,
         rubric: str = RUBRIC,
         scale: tuple[float, float] = (1, 10),
         reference: str | None = None,
         against: str | None = None,
         keep: Literal["all", "counts"] = "all",
-        temperature: float | None = None,
-        concurrency: int | None = None,
-        retries: int | None = None,
-        timeout_seconds: float | None = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        prices: Mapping[str, Sequence[float]] | None = None,
+        **settings: Unpack[JudgeSettings],
     ) -> None:
         low, high = scale
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -84,15 +92,7 @@ class JudgeReward:
             raise BadRequestError("rubric must say what a good answer is; it is empty")
         if keep not in ("all", "counts"):
             raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
-        settings = {
-            "temperature": temperature,
-            "concurrency": concurrency,
-            "retries": retries,
-            "timeout_seconds": timeout_seconds,
-            "limits": limits,
-            "prices": prices,
-        }
-        self.chat = chat_of(source, model, settings)
+        self.chat = chat_of(source, settings)
         self.rubric, self.scale, self.reference, self.against = rubric, (low, high), reference, against
         self.keep = keep
 

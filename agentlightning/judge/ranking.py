@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
-from agentlightning.chat.bill import Bill, Limits
+from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.judge.asking import NOTE, Question, all_of, ask_judge, marked, number_of
-from agentlightning.judge.judge import RUBRIC, chat_of
+from agentlightning.judge.judge import RUBRIC, JudgeSettings, chat_of
 
 MOST_ANSWERS = 32
 
@@ -53,27 +53,13 @@ class RankingReward:
         self,
         source: object = None,
         *,
-        model: str | None = None,
         rubric: str = RUBRIC,
         orders: int = 2,
-        temperature: float | None = None,
-        concurrency: int | None = None,
-        retries: int | None = None,
-        timeout_seconds: float | None = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        prices: Mapping[str, Sequence[float]] | None = None,
+        **settings: Unpack[JudgeSettings],
     ) -> None:
         if isinstance(orders, bool) or not isinstance(orders, int) or orders < 2:
             raise BadRequestError(f"orders must be a whole number of 2 or more; got {orders!r}")
-        settings = {
-            "temperature": temperature,
-            "concurrency": concurrency,
-            "retries": retries,
-            "timeout_seconds": timeout_seconds,
-            "limits": limits,
-            "prices": prices,
-        }
-        self.chat = chat_of(source, model, settings)
+        self.chat = chat_of(source, settings)
         self.rubric, self.orders = rubric, orders
 
     @property

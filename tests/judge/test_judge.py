@@ -250,6 +250,18 @@ def test_a_wrong_setting_is_told_when_it_is_given(make: Callable[[], object], to
         make()
 
 
+def test_a_setting_that_there_is_not_is_told() -> None:
+    with pytest.raises(TypeError, match=r"no setting modell; of its calls there are model, temperature, concurrency"):
+        agl.JudgeReward(modell="m")  # pyright: ignore[reportCallIssue]
+
+
+def test_settings_of_the_calls_reach_the_chat_and_none_is_its_default() -> None:
+    judge = agl.RankingReward(model="m", temperature=0.5, retries=0, timeout_seconds=None, limits={"calls": 3})
+    chat = judge.chat
+    assert (chat.model, chat.temperature, chat.retries, chat.limits.calls) == ("m", 0.5, 0, 3)
+    assert chat.timeout_seconds == agl.Chat(model="m").timeout_seconds
+
+
 def test_a_task_without_the_field_is_told() -> None:
     with ModelServer(grades) as server, pytest.raises(agl.JudgeError, match=r"no field 'solution\.text'"):
         asyncio.run(agl.JudgeReward(model_of(server), reference="solution.text")("4", TASKS[0]))
