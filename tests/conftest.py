@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agentlightning import process_secrets
+from agentlightning.utils.concurrency.collector import freeze_for_good
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 
@@ -28,7 +29,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.freeze()
+        freeze_for_good()
         gc.enable()
 
 

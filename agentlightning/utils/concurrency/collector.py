@@ -13,8 +13,19 @@ from typing import Final
 
 _serving: Final = set[object]()
 """One for each block that is entered now."""
-_frozen_at_import: Final = gc.get_freeze_count()
-"""Python 3.12 itself begins with some."""
+_for_good = False
+"""Whether what was loaded stays frozen until the process ends."""
+
+
+def freeze_for_good() -> None:
+    """Take what is there now out of all later collections; blocks of `short_pauses` then change nothing.
+
+    For a process that starts and ends many servers, such as one that runs tests. (`gc.get_freeze_count` cannot tell a
+    block of this: it walks over all that is frozen.)
+    """
+    global _for_good
+    _for_good = True
+    gc.freeze()
 
 
 @contextmanager
@@ -22,10 +33,9 @@ def short_pauses() -> Generator[None, None, None]:
     """Within the block the collector passes over the objects that were there at its begin.
 
     Of these, cycles that become garbage are collected when no such block is left. May be entered from any thread, also
-    several times at once. A process that has frozen its objects itself (`gc.freeze`) keeps its own choice: they would
-    else be given back at the end of the block.
+    several times at once.
     """
-    if not _serving and gc.get_freeze_count() > _frozen_at_import:
+    if _for_good:
         yield
         return
     block = object()

@@ -10,12 +10,14 @@ import pytest
 
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.utils.concurrency.collector import short_pauses
+from agentlightning.utils.concurrency import collector
+from agentlightning.utils.concurrency.collector import freeze_for_good, short_pauses
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_frozen() -> Iterator[None]:
+def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The tests' own process has frozen what collection loaded (tests/conftest.py)."""
+    monkeypatch.setattr(collector, "_for_good", False)
     gc.unfreeze()
     yield
     gc.collect()
@@ -61,14 +63,17 @@ def test_a_block_that_fails_gives_its_objects_back():
     assert freed() is None
 
 
-async def test_a_process_that_froze_its_objects_itself_finds_them_frozen_after_a_server():
-    gc.freeze()
-    frozen, before = gc.get_freeze_count(), Cycle()
-    freed = weakref.ref(before)
+async def test_what_was_frozen_for_good_stays_so_after_a_server():
+    before = Cycle()
+    freed_before = weakref.ref(before)
+    freeze_for_good()
+    during = Cycle()
+    freed_during = weakref.ref(during)
     server = LightningStoreServer(InMemoryLightningStore(), host="127.0.0.1", port=0)
     await server.start()
-    del before
+    del before, during
     gc.collect()
-    assert freed() is None, "what it did not freeze is collected as ever"
+    assert freed_during() is None, "a server takes nothing more out of collections"
     await server.stop()
-    assert gc.get_freeze_count() > frozen / 2
+    gc.collect()
+    assert freed_before() is not None
