@@ -115,7 +115,10 @@ async def _candidates(store: LightningStore, side: Side) -> dict[str, RecordedEv
         return {"": RecordedEvaluation("", 0, await _of_version(store, side))}
     records = await _evaluations(store, side)
     if side.step is None:
-        found = {each.name: each for each in last_evaluations(records, side.run_id or "")}
+        own = [record for record in records if record.name == side.name]  # one version of a prompt, or all steps
+        found = {each.family: each for each in last_evaluations(records, side.run_id or "")}
+        if side.name is not None and side.name not in found:
+            found = {each.name: each for each in last_evaluations(own, side.run_id or "")}
     else:
         found: dict[str, RecordedEvaluation] = {}
         for record in (record for record in records if record.step == side.step):

@@ -258,7 +258,8 @@ class StoreAdapter:
         data: dict[str, object] = {"rewards": rewards, "tasks": tasks_of(tasks), "version": version.version}
         data["failures"] = [result["failure"] for result in results]
         name = "validation" if version is self._seed else f"validation of {version.version}"
-        await self._log.evaluation(self.iteration, name, data, value=score.mean, counts_for_best=False)
+        value = score.mean if version.state == "kept" else None  # too few of the tasks earned something
+        await self._log.evaluation(self.iteration, name, data, value=value, counts_for_best=False)
 
     def _scores(self, results: Sequence[RolloutResult]) -> list[float]:
         score = score_of(results, self._missing)

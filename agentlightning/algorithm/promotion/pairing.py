@@ -20,12 +20,15 @@ class RecordedEvaluation:
     name: str
     step: int
     result: EvaluationResult
+    family: str = ""
+    """What it shares with those of other versions of a prompt: its name without ` of <version>`."""
 
 
 def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[RecordedEvaluation]:
     """Return the last evaluation of each name that has rewards by task, the latest one first.
 
-    Where they are of several versions of a prompt (`version`), the best of them: that is what the run ends with.
+    Where they are of several versions of a prompt (`version`), `validation` and `validation of v3` are one name, and it
+    is the best of them: that is what the run ends with.
 
     Raises:
         BadRequestError: one of them is not readable.
@@ -33,9 +36,9 @@ def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[Rec
     last: dict[str, RunRecord] = {}
     for record in records:
         if record.kind == "evaluation":
-            known = last.get(record.name)
+            known = last.get(name := _family(record))
             if known is None or "version" not in record.data or _value(record) > _value(known):
-                last[record.name] = record
+                last[name] = record
     found: list[RecordedEvaluation] = []
     for record in last.values():
         try:
@@ -43,8 +46,13 @@ def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[Rec
         except ValueError as error:
             raise BadRequestError(f"run {run_id or '-'}, evaluation {record.name!r}: {error}") from None
         if result is not None and result.tasks:
-            found.append(RecordedEvaluation(record.name, record.step, result))
+            found.append(RecordedEvaluation(record.name, record.step, result, _family(record)))
     return sorted(found, key=lambda each: each.step, reverse=True)
+
+
+def _family(record: RunRecord) -> str:
+    version = record.data.get("version")
+    return record.name.removesuffix(f" of {version}") if isinstance(version, str) else record.name
 
 
 def _value(record: RunRecord) -> float:
@@ -70,7 +78,7 @@ def same_tasks(
     best: tuple[tuple[int, bool], RecordedEvaluation, RecordedEvaluation] | None = None
     for mine in sides[0]:
         for theirs in sides[1]:
-            rank = _shared(mine.result, theirs.result), mine.name == theirs.name
+            rank = _shared(mine.result, theirs.result), mine.family == theirs.family
             if rank[0] and (best is None or rank > best[0]):
                 best = rank, mine, theirs
     if best is None:
@@ -82,7 +90,8 @@ def same_tasks(
 
 
 def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[RecordedEvaluation]:
-    found = last_evaluations(records, run)
+    asked = [record for record in records if record.name == name and _family(record) != name]  # one version's own
+    found = last_evaluations(asked or records, run)
     if not found:
         recorded = sorted({record.name for record in records if record.kind == "evaluation"})
         held = f"no rewards by task in its evaluations ({', '.join(recorded)})" if recorded else "no evaluation"
@@ -92,9 +101,9 @@ def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[Rec
         )
     if name is None:
         return found
-    chosen = [each for each in found if each.name == name]
+    chosen = [each for each in found if name in (each.name, each.family)]
     if not chosen:
-        names = [each.name for each in found]
+        names = [each.family for each in found]
         near = closest_name(name, names)
         hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names)}"
         raise BadRequestError(f"run {run or '-'} has no evaluation {name!r} with rewards by task; {hint}")

@@ -38,6 +38,24 @@ def test_of_a_search_over_prompts_the_best_version_counts() -> None:
     assert best.step == 1
 
 
+def test_versions_with_evaluations_of_their_own_names_are_one_search() -> None:
+    """As GEPA records them: two searches are compared by what each ended with, and not by their equal seeds."""
+
+    def search(*values: float) -> list[RunRecord]:
+        names = ["validation", *(f"validation of v{number}" for number in range(1, len(values)))]
+        return [
+            evaluation(name, range(5), step, version=f"v{step}", value=value)
+            for step, (name, value) in enumerate(zip(names, values, strict=True))
+        ]
+
+    one, other = same_tasks(search(0.5, 0.9, 0.7), search(0.5, 0.6))
+    assert (one.name, other.name) == ("validation of v1", "validation of v1")
+    one, other = same_tasks(search(0.5, 0.6, 0.9), search(0.5, 0.4), name="validation")
+    assert (one.name, other.name) == ("validation of v2", "validation")
+    one, other = same_tasks(search(0.5, 0.6, 0.9), search(0.5, 0.4), name="validation of v1")
+    assert (one.name, other.name) == ("validation of v1", "validation of v1")
+
+
 STEP = RunRecord(kind="step", step=1, data={"mean_reward": 1.0})
 
 
