@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import LLM, PromptTemplate
 from tests.dashboard.browser import no_violations
-from tests.dashboard.conftest import TOKEN, OpenView
+from tests.dashboard.conftest import TOKEN, OpenView, Serve
+from tests.dashboard.facts import ask, the_run
 from tests.dashboard.server import StoreProcess
+from tests.dashboard.stores import HOSTILE, run_async
 
 pytestmark = pytest.mark.dashboard
 
@@ -58,7 +64,8 @@ def test_a_set_of_resources_shows_what_it_holds(open_view: OpenView, theme: str)
     page = open_view("/resources", theme=theme)
     page.locator("tbody a").first.click()
     expect(page.get_by_role("heading", name="main_llm")).to_be_visible()
-    expect(page.get_by_text('"model": "policy"')).to_be_visible()
+    expect(page.locator(".agl-tree li", has_text="model: policy")).to_be_visible()
+    expect(page.locator("[data-version][aria-current=true]")).to_be_visible()
     expect(page.get_by_text("api_key")).to_have_count(0)
     no_violations(page)
 
@@ -75,3 +82,104 @@ def test_workers_say_what_they_did(open_view: OpenView) -> None:
 def test_an_empty_store_says_so(open_view: OpenView, empty_address: str, view: str) -> None:
     page = open_view(view, address=empty_address)
     expect(page.locator("[data-state=empty]")).to_be_visible()
+
+
+def test_an_empty_store_says_what_to_type(open_view: OpenView, empty_address: str) -> None:
+    page = open_view("/", address=empty_address)
+    expect(page.locator("[data-state=empty]")).to_contain_text("agl demo")
+
+
+def test_times_count_by_the_server_s_clock(open_view: OpenView) -> None:
+    """A browser that is an hour ahead takes no worker for silent, and counts from the same moment."""
+    page = open_view("/settings")
+    page.clock.install(time=time.time() + 3600)
+    page.reload()
+    page.get_by_role("link", name="Workers").click()
+    expect(page.locator("[data-worker]")).to_have_count(2)
+    said = page.locator("[data-worker] td:nth-child(3)").first
+    shown = said.inner_text()
+    assert "ago" in shown
+    beats = [each["last_heartbeat_time"] for each in ask(page.url.partition("#")[0].rstrip("/"), "/workers")["items"]]
+    silent = time.time() - max(beats)
+    assert hours_of(shown) == pytest.approx(silent / 3600, abs=0.5)
+
+
+def hours_of(text: str) -> float:
+    """Return the hours of "3 d 2 h ago" or the like."""
+    units = {"d": 24.0, "h": 1.0, "min": 1 / 60, "m": 1 / 60, "s": 1 / 3600, "ms": 0.0}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) ?(ms|min|[dhms])", text))
+
+
+def test_another_store_at_the_same_address_is_shown_and_nothing_of_the_old_one(
+    open_view: OpenView, demo_server: StoreProcess, tmp_path: Path
+) -> None:
+    run_id = the_run(demo_server.address)
+    page = open_view(f"/runs/{run_id}", address=demo_server.address, may_fail=True)
+    expect(page.get_by_role("heading", name=run_id)).to_be_visible()
+    demo_server.kill()
+    expect(page.locator("[data-connection=lost]")).to_be_visible()
+    demo_server.db = str(tmp_path / "other.db")
+    demo_server.start()
+    expect(page.locator("[data-connection=live]")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("Run is not in this store")).to_be_visible(timeout=30_000)
+    page.get_by_role("link", name="Runs").first.click()
+    expect(page.locator("[data-state=empty]")).to_be_visible()
+
+
+def test_versions_of_a_prompt_are_compared_word_by_word(open_view: OpenView, serve: Serve, tmp_path: Path) -> None:
+    store = tmp_path / "prompts.db"
+    run_async(lambda: _prompts(store))
+    page = open_view("/resources/prompts?version=2&before=1", address=serve(store).address)
+    prompt = page.get_by_role("region", name="prompt")
+    expect(prompt.locator("ins")).to_have_text(["brief and naïve 🙂"])
+    expect(prompt.locator("del")).to_have_text(["long"])
+    expect(page.get_by_role("region", name="llm")).to_contain_text("Unchanged.")
+    expect(page.get_by_role("region", name="llm")).to_contain_text("model: m")
+    expect(page.locator("[data-version]")).to_have_count(3)
+    page.locator("[data-version='3'] a").first.click()
+    expect(page).to_have_url(re.compile("version=3"))
+    huge = page.get_by_role("region", name="prompt")
+    expect(huge.locator("ins, del").first).to_be_attached()
+    assert page.evaluate("window.hacked") is None
+    no_violations(page)
+
+
+async def _prompts(path: Path) -> None:
+    store = SQLiteLightningStore(path)
+    llm = LLM(endpoint="http://127.0.0.1:9/v1", model="m", api_key="sk-planted-0123456789abcdef")
+    for text in (
+        "Be long. {question}",
+        "Be brief and naïve 🙂. {question}",
+        f"{HOSTILE.replace(chr(0xD800), '')}{' word' * 20_000}",
+    ):
+        prompt = PromptTemplate(template=text, engine="f-string")
+        await store.update_resources("prompts", {"prompt": prompt, "llm": llm})
+    await store.close()
+
+
+def test_settings_change_the_density_and_the_time_zone_of_every_view(open_view: OpenView, many_address: str) -> None:
+    page = open_view("/rollouts", address=many_address)
+    row = page.locator("[data-index='0'][data-rollout]")
+    before = row.bounding_box()
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_text("Compact", exact=True).click()
+    page.get_by_role("combobox", name="Time zone").click()
+    page.get_by_role("option", name="UTC", exact=True).click()
+    page.get_by_role("link", name="Rollouts").first.click()
+    after = row.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["height"] < before["height"]
+    expect(row.locator("time").first).to_have_attribute("title", re.compile(r"\(UTC\)"))
+    page.reload()
+    expect(row.locator("time").first).to_have_attribute("title", re.compile(r"\(UTC\)"))
+
+
+def test_who_wants_less_motion_gets_none(open_view: OpenView) -> None:
+    page = open_view("/runs")
+    page.emulate_media(reduced_motion="reduce")
+    longest = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('*')]"
+        ".map(each => parseFloat(getComputedStyle(each).transitionDuration)))"
+    )
+    assert longest <= 0.001

@@ -18,6 +18,8 @@ export type Connection = "connecting" | "live" | "lost" | "denied";
 export interface Follower {
   onEvents: (events: StoreEvent[]) => void;
   onConnection: (state: Connection) => void;
+  /** Another store answers at this address now: what was read of the one before is worth nothing. */
+  onOtherStore: () => void;
 }
 
 const LONGEST_PAUSE_MS = 10_000;
@@ -63,7 +65,10 @@ export function follow(follower: Follower): () => void {
       cache: "no-store",
     });
     if (!reply.ok || !reply.body) {
-      if (reply.status === 400) cursor = ""; // another store answers here now: begin anew
+      if (reply.status === 400 && cursor) {
+        cursor = "";
+        follower.onOtherStore();
+      }
       throw new ApiError(reply.status, reply.statusText);
     }
     follower.onConnection("live");

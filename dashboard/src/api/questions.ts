@@ -2,6 +2,7 @@
 
 import { keepPreviousData, queryOptions } from "@tanstack/react-query";
 
+import { setServerTime } from "../pure/clock.ts";
 import { ApiError, call, part } from "./client.ts";
 import type {
   Attempt,
@@ -63,10 +64,12 @@ export const stepsQuery = (runId: string) =>
     queryKey: ["records", runId, "step"],
     queryFn: async ({ signal, client, queryKey }) => {
       const known = client.getQueryData<RunRecord[]>(queryKey) ?? [];
-      const last = known.at(-1)?.step ?? 0;
-      const fresh = await allRecords(runId, ["step"], last, signal);
-      const begins = fresh[0]?.step ?? Infinity;
-      return [...known.filter((record) => record.step < begins), ...fresh];
+      const last = known.at(-1);
+      const fresh = await allRecords(runId, ["step"], last?.step ?? 0, signal);
+      if (last === undefined) return fresh;
+      const same = fresh[0]?.step === last.step && fresh[0].time === last.time;
+      if (!same) return allRecords(runId, ["step"], 0, signal); // the run was taken back, or the store is another one
+      return [...known.slice(0, -1), ...fresh];
     },
   });
 
@@ -209,7 +212,13 @@ export const workersQuery = () =>
 export const serverQuery = () =>
   queryOptions({
     queryKey: ["server"],
-    queryFn: ({ signal }) => call<ServerFacts>("/server", { signal }),
+    queryFn: async ({ signal }) => {
+      const asked = Date.now() / 1000;
+      const facts = await call<ServerFacts>("/server", { signal });
+      setServerTime(facts.now, asked, Date.now() / 1000);
+      return facts;
+    },
+    refetchInterval: 60_000,
   });
 
 export const comparisonQuery = (before: string, after: string, offset = 0) =>

@@ -2,9 +2,11 @@
 
 import { Anchor, AppShell, Burger, Group, NavLink, Text, VisuallyHidden } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
+import { useQuery } from "@tanstack/react-query";
 import { Link, Outlet, useLocation } from "@tanstack/react-router";
 import { useEffect } from "react";
 
+import { serverQuery } from "../api/questions.ts";
 import { ConnectionSign } from "./ConnectionSign.tsx";
 import { useLiveStore } from "./live.ts";
 
@@ -21,6 +23,7 @@ export function Shell() {
   const [open, { toggle, close }] = useDisclosure(false);
   const { pathname } = useLocation();
   const connection = useLiveStore();
+  useQuery(serverQuery()); // every view counts by the server's clock
   const here = pathname === "/" ? "/runs" : pathname;
   useEffect(close, [pathname, close]);
   return (

@@ -56,6 +56,7 @@ export function useLiveStore(): Connection {
     let was: Connection = "connecting";
     return follow({
       onEvents: collector(queries),
+      onOtherStore: () => void queries.resetQueries(),
       onConnection: (now) => {
         if (now === "live" && was === "lost") void queries.invalidateQueries();
         was = now;

@@ -1,11 +1,14 @@
 import { useEffect, useState } from "react";
 
-/** Seconds since the epoch, anew each so many milliseconds; 0 is once. */
+import { serverNow } from "../pure/clock.ts";
+
+/** Seconds since the epoch by the server's clock, anew each so many milliseconds; 0 is once. */
 export function useNow(every: number): number {
-  const [now, setNow] = useState(() => Date.now() / 1000);
+  const [now, setNow] = useState(serverNow);
   useEffect(() => {
+    setNow(serverNow());
     if (!every) return;
-    const timer = setInterval(() => setNow(Date.now() / 1000), every);
+    const timer = setInterval(() => setNow(serverNow()), every);
     return () => clearInterval(timer);
   }, [every]);
   return now;

@@ -1,13 +1,15 @@
-import { Anchor, Group, NumberInput, Stack, Text, Title } from "@mantine/core";
-import { queryOptions, useQuery } from "@tanstack/react-query";
+import { Anchor, Button, Group, NumberInput, ScrollArea, Stack, Table, Text, Title } from "@mantine/core";
+import { keepPreviousData, queryOptions, useQuery } from "@tanstack/react-query";
 import { useParams, useSearch } from "@tanstack/react-router";
+import { useState } from "react";
 
 import { call, part } from "../../api/client.ts";
 import { aggregateQuery, resourceQuery } from "../../api/questions.ts";
-import type { ResourcesUpdate } from "../../api/types.ts";
+import type { Page, ResourcesUpdate } from "../../api/types.ts";
 import { Facts } from "../../parts/Facts.tsx";
 import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
+import { Tree } from "../../parts/Tree.tsx";
 import { href } from "../../pure/address.ts";
 import { count, decimal } from "../../pure/format.ts";
 import { visible } from "../../pure/visible.ts";
@@ -18,6 +20,9 @@ const latestQuery = (resourcesId: string) =>
     queryKey: ["resources", "latest", resourcesId],
     queryFn: ({ signal }) => call<ResourcesUpdate | null>(`/resources/${part(resourcesId)}`, { signal }),
   });
+
+/** So many versions are shown at once. */
+const MOST = 50;
 
 /** One version of a set of resources beside an earlier one: what changed, word by word, and what each earned. */
 export function ResourceVersions() {
@@ -79,13 +84,97 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
                 <Title order={2} size="h4" className="agl-text">
                   {visible(name)}
                 </Title>
-                <Difference before={textOf(then.data?.resources[name])} after={textOf(value)} compared={before !== version && Boolean(then.data)} />
+                {isPrompt(value) || differs(then.data?.resources[name], value) ? (
+                  <Difference before={textOf(then.data?.resources[name])} after={textOf(value)} compared={before !== version && Boolean(then.data)} />
+                ) : (
+                  <>
+                    {before !== version && then.data ? (
+                      <Text size="sm" c="dimmed">
+                        Unchanged.
+                      </Text>
+                    ) : null}
+                    <Tree value={withoutKeys(value)} />
+                  </>
+                )}
               </section>
             ))}
           </>
         )}
       </Answer>
+      <VersionTable resourcesId={resourcesId} shown={version} earned={earned} />
     </>
+  );
+
+  function differs(old: unknown, value: unknown): boolean {
+    return before !== version && then.data !== undefined && textOf(old) !== textOf(value);
+  }
+}
+
+const versionsQuery = (resourcesId: string, offset: number) =>
+  queryOptions({
+    queryKey: ["resources", "versions", resourcesId, offset],
+    queryFn: ({ signal }) =>
+      call<Page<ResourcesUpdate>>(`/resources/${part(resourcesId)}/versions`, { query: { limit: MOST, offset }, signal }),
+    placeholderData: keepPreviousData,
+  });
+
+/** Every version that is kept, the newest first, each with what its rollouts earned. */
+function VersionTable({ resourcesId, shown, earned }: { resourcesId: string; shown: number; earned: (version: number) => React.ReactNode }) {
+  const [offset, setOffset] = useState(0);
+  const versions = useQuery(versionsQuery(resourcesId, offset));
+  return (
+    <section aria-label="Versions">
+      <Title order={2} size="h4">
+        Versions
+      </Title>
+      <Answer query={versions} what="Versions">
+        {(page) => (
+          <>
+            <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of versions", role: "region" }}>
+              <Table fz="sm" miw={560}>
+                <Table.Thead>
+                  <Table.Tr>
+                    {["Version", "Stored", "Mean reward"].map((name) => (
+                      <Table.Th key={name} scope="col">
+                        {name}
+                      </Table.Th>
+                    ))}
+                  </Table.Tr>
+                </Table.Thead>
+                <Table.Tbody>
+                  {page.items.map(({ version, update_time }) => (
+                    <Table.Tr key={version} data-version={version} aria-current={version === shown ? "true" : undefined}>
+                      <Table.Td className="agl-number">
+                        <Anchor size="sm" underline="always" href={href(["resources", resourcesId], { version })} fw={version === shown ? 700 : 400}>
+                          {version}
+                        </Anchor>
+                      </Table.Td>
+                      <Table.Td>
+                        <Moment at={update_time} />
+                      </Table.Td>
+                      <Table.Td>{earned(version)}</Table.Td>
+                    </Table.Tr>
+                  ))}
+                </Table.Tbody>
+              </Table>
+            </ScrollArea>
+            {page.total > MOST ? (
+              <Group gap="xs">
+                <Button size="xs" variant="default" disabled={offset === 0} onClick={() => setOffset(Math.max(0, offset - MOST))}>
+                  Newer
+                </Button>
+                <Button size="xs" variant="default" disabled={offset + MOST >= page.total} onClick={() => setOffset(offset + MOST)}>
+                  Older
+                </Button>
+                <Text size="sm" c="dimmed">
+                  {count(page.total)} versions
+                </Text>
+              </Group>
+            ) : null}
+          </>
+        )}
+      </Answer>
+    </section>
   );
 }
 
@@ -117,9 +206,17 @@ function Difference({ before, after, compared }: { before: string; after: string
   );
 }
 
+function isPrompt(resource: unknown): resource is { template: unknown } {
+  return typeof resource === "object" && resource !== null && "template" in resource;
+}
+
+/** The value without keys to servers, whatever the server sends. */
+function withoutKeys(resource: unknown): unknown {
+  return JSON.parse(JSON.stringify(resource ?? null, (key, value: unknown) => (key === "api_key" ? undefined : value)));
+}
+
 /** A prompt as its text, anything else as JSON; keys are never shown, whatever the server sends. */
 function textOf(resource: unknown): string {
   if (resource === undefined) return "";
-  if (typeof resource === "object" && resource !== null && "template" in resource) return String(resource.template);
-  return JSON.stringify(resource, (key, value: unknown) => (key === "api_key" ? undefined : value), 2);
+  return isPrompt(resource) ? String(resource.template) : JSON.stringify(withoutKeys(resource), null, 2);
 }

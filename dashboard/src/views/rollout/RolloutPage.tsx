@@ -14,10 +14,12 @@ import { Answer, Empty, Loading } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { href } from "../../pure/address.ts";
 import { decimal, duration } from "../../pure/format.ts";
+import { placeOf } from "../../pure/place.ts";
 import { Attempts } from "./Attempts.tsx";
 import { ChangeRollout, type Change } from "./ChangeRollout.tsx";
 import { Conversation } from "./Conversation.tsx";
 import { Details } from "./Details.tsx";
+import { Neighbours } from "./Neighbours.tsx";
 
 const Waterfall = lazy(() => import("../waterfall/Waterfall.tsx").then((module) => ({ default: module.Waterfall })));
 const Tokens = lazy(() => import("../tokens/Tokens.tsx").then((module) => ({ default: module.Tokens })));
@@ -41,6 +43,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
   const all = attempts.data?.items ?? ("attempt" in rollout ? [rollout.attempt] : []);
   const attempt = all.find((each) => each.attempt_id === search.attempt) ?? all.at(-1);
   const tab = search.tab ?? "conversation";
+  const place = placeOf(search);
   const running = RUNNING.includes(rollout.status);
   const metadata = rollout.metadata ?? {};
   const step = typeof metadata.step === "number" ? metadata.step : null;
@@ -81,6 +84,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
           </Button>
         </Group>
       </Group>
+      {place ? <Neighbours rolloutId={rollout.rollout_id} place={place} search={search} /> : null}
       <Facts facts={factsOf(rollout, attempt, step, task)} />
       {all.length > 1 ? (
         <Select

@@ -79,14 +79,9 @@ export function FilterBar({ search, change, textRef }: Props) {
             const on = shown.includes(column.id);
             const next = on ? shown.filter((id) => id !== column.id) : [...shown, column.id];
             return (
-              <Menu.Item
-                key={column.id}
-                role="menuitemcheckbox"
-                aria-checked={on}
-                onClick={() => change({ columns: next.join(",") })}
-              >
-                {on ? "☑" : "☐"} {column.label}
-              </Menu.Item>
+              <Menu.CheckboxItem key={column.id} checked={on} onChange={() => change({ columns: next.join(",") })}>
+                {column.label}
+              </Menu.CheckboxItem>
             );
           })}
         </Menu.Dropdown>

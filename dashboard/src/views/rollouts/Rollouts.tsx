@@ -11,12 +11,14 @@ import type { RolloutSummary } from "../../api/types.ts";
 import { usePreferences } from "../../app/preferences.ts";
 import { useAddress } from "../../app/useAddress.ts";
 import { Empty, Failure, Loading } from "../../parts/States.tsx";
-import { href } from "../../pure/address.ts";
+import { href, type SearchValues } from "../../pure/address.ts";
 import { filterOf } from "../../pure/filters.ts";
 import { count } from "../../pure/format.ts";
+import { carried } from "../../pure/place.ts";
 import { chosenColumns, type Column } from "./columns.tsx";
 import { exportRows, save, type Form } from "./exporting.ts";
 import { FilterBar } from "./FilterBar.tsx";
+import { orderOf } from "./order.ts";
 import { useRows } from "./useRows.ts";
 
 const HEIGHT = { compact: 28, comfortable: 36 };
@@ -25,7 +27,7 @@ export function Rollouts() {
   const [search, change] = useAddress();
   const { density } = usePreferences();
   const filter = useMemo(() => filterOf(search), [search]);
-  const order = { sort_by: search.sort ?? "start_time", sort_order: search.order === "asc" ? ("asc" as const) : ("desc" as const) };
+  const order = orderOf(search);
   const shown = chosenColumns(search.columns);
   const scroller = useRef<HTMLDivElement>(null);
   const textField = useRef<HTMLInputElement>(null);
@@ -68,7 +70,7 @@ export function Rollouts() {
   };
   const open = (): void => {
     const row = rows.get(at);
-    if (row) window.location.hash = linkOf(row);
+    if (row) window.location.hash = linkOf(row, search, at);
   };
   useHotkeys([
     ["j", () => move(at + 1)],
@@ -136,7 +138,7 @@ export function Rollouts() {
                   onClick={() => setAt(index)}
                 >
                   {shown.map((column) => (
-                    <Cell key={column.id} column={column} row={row} />
+                    <Cell key={column.id} column={column} row={row} link={row && linkOf(row, search, index)} />
                   ))}
                 </div>
               );
@@ -160,21 +162,21 @@ function NewRows({ filter, since, show }: { filter: ReturnType<typeof filterOf>;
   ) : null;
 }
 
-function linkOf(row: RolloutSummary): string {
-  return href(["rollouts", row.rollout_id]);
+function linkOf(row: RolloutSummary, search: SearchValues, at: number): string {
+  return href(["rollouts", row.rollout_id], carried(search, at));
 }
 
 function sizeOf(column: Column): React.CSSProperties {
   return column.width ? { width: column.width, flexShrink: 0 } : { flex: 1, minWidth: 130 };
 }
 
-function Cell({ column, row }: { column: Column; row: RolloutSummary | undefined }) {
+function Cell({ column, row, link }: { column: Column; row: RolloutSummary | undefined; link: string | undefined }) {
   return (
     <div role="gridcell" className={`agl-grid-cell${column.right ? " agl-right agl-number" : ""}`} style={sizeOf(column)}>
       {row === undefined ? (
         <span className="agl-waiting" />
       ) : column.id === "id" ? (
-        <a href={linkOf(row)} className="agl-link">
+        <a href={link} className="agl-link">
           {row.rollout_id}
         </a>
       ) : (
@@ -226,13 +228,18 @@ function Exporting({ shown, filter, order }: ExportingProps) {
   const stop = useRef<AbortController | null>(null);
   const [state, setState] = useState<{ done: number; total: number } | null>(null);
   const [failure, setFailure] = useState<unknown>(null);
+  const [written, setWritten] = useState("");
   const run = async (form: Form): Promise<void> => {
     stop.current = new AbortController();
     setFailure(null);
+    setWritten("");
     setState({ done: 0, total: 0 });
     try {
       const tell = (done: number, total: number): void => setState({ done, total });
-      save(await exportRows(form, shown, filter, order, tell, stop.current.signal), `rollouts.${form}`);
+      const found = await exportRows(form, shown, filter, order, tell, stop.current.signal);
+      save(found.file, `rollouts.${form}`);
+      const left = found.total > found.rows ? `the first ${count(found.rows)} of ${count(found.total)}` : count(found.rows);
+      setWritten(`${left} rollouts written`);
     } catch (error) {
       if (!(error instanceof DOMException)) setFailure(error);
     } finally {
@@ -251,6 +258,9 @@ function Exporting({ shown, filter, order }: ExportingProps) {
   }
   return (
     <Group gap={4}>
+      <Text size="xs" c="dimmed" role="status">
+        {written}
+      </Text>
       {failure ? <Text size="xs" role="alert">{failure instanceof Error ? failure.message : String(failure)}</Text> : null}
       <Button size="xs" variant="default" onClick={() => void run("csv")}>
         Export CSV

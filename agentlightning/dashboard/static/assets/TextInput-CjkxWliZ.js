@@ -1,1 +1,0 @@
-import{At as e,Et as t,yt as n}from"./States-EqBwVFt0.js";import{t as r}from"./InputBase-DNXCBa-i.js";var i=e(),a=n(e=>{let n=t([`Input`,`InputWrapper`,`TextInput`],null,e);return(0,i.jsx)(r,{component:`input`,...n,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};

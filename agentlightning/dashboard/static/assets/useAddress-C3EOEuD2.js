@@ -1,1 +1,0 @@
-import{i as e,r as t}from"./index-BCedHklL.js";import{mn as n,sn as r}from"./States-EqBwVFt0.js";var i=n(r(),1);function a(){let n=e({strict:!1}),r=t();return[n,(0,i.useCallback)((e,t={})=>void r({to:`.`,search:t=>({...t,...e}),replace:!t.push,resetScroll:!1}),[r])]}export{a as t};

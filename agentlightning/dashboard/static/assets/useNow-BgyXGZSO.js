@@ -1,1 +1,0 @@
-import{mn as e,sn as t}from"./States-EqBwVFt0.js";var n=e(t(),1);function r(e){let[t,r]=(0,n.useState)(()=>Date.now()/1e3);return(0,n.useEffect)(()=>{if(!e)return;let t=setInterval(()=>r(Date.now()/1e3),e);return()=>clearInterval(t)},[e]),t}export{r as t};
