@@ -29,8 +29,8 @@ class RunComparison:
     )
     """Numbers of the steps, by their dotted names: (step, first, second)."""
     evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """The last evaluation of each name that both have: values, and what the paired test on the same tasks says. Where
-    none can be paired, the two that share most tasks."""
+    """The last evaluation of each name that both have: values, and what the paired test on the same tasks says. Of two
+    searches over prompts, what they ended with. Where none can be paired, the two that share most tasks."""
     why_no_evaluation: str = ""
     """Why nothing was compared task by task; empty if something was."""
 
@@ -42,13 +42,14 @@ def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: 
     names = sorted(mine.keys() | theirs.keys())
     differing = {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
     found = _evaluations(records, others)
-    why = ""
-    if not any("verdict" in line for line in found):
+    why, searches = "", all(any(map(_of_version, side)) for side in (records, others))
+    if searches or not any("verdict" in line for line in found):
+        sides = [[r for r in side if _of_version(r)] if searches else side for side in (records, others)]
         try:
-            pair = same_tasks(records, others, runs=(first.run_id, second.run_id))
+            pair = same_tasks(*sides, runs=(first.run_id, second.run_id))
         except BadRequestError as error:
-            why = str(error)
-        else:  # of two names, or of tasks that are the same in part
+            why = "" if found else str(error)
+        else:  # what two searches ended with; or evaluations of two names, or of tasks that are the same in part
             found.append(_of_pair(*pair))
     return RunComparison(differing, _figures(records, others), found, why)
 
@@ -91,7 +92,9 @@ def _figures(
 
 
 def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    sides = [{r.name: r for r in side if r.kind == "evaluation"} for side in (records, others)]  # the last of each name
+    sides = [  # the last of each name; of searches over prompts the last version is not the one that they end with
+        {r.name: r for r in side if r.kind == "evaluation" and not _of_version(r)} for side in (records, others)
+    ]
     found: list[dict[str, Any]] = []
     for name in sides[0]:
         if name not in sides[1]:
@@ -119,6 +122,11 @@ def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> l
                 line |= _told(paired)
         found.append(line)
     return found
+
+
+def _of_version(record: RunRecord) -> bool:
+    """Return whether it is the evaluation of one of several versions of a prompt."""
+    return record.kind == "evaluation" and isinstance(record.data.get("version"), str)
 
 
 def _of_pair(mine: RecordedEvaluation, theirs: RecordedEvaluation) -> dict[str, Any]:
