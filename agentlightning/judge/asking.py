@@ -129,11 +129,12 @@ async def ask_judge(
     purpose: str,
     bill: Bill | None = None,
     words: bool = True,
+    notes: list[dict[str, object]] | None = None,
 ) -> T:
     """Return what `read` makes of the verdict. A reply that cannot be read is sent back once, with what is wrong.
 
-    In a rollout, question and reply become an annotation of it; without `words` it tells only what they took. The call
-    is none of the agent's, whoever answers.
+    In a rollout, question and reply become an annotation of it, and elsewhere a note; without `words` it tells only
+    what they took. The call is none of the agent's, whoever answers.
 
     Raises:
         JudgeError: the second reply cannot be read either.
@@ -150,7 +151,11 @@ async def ask_judge(
             otel_context.detach(token)
             if bill is not None:
                 bill.add(*own.lines)
-        _record(purpose, messages, reply.text, own, words=words)
+        note = _note(purpose, messages, reply.text, own, words=words)
+        if notes is not None:
+            notes.append(note)
+        elif get_active_tracer() is not None:  # asked in a rollout
+            emit_annotation({"judge": note})
         try:
             return read(last_json(reply.text))
         except (ValueError, TypeError, KeyError) as error:
@@ -165,16 +170,16 @@ async def ask_judge(
     raise JudgeError(f"The judge gave no verdict that can be read{told}")
 
 
-def _record(purpose: str, messages: Sequence[Mapping[str, str]], reply: str, bill: Bill, *, words: bool) -> None:
-    if get_active_tracer() is None:  # asked outside of a rollout
-        return
+def _note(
+    purpose: str, messages: Sequence[Mapping[str, str]], reply: str, bill: Bill, *, words: bool
+) -> dict[str, object]:
     line = bill.lines[0]
     noted: dict[str, object] = {"purpose": purpose, "model": line.model}
     if words:
         prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
         noted |= {"prompt": cut(prompt, _RECORDED), "reply": cut(reply, _RECORDED)}
     noted |= {"prompt_tokens": line.prompt_tokens, "completion_tokens": line.completion_tokens, "seconds": line.seconds}
-    emit_annotation({"judge": noted if line.cost is None else {**noted, "cost": line.cost}})
+    return noted if line.cost is None else {**noted, "cost": line.cost}
 
 
 def field_of(task: object, path: str) -> object:

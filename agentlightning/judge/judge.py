@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from agentlightning.chat.bill import Bill, Limits
 from agentlightning.chat.chat import Chat
@@ -16,6 +16,20 @@ from agentlightning.errors import BadRequestError
 from agentlightning.judge.asking import NOTE, JudgeError, Question, all_of, ask_judge, field_of, marked, number_of
 
 RUBRIC = "Is the answer correct, complete, to the point and safe?"
+
+
+Keep = Literal["all", "counts"]
+"""What of a judge's calls is recorded: `counts` has no word of what it was shown and said."""
+
+
+def check_keep(keep: object) -> None:
+    """Let pass a `Keep`.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    if keep not in get_args(Keep):
+        raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
 
 
 class JudgeSettings(TypedDict, total=False):
@@ -82,7 +96,7 @@ class JudgeReward:
         scale: tuple[float, float] = (1, 10),
         reference: str | None = None,
         against: str | None = None,
-        keep: Literal["all", "counts"] = "all",
+        keep: Keep = "all",
         **settings: Unpack[JudgeSettings],
     ) -> None:
         low, high = scale
@@ -90,8 +104,7 @@ class JudgeReward:
             raise BadRequestError(f"scale must be the lowest and the highest score, such as (1, 10); got {scale!r}")
         if not rubric.strip():
             raise BadRequestError("rubric must say what a good answer is; it is empty")
-        if keep not in ("all", "counts"):
-            raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
+        check_keep(keep)
         self.chat = chat_of(source, settings)
         self.rubric, self.scale, self.reference, self.against = rubric, (low, high), reference, against
         self.keep = keep

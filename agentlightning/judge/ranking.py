@@ -15,7 +15,7 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.judge.asking import NOTE, Question, all_of, ask_judge, marked, number_of
-from agentlightning.judge.judge import RUBRIC, JudgeSettings, chat_of
+from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of, check_keep
 
 MOST_ANSWERS = 32
 
@@ -33,6 +33,8 @@ class Ranking:
     """Share of the pairs that were judged differently when the order of the answers was another; 0 to 1."""
     bill: Bill
     """What the judge used."""
+    questions: tuple[Mapping[str, object], ...] = ()
+    """Each question with its reply, model, tokens, seconds and cost, as an annotation holds them."""
 
 
 class RankingReward:
@@ -43,6 +45,7 @@ class RankingReward:
 
     Args:
         source, model, rubric, temperature, concurrency, retries, timeout_seconds, limits, prices: as `JudgeReward`.
+        keep: what of its calls is recorded, as `JudgeReward`.
         orders: in how many orders the answers are shown, two at least.
 
     Raises:
@@ -55,12 +58,14 @@ class RankingReward:
         *,
         rubric: str = RUBRIC,
         orders: int = 2,
+        keep: Keep = "all",
         **settings: Unpack[JudgeSettings],
     ) -> None:
         if isinstance(orders, bool) or not isinstance(orders, int) or orders < 2:
             raise BadRequestError(f"orders must be a whole number of 2 or more; got {orders!r}")
         self.chat = chat_of(source, settings)
-        self.rubric, self.orders = rubric, orders
+        check_keep(keep)
+        self.rubric, self.orders, self.keep = rubric, orders, keep
 
     @property
     def bill(self) -> Bill:
@@ -86,7 +91,8 @@ class RankingReward:
         if len(different) == 1:
             return Ranking((0.5,) * len(answers), len(answers) * (len(answers) - 1) // 2, 0.0, bill)
         orders = _orders(len(different), self.orders)
-        places = await all_of(*(self._places(task, different, order, bill) for order in orders))
+        notes = list[dict[str, object]]()
+        places = await all_of(*(self._places(task, different, order, bill, notes) for order in orders))
         top = len(different) - 1
         mean = [sum(place[number] for place in places) / len(places) for number in range(len(different))]
         worth = {text: 1.0 - mean[number] / top for number, text in enumerate(different)}
@@ -94,9 +100,11 @@ class RankingReward:
         pairs = [(i, j) for i in range(len(different)) for j in range(i)]
         torn = sum(len({_sign(place[i] - place[j]) for place in places}) > 1 for i, j in pairs)
         ties = sum(rewards[i] == rewards[j] for i in range(len(rewards)) for j in range(i))
-        return Ranking(rewards, ties, torn / len(pairs), bill)
+        return Ranking(rewards, ties, torn / len(pairs), bill, tuple(notes))
 
-    async def _places(self, task: object, answers: Sequence[str], order: Sequence[int], bill: Bill) -> list[float]:
+    async def _places(
+        self, task: object, answers: Sequence[str], order: Sequence[int], bill: Bill, notes: list[dict[str, object]]
+    ) -> list[float]:
         """Return the place of each answer, 0 for the best, by one question that shows them in an order."""
         system = (
             f"You rank {len(answers)} answers to a task. {NOTE}\n\nWhat a good answer is:\n{self.rubric}\n\nTheir "
@@ -122,7 +130,8 @@ class RankingReward:
                 before += len(level)
             return found
 
-        return await ask_judge(self.chat, question, read, purpose="ranking", bill=bill)
+        words = self.keep == "all"
+        return await ask_judge(self.chat, question, read, purpose="ranking", bill=bill, words=words, notes=notes)
 
 
 def _orders(count: int, orders: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ from bench.prompts.agent import names_language
 from bench.prompts.languages import read_items
 from bench.prompts.model import served, unpacked
 from bench.prompts.prompts import BEST_KNOWN, STARTING
-from bench.prompts.search import BUDGET, Bench, Found, Method
+from bench.prompts.search import RANDOM_BUDGET, Bench, Found, Method
 
 MARGIN, ROOMS_TARGET = 0.05, 0.72
 RANDOM = "random"
@@ -54,7 +54,8 @@ def room_selector(methods: Sequence[Method], seeds: Sequence[int]) -> bool:
 def languages(methods: Sequence[Method], seeds: Sequence[int], drawn: bool, data: Path) -> bool:
     """Search with SmolLM2; return whether every seed came within the margin of the best known prompt.
 
-    `drawn` adds the random search: with as many rollouts as the other searches of its seed, `BUDGET` if there is none.
+    `drawn` adds the random search: with as many rollouts as the other searches of its seed, else
+    `RANDOM_BUDGET`.
     """
     items = read_items(data)
     held_out, good = items.held_out, True
@@ -78,7 +79,7 @@ def languages(methods: Sequence[Method], seeds: Sequence[int], drawn: bool, data
                 good &= accuracy >= best - MARGIN
                 rollouts[seed] = max(rollouts[seed], found.rollouts)
         for seed in seeds if drawn else ():
-            found = bench.random_search(worst, seed, rollouts[seed] or BUDGET)
+            found = bench.random_search(worst, seed, rollouts[seed] or RANDOM_BUDGET)
             print(row("random search", seed, bench.accuracy(found.template, held_out), found), flush=True)
     return good
 

@@ -17,7 +17,9 @@ from bench.prompts.critic import edited
 
 Method = Literal["apo", "gepa"]
 BUDGET: Final = 2200
-"""Rollouts of GEPA, and of the random search by itself; APO's settings come to about as many."""
+"""Scores that GEPA may ask for, of which it has played some before; APO's settings come to 2,100 to 2,500 rollouts."""
+RANDOM_BUDGET: Final = 2520
+"""Rollouts of the random search where no other search of its seed says how many: as many as the greatest."""
 APO_SETTINGS: Final[dict[str, Any]] = {
     "gradient_batch_size": 10,
     "val_batch_size": 120,  # all of them: what the beam has played there is not played again

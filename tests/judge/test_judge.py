@@ -242,6 +242,7 @@ def test_it_goes_to_runners_in_processes() -> None:
         (lambda: agl.JudgeReward(keep="none"), "keep must be 'all' or 'counts'; got 'none'"),  # pyright: ignore[reportArgumentType]
         (lambda: agl.JudgeReward(rubric=" "), "rubric must say what a good answer is"),
         (lambda: agl.JudgeReward(agl.Chat(model="m"), model="n"), "model would have no effect beside an agl.Chat"),
+        (lambda: agl.RankingReward(keep="words"), "keep must be 'all' or 'counts'; got 'words'"),  # pyright: ignore[reportArgumentType]
         (lambda: agl.RankingReward(orders=1), "orders must be a whole number of 2 or more; got 1"),
     ],
 )

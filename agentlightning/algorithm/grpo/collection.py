@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.algorithm.grpo.checkpoint.resume import metadata_of
 from agentlightning.algorithm.grpo.endings import Endings
-from agentlightning.algorithm.grpo.group_rewards import store_group_rewards, with_group_rewards
+from agentlightning.algorithm.grpo.group_rewards import Questions, store_group_rewards, with_group_rewards
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.rows import (
     LateCalls,
@@ -57,8 +57,9 @@ class RolloutCollection:
             wanted = len(tasks) * settings.num_generations  # those that were enqueued once more come after these
             numbers = [first + i // settings.num_generations if i < wanted else -1 for i in range(len(ended))]
             if (group_reward := self._parts.group_reward) is not None:
-                read = await with_group_rewards(group_reward, read, numbers, self._tell_not_judged)
-                await store_group_rewards(self._parts.store, read)
+                asked: dict[str, Questions] = {}
+                read = await with_group_rewards(group_reward, read, numbers, self._tell_not_judged, asked)
+                await store_group_rewards(self._parts.store, read, asked)
                 self._look_at(read)
             rollouts += ended
             found += read

@@ -15,10 +15,11 @@ from agentlightning.emitter.reward import reward_attributes
 from agentlightning.emitter.reward_values import as_reward
 from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.judge.asking import all_of
-from agentlightning.judge.ranking import MOST_ANSWERS, RankingReward
+from agentlightning.judge.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Span
+from agentlightning.utils.otel import flatten_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Ranker(Protocol):
 GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
 """A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
 run. An answer is what the agent said and was told after its first prompt, as chat messages."""
+Questions = Sequence[Mapping[str, object]]
+"""What a judge was asked of a group, and what it said; see `Ranking.questions`."""
 _AT_ONCE = 8
 """Groups that are judged at the same time, and rewards that are written."""
 _GIVEN = ("group_reward", "not_judged")
@@ -66,12 +69,18 @@ def name_of_group_reward(given: GroupReward) -> str:
 
 
 async def with_group_rewards(
-    given: GroupReward, found: Sequence[Evidence], groups: Sequence[int], note: Callable[[str], None]
+    given: GroupReward,
+    found: Sequence[Evidence],
+    groups: Sequence[int],
+    note: Callable[[str], None],
+    asked: dict[str, Questions] | None = None,
 ) -> list[Evidence]:
     """Return rollouts with the rewards that were given to their groups, in the place of their own.
 
     Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
     no reward, rather than a low one, and `note` is told once. Nor have those without a group, whose number is -1.
+
+    What a judge was asked and said goes into `asked`, under the rollout of a group that comes first.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(found, groups, strict=True)):
@@ -86,7 +95,9 @@ async def with_group_rewards(
         if any(answers):
             try:
                 async with slots:
-                    rewards = await _rewards(given, task, answers)
+                    rewards, questions = await _rewards(given, task, answers)
+                if asked is not None and questions:
+                    asked[found[places[0]].rollout.rollout_id] = questions
             except ServiceError as error:
                 failed.append((len(places), str(error)))
         else:
@@ -104,8 +115,20 @@ async def with_group_rewards(
     return judged
 
 
-async def store_group_rewards(store: LightningStore, judged: Sequence[Evidence]) -> None:
-    """Write the rewards that `with_group_rewards` gave onto the attempts, where lists and pages read them."""
+async def store_group_rewards(
+    store: LightningStore, judged: Sequence[Evidence], asked: Mapping[str, Questions]
+) -> None:
+    """Write the rewards that `with_group_rewards` gave onto the attempts, where lists and pages read them, and what the
+    judge was asked and said as annotations of the rollout of each group that comes first."""
+    latest = {one.rollout.rollout_id: one.latest for one in judged}
+    spans = [
+        _annotation(attempt, {"judge": question})
+        for rollout_id, questions in asked.items()
+        for question in questions
+        if (attempt := latest[rollout_id]) is not None
+    ]
+    if spans:
+        await store.add_many_spans(spans)
     changed = [latest for one in judged if (latest := one.latest) and latest.outcome_reason in _GIVEN]
     slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -138,9 +161,9 @@ def _can_be_judged(one: Evidence) -> bool:
     return latest is not None and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None)
 
 
-async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) -> list[float]:
+async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) -> tuple[list[float], Questions]:
     if len(answers) == 1 and isinstance(given, Ranker):
-        return [0.5]
+        return [0.5], ()
     said: Any
     if isinstance(given, Ranker):
         said = given.rank(task, answers)
@@ -154,7 +177,20 @@ async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) 
     numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if len(numbers) != len(answers) or None in numbers:
         raise BadRequestError(f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {said!r}")
-    return cast("list[float]", numbers)
+    return cast("list[float]", numbers), said.questions if isinstance(said, Ranking) else ()
+
+
+def _annotation(attempt: Attempt, noted: Mapping[str, object]) -> Span:
+    end = attempt.end_time or attempt.start_time
+    return Span.from_attributes(
+        attributes=flatten_attributes(noted),
+        rollout_id=attempt.rollout_id,
+        attempt_id=attempt.attempt_id,
+        sequence_id=-1,
+        name=AGL_ANNOTATION,
+        start_time=end,
+        end_time=end,
+    )
 
 
 def _with_reward(one: Evidence, reward: float | None) -> Evidence:

@@ -36,15 +36,18 @@ def by_words(request: dict[str, Any]) -> str:
     return json.dumps({"ranking": ranking})
 
 
-def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", ["all", "counts"])
+def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path: Path, keep: Any) -> None:
+    store = agl.InMemoryLightningStore()
     with ModelServer(by_words) as server:
-        reward = agl.RankingReward(model_of(server))
+        reward = agl.RankingReward(model_of(server), keep=keep, prices={"judge": (1.0, 1.0)})
         [line] = metrics_of(
             fit(
                 says_something,
                 ["first", "second"],
                 model=untrained_model,
                 output_dir=tmp_path / "run",
+                store=store,
                 group_reward=reward,
                 **BASE,
             )
@@ -55,6 +58,23 @@ def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path
         assert '"role": "assistant"' in between("answer", said(server.calls[0].request))[0]
     assert line["calls_trained"] == 8
     assert line["mean_reward"] == pytest.approx(0.5)
+    asyncio.run(is_recorded(store, reward, keep))
+
+
+async def is_recorded(store: agl.LightningStore, reward: agl.RankingReward, keep: str) -> None:
+    """Check that both questions of a group are annotations of one of its rollouts, with what they took."""
+    found: list[list[dict[str, Any]]] = []
+    for rollout in await rollouts_of(store):
+        assert rollout.status == "succeeded"
+        spans = [span.attributes for span in await store.query_spans(rollout.rollout_id)]
+        found.append([{name: each[name] for name in each} for each in spans if "judge.purpose" in each])
+    assert sorted(map(len, found)) == [0] * 6 + [2] * 2
+    notes = [note for group in found for note in group]
+    assert sum(note["judge.cost"] for note in notes) == pytest.approx(reward.bill.cost)
+    assert sum(note["judge.prompt_tokens"] for note in notes) == reward.bill.prompt_tokens
+    assert all(("judge.prompt" in note) == ("judge.reply" in note) == (keep == "all") for note in notes)
+    if keep == "all":
+        assert all("You rank" in note["judge.prompt"] and '"ranking"' in note["judge.reply"] for note in notes)
 
 
 async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
