@@ -155,3 +155,20 @@ def test_a_rollout_is_queued_again_only_after_a_question_and_then_claimed(
     dialog.get_by_role("button", name="Cancel the rollout").click()
     expect(page.get_by_text("cancelled").first).to_be_visible(timeout=10_000)
     assert ask(demo_server.address, f"/rollouts/{rollout['rollout_id']}")["status"] == "cancelled"
+
+
+def test_a_bar_stands_where_the_answer_of_a_call_begins_and_kl_colours_the_tokens(
+    open_view: OpenView, store_address: str
+) -> None:
+    found = trained_rollout(store_address)
+    page = open_view(f"/rollouts/{found}?tab=tokens&colour=kl", address=store_address)
+    row = page.locator("[data-row]").first
+    expect(row.locator("[data-call]").first).to_be_visible()
+    record = ask(store_address, f"/runs/{the_run(store_address)}/records?kind_in=ledger&name={found}")["items"][-1][
+        "data"
+    ]
+    number = int(row.get_attribute("data-row") or "-1")
+    calls = [place + 1 for place, call in enumerate(record["calls"]) if call["row"] == number]
+    told = [int(each.get_attribute("data-call") or "0") for each in row.locator("[data-call]").all()]
+    assert told == calls
+    expect(row.get_by_test_id("row-figures")).to_be_visible()

@@ -20,6 +20,7 @@ import type {
   RunRecord,
   ServerFacts,
   Span,
+  TokenText,
   SpanTree,
   Worker,
 } from "./types.ts";
@@ -228,10 +229,28 @@ export const comparisonQuery = (before: string, after: string, offset = 0) =>
     queryFn: ({ signal }) => call<Comparison>("/comparison", { query: { before, after, limit: 200, offset }, signal }),
   });
 
-export const vocabularyQuery = (vocabulary: string | null) =>
-  queryOptions({
-    queryKey: ["vocabulary", vocabulary],
-    enabled: vocabulary !== null,
+/** So many token ids are asked for at once. */
+const MOST_TOKENS = 10_000;
+
+/** The texts of some tokens by their ids; a vocabulary may have hundreds of thousands, of which a row has few. */
+export const tokenTextsQuery = (vocabulary: string | null, ids: readonly number[]) => {
+  const wanted = [...new Set(ids)].sort((one, other) => one - other);
+  return queryOptions({
+    queryKey: ["vocabulary", vocabulary, wanted.join(" ")],
+    enabled: vocabulary !== null && wanted.length > 0,
     staleTime: Infinity,
-    queryFn: ({ signal }) => call<string[] | null>(`/vocabularies/${part(vocabulary ?? "")}`, { signal }),
+    queryFn: async ({ signal }) => {
+      const found = new Map<number, TokenText>();
+      for (let from = 0; from < wanted.length; from += MOST_TOKENS) {
+        const token_ids = wanted.slice(from, from + MOST_TOKENS);
+        const texts = await call<TokenText[] | null>(`/vocabularies/${part(vocabulary ?? "")}/texts`, {
+          method: "POST",
+          body: { token_ids },
+          signal,
+        });
+        for (const each of texts ?? []) found.set(each.id, each);
+      }
+      return found;
+    },
   });
+};

@@ -24,6 +24,7 @@ export type ShownMessage = Schemas["ShownMessage"];
 export type SpanTree = Schemas["SpanTree"];
 export type SpanNode = Schemas["SpanNode"];
 export type Comparison = Schemas["Comparison"];
+export type TokenText = Schemas["TokenText"];
 export type ServerFacts = Schemas["ServerFacts"];
 
 export interface Page<T> {
@@ -64,6 +65,8 @@ export interface LedgerRow {
   row: number;
   vocabulary: string | null;
   length: number;
+  /** The policy that learns from it, where a run has several. */
+  policy?: string;
   tokens?: PackedNumbers;
   mask?: PackedNumbers;
   [figure: string]: unknown;

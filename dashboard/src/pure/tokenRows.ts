@@ -65,6 +65,7 @@ export const COLOURINGS = {
   advantage: { label: "Advantage", kind: "diverging" },
   ratio: { label: "Ratio", kind: "diverging" },
   difference: { label: "Engine against trainer", kind: "diverging" },
+  kl: { label: "KL to the reference", kind: "sequential" },
   clip: { label: "Clip decision", kind: "classes" },
   mask: { label: "Mask", kind: "classes" },
 } as const;
@@ -87,6 +88,8 @@ export function valueOf(token: TokenAt, by: Colouring): number | null {
       return figures.engine_logprobs === undefined || figures.trainer_logprobs === undefined
         ? null
         : figures.trainer_logprobs - figures.engine_logprobs;
+    case "kl":
+      return figures.kl ?? null;
     case "clip":
       return figures.clipped ?? null;
     case "mask":

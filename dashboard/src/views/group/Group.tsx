@@ -5,7 +5,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useParams } from "@tanstack/react-router";
 import { useMemo } from "react";
 
-import { stepLedgerQuery, summariesQuery, vocabularyQuery } from "../../api/questions.ts";
+import { stepLedgerQuery, summariesQuery, tokenTextsQuery } from "../../api/questions.ts";
 import type { LedgerData, LedgerRow, RolloutFilter } from "../../api/types.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
@@ -13,6 +13,9 @@ import { href } from "../../pure/address.ts";
 import { decimal } from "../../pure/format.ts";
 import { firstDifference } from "../../pure/parting.ts";
 import { shownToken, tokensOf } from "../../pure/tokenRows.ts";
+
+/** So many tokens are shown of each answer. */
+const SHOWN = 24;
 
 export function Group() {
   const { runId, step, task } = useParams({ strict: false }) as { runId: string; step: string; task: string };
@@ -27,8 +30,10 @@ export function Group() {
     return new Map(ids.map((id) => [id, known.get(id)]));
   }, [ledger.data, ids.join()]);
   const rows = ids.map((id) => told.get(id)?.rows?.[0]);
-  const vocabulary = useQuery(vocabularyQuery(rows.find((row) => row?.vocabulary)?.vocabulary ?? null));
   const parting = useMemo(() => firstDifference(rows.map(idsOf)), [rows]);
+  const from = parting && parting.at >= 0 ? parting.at : 0;
+  const shown = rows.map((row) => idsOf(row).slice(from, from + SHOWN));
+  const texts = useQuery(tokenTextsQuery(rows.find((row) => row?.vocabulary)?.vocabulary ?? null, shown.flat()));
   return (
     <Stack gap="md">
       <Breadcrumbs separator="›">
@@ -71,9 +76,7 @@ export function Group() {
                     const data = told.get(row.rollout_id);
                     const trained = data?.calls.filter((call) => call.ending === "trained").length ?? 0;
                     const reason = data?.verdict ?? data?.calls.find((call) => call.reason)?.reason;
-                    const tokens = idsOf(rows[place]);
-                    const from = parting && parting.at >= 0 ? parting.at : 0;
-                    const text = tokens.slice(from, from + 24).map((id) => shownToken(vocabulary.data?.[id], id)).join("");
+                    const text = (shown[place] ?? []).map((id) => shownToken(texts.data?.get(id)?.text, id)).join("");
                     return (
                       <Table.Tr key={row.rollout_id}>
                         <Table.Td className="agl-nowrap">
@@ -94,7 +97,7 @@ export function Group() {
                           {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${data.calls.length} calls` : `○ ${(reason ?? "no call").replaceAll("_", " ")}`}
                         </Table.Td>
                         <Table.Td ff="monospace" className="agl-attribute">
-                          {tokens.length ? (
+                          {shown[place]?.length ? (
                             <Anchor fz="xs" ff="monospace" href={href(["rollouts", row.rollout_id], { tab: "tokens" })}>
                               {text || "∅"}
                             </Anchor>

@@ -99,13 +99,15 @@ const Line = memo(function Line({ from, to, top, tokens, texts, colours, chosen,
       {tokens.slice(from, to).map((token) => {
         const clipped = Boolean(token.figures.clipped);
         const colour = colours[token.at];
+        const begins = token.call >= 0 && tokens[token.at - 1]?.call !== token.call;
         return (
           <span
             key={token.at}
             id={`token-${token.at}`}
             role="option"
             aria-selected={token.at === chosen}
-            className={`agl-token${token.trained ? "" : " agl-untrained"}${clipped ? " agl-clipped" : ""}${colour ? " agl-coloured" : ""}`}
+            className={`agl-token${token.trained ? "" : " agl-untrained"}${clipped ? " agl-clipped" : ""}${colour ? " agl-coloured" : ""}${begins ? " agl-begins" : ""}`}
+            data-call={begins ? token.call + 1 : undefined}
             style={colour ? { backgroundColor: colour } : undefined}
             onMouseEnter={() => choose(token)}
             onClick={() => choose(token)}

@@ -5,12 +5,13 @@ import { Group, Select, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 
-import { explanationQuery, ledgerQuery, vocabularyQuery } from "../../api/questions.ts";
+import { explanationQuery, ledgerQuery, tokenTextsQuery } from "../../api/questions.ts";
 import type { CallExplanation, LedgerData, LedgerRow } from "../../api/types.ts";
 import { useAddress } from "../../app/useAddress.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { count, decimal } from "../../pure/format.ts";
 import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
+import { visible } from "../../pure/visible.ts";
 import { RowFigures } from "./RowFigures.tsx";
 import { TokenText } from "./TokenText.tsx";
 
@@ -59,7 +60,7 @@ function Rows({ data, step, calls }: { data: LedgerData; step: number; calls: Ca
         />
         <Text size="sm">
           What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward {decimal(data.reward)}.
-          Tokens of the prompt and of tools are not trained: grey.
+          Tokens of the prompt and of tools are not trained: grey. A bar stands where the answer of a call begins.
         </Text>
       </Group>
       {rows.map((row) => (
@@ -71,11 +72,11 @@ function Rows({ data, step, calls }: { data: LedgerData; step: number; calls: Ca
 }
 
 function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData; colouring: Colouring; calls: CallExplanation[] }) {
-  const vocabulary = useQuery(vocabularyQuery(row.vocabulary));
   const tokens = useMemo(() => tokensOf(row, data.calls), [row, data]);
+  const known = useQuery(tokenTextsQuery(row.vocabulary, useMemo(() => tokens.map(({ id }) => id), [tokens])));
   const range = useMemo(() => rangeOf(tokens, colouring), [tokens, colouring]);
   const [chosen, setChosen] = useState<TokenAt | null>(null);
-  const texts = useMemo(() => tokens.map((token) => shownToken(vocabulary.data?.[token.id], token.id)), [tokens, vocabulary.data]);
+  const texts = useMemo(() => tokens.map((token) => shownToken(known.data?.get(token.id)?.text, token.id)), [tokens, known.data]);
   const colours = useMemo(
     () => tokens.map((token) => colourOf(valueOf(token, colouring), range, colouring)),
     [tokens, range, colouring],
@@ -86,12 +87,19 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
     <section aria-label={`Row ${row.row}`} data-row={row.row}>
       <Text size="sm" fw={600}>
         Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
+        {row.policy ? ` · policy ${visible(row.policy)}` : ""}
         {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
       </Text>
       <Legend range={range} colouring={colouring} />
       <RowFigures tokens={tokens} range={range} colouring={colouring} />
       <TokenText tokens={tokens} texts={texts} colours={colours} choose={setChosen} chosen={chosen} />
-      <Chosen token={chosen} text={chosen ? (texts[chosen.at] ?? "") : ""} row={row} data={data} />
+      <Chosen
+        token={chosen}
+        text={chosen ? (texts[chosen.at] ?? "") : ""}
+        partial={Boolean(chosen && known.data?.get(chosen.id)?.partial)}
+        row={row}
+        data={data}
+      />
     </section>
   );
 }
@@ -129,7 +137,15 @@ function Legend({ range: [low, high], colouring }: { range: [number, number]; co
 
 const clips = ["no", "at the lower bound", "at the upper bound", "at delta"];
 
-function Chosen({ token, text, row, data }: { token: TokenAt | null; text: string; row: LedgerRow; data: LedgerData }) {
+interface ChosenProps {
+  token: TokenAt | null;
+  text: string;
+  partial: boolean;
+  row: LedgerRow;
+  data: LedgerData;
+}
+
+function Chosen({ token, text, partial, row, data }: ChosenProps) {
   if (!token) {
     return (
       <Text size="xs" c="dimmed" mih={40}>
@@ -141,7 +157,7 @@ function Chosen({ token, text, row, data }: { token: TokenAt | null; text: strin
   const facts = [
     `token ${token.at} of row ${row.row}`,
     `id ${token.id}`,
-    `“${text}”`,
+    `“${text}”${partial ? ", part of a character" : ""}`,
     token.trained ? `trained, answer of call ${token.call + 1}` : "not trained: part of a prompt",
     call?.weight_version === undefined || call.weight_version === null ? null : `sampled by weights ${call.weight_version}`,
     ...(Object.entries(token.figures) as [Figure, number][]).map(([name, number]) =>

@@ -1,1 +1,0 @@
-import{bn as e,pn as t,wn as n}from"./questions-B1q--_nu.js";import{t as r}from"./InputBase-BODf7Qgk.js";var i=n(),a=t(t=>{let n=e([`Input`,`InputWrapper`,`TextInput`],null,t);return(0,i.jsx)(r,{component:`input`,...n,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};
