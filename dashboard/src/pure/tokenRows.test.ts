@@ -57,3 +57,15 @@ test("white space is seen, and a token without text shows its number", () => {
   assert.equal(shownToken(null, 7), "#7");
   assert.equal(shownToken("", 7), "∅");
 });
+
+test("a token's text cannot turn its neighbours round", () => {
+  assert.equal(shownToken("a\u202e b", 1), "a⟨U+202E⟩·b");
+});
+
+test("divergence from the reference colours like a figure of its own, and none of it is the palest", () => {
+  const tokens = tokensOf({ ...row, kl: pack("f32", [0, 0.5, 0]) }, [call(3, 4)]);
+  const range = rangeOf(tokens, "kl");
+  assert.deepEqual(range, [0, 0.5]);
+  assert.notEqual(colourOf(valueOf(tokens[1]!, "kl"), range, "kl"), colourOf(valueOf(tokens[2]!, "kl"), range, "kl"));
+  assert.equal(colourOf(0, [0, 0], "kl"), "rgb(255 247 236)");
+});

@@ -2,6 +2,7 @@
 
 import type { LedgerCall, LedgerRow } from "../api/types.ts";
 import { unpack } from "./packed.ts";
+import { visible } from "./visible.ts";
 
 /** Figures that the ledger may have of a trained token, and what they are called. */
 export const FIGURES = {
@@ -123,8 +124,8 @@ export function colourOf(value: number | null, [low, high]: [number, number], by
     const strength = Math.min(1, Math.abs(share));
     return share >= 0 ? mix([247, 247, 247], [107, 174, 214], strength) : mix([247, 247, 247], [244, 165, 96], strength);
   }
-  const share = high === low ? 1 : (value - low) / (high - low);
-  return by === "entropy" ? mix([255, 247, 236], [244, 165, 96], share) : mix([244, 165, 96], [255, 247, 236], share);
+  const share = high === low ? (by === "logprob" ? 1 : 0) : (value - low) / (high - low);
+  return by === "entropy" || by === "kl" ? mix([255, 247, 236], [244, 165, 96], share) : mix([244, 165, 96], [255, 247, 236], share);
 }
 
 function mix(from: readonly number[], to: readonly number[], share: number): string {
@@ -135,5 +136,5 @@ function mix(from: readonly number[], to: readonly number[], share: number): str
 export function shownToken(text: string | null | undefined, id: number): string {
   if (text === null || text === undefined) return `#${id}`;
   if (text === "") return "∅";
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
+  return visible(text).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
 }

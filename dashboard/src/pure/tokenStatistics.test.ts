@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import type { TokenAt } from "./tokenRows.ts";
-import { answersOf, histogramOf, statisticsOf } from "./tokenStatistics.ts";
+import { histogramOf, partsOf, statisticsOf } from "./tokenStatistics.ts";
 
 test("statistics leave out what is no number, and say nothing of nothing", () => {
   assert.deepEqual(statisticsOf([3, null, 1, Number.NaN, 2, 6]), { count: 4, mean: 3, low: 1, high: 6, median: 2.5 });
@@ -15,12 +15,15 @@ test("each value is in one part of the histogram, the greatest in the last", () 
   assert.deepEqual(histogramOf([-1, 9], [0, 4], 2), [0, 0]);
 });
 
-test("answers are the stretches that the model wrote, one for each call", () => {
+test("a row is in parts: what was given, and each call's answer", () => {
   const calls = [-1, 0, 0, -1, 1, 2];
   const tokens = calls.map((call, at): TokenAt => ({ at, id: at, trained: call >= 0, place: -1, call, figures: {} }));
-  assert.deepEqual(answersOf(tokens), [
-    { from: 1, to: 3, call: 0 },
-    { from: 4, to: 5, call: 1 },
-    { from: 5, to: 6, call: 2 },
+  assert.deepEqual(partsOf(tokens), [
+    { from: 0, to: 1, call: -1, trained: false },
+    { from: 1, to: 3, call: 0, trained: true },
+    { from: 3, to: 4, call: -1, trained: false },
+    { from: 4, to: 5, call: 1, trained: true },
+    { from: 5, to: 6, call: 2, trained: true },
   ]);
+  assert.deepEqual(partsOf([]), []);
 });

@@ -1,4 +1,4 @@
-/** What a row's tokens have of a figure, taken together, and the places where a row's prompt and answers meet. */
+/** What a row's tokens have of a figure, taken together, and the parts of a row: what was given, and what each call answered. */
 
 import type { TokenAt } from "./tokenRows.ts";
 
@@ -32,14 +32,21 @@ export function histogramOf(values: readonly (number | null)[], [low, high]: rea
   return counts;
 }
 
-/** The stretches of a row that the model wrote, with the index of their call. */
-export function answersOf(tokens: readonly TokenAt[]): { from: number; to: number; call: number }[] {
-  const answers: { from: number; to: number; call: number }[] = [];
+export interface RowPart {
+  from: number;
+  to: number;
+  /** Index of the call whose answer it is; -1 for what the model was given. */
+  call: number;
+  trained: boolean;
+}
+
+/** The parts of a row in order; a row ends with an answer, and each part before it is a prompt or an earlier answer. */
+export function partsOf(tokens: readonly TokenAt[]): RowPart[] {
+  const parts: RowPart[] = [];
   for (const { at, call, trained } of tokens) {
-    const last = answers.at(-1);
-    if (!trained) continue;
-    if (last && last.to === at && last.call === call) last.to = at + 1;
-    else answers.push({ from: at, to: at + 1, call });
+    const last = parts.at(-1);
+    if (last && last.trained === trained && last.call === call) last.to = at + 1;
+    else parts.push({ from: at, to: at + 1, call, trained });
   }
-  return answers;
+  return parts;
 }

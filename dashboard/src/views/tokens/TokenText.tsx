@@ -5,21 +5,32 @@ import { useVirtualizer } from "@tanstack/react-virtual";
 import { memo, useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
 
 import { linesOf } from "../../pure/lines.ts";
+import type { RowPart } from "../../pure/tokenStatistics.ts";
 import type { TokenAt } from "../../pure/tokenRows.ts";
 
 const LINE = 22;
 const MOST_HEIGHT = 520;
+/** Pixels left of the tokens, where the name of their part stands. */
+const GUTTER = 76;
 const PROBE = "0".repeat(10);
+
+/** A part of the row, and how it is called beside its first line. */
+export interface NamedPart extends RowPart {
+  name: string;
+}
 
 interface Props {
   tokens: TokenAt[];
   texts: string[];
+  /** Places whose token has bytes that are only a part of a character. */
+  partial: ReadonlySet<number>;
+  parts: readonly NamedPart[];
   colours: (string | null)[];
   chosen: TokenAt | null;
   choose: (token: TokenAt | null) => void;
 }
 
-export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
+export function TokenText({ tokens, texts, partial, parts, colours, chosen, choose }: Props) {
   const { ref, width } = useElementSize();
   const scroller = useRef<HTMLDivElement>(null);
   const probe = useRef<HTMLSpanElement>(null);
@@ -28,8 +39,12 @@ export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
     const measured = (probe.current?.getBoundingClientRect().width ?? 0) / PROBE.length;
     if (measured > 0) setCharacter(measured);
   }, [width]);
-  const room = Math.max(20, Math.floor((width - 24) / character));
-  const lines = useMemo(() => linesOf(texts.map((text) => Math.min(text.length, 60)), room), [texts, room]);
+  const room = Math.max(20, Math.floor((width - 24 - GUTTER) / character));
+  const begins = useMemo(() => new Map(parts.map((part) => [part.from, part.name])), [parts]);
+  const lines = useMemo(
+    () => linesOf(texts.map((text) => Math.min(text.length, 60)), room, new Set(begins.keys())),
+    [texts, room, begins],
+  );
   const virtual = useVirtualizer({
     count: lines.length,
     getScrollElement: () => scroller.current,
@@ -68,8 +83,10 @@ export function TokenText({ tokens, texts, colours, chosen, choose }: Props) {
                 from={line.from}
                 to={line.to}
                 top={start}
+                part={begins.get(line.from)}
                 tokens={tokens}
                 texts={texts}
+                partial={partial}
                 colours={colours}
                 chosen={chosen && chosen.at >= line.from && chosen.at < line.to ? chosen.at : -1}
                 choose={choose}
@@ -86,16 +103,23 @@ interface LineProps {
   from: number;
   to: number;
   top: number;
+  part: string | undefined;
   tokens: TokenAt[];
   texts: string[];
+  partial: ReadonlySet<number>;
   colours: (string | null)[];
   chosen: number;
   choose: (token: TokenAt | null) => void;
 }
 
-const Line = memo(function Line({ from, to, top, tokens, texts, colours, chosen, choose }: LineProps) {
+const Line = memo(function Line({ from, to, top, part, tokens, texts, partial, colours, chosen, choose }: LineProps) {
   return (
-    <div className="agl-token-line" style={{ transform: `translateY(${top}px)` }}>
+    <div className="agl-token-line" style={{ transform: `translateY(${top}px)`, paddingInlineStart: GUTTER }}>
+      {part === undefined ? null : (
+        <span className="agl-token-part" aria-hidden data-part={part} style={{ width: GUTTER }}>
+          {part}
+        </span>
+      )}
       {tokens.slice(from, to).map((token) => {
         const clipped = Boolean(token.figures.clipped);
         const colour = colours[token.at];
@@ -106,7 +130,7 @@ const Line = memo(function Line({ from, to, top, tokens, texts, colours, chosen,
             id={`token-${token.at}`}
             role="option"
             aria-selected={token.at === chosen}
-            className={`agl-token${token.trained ? "" : " agl-untrained"}${clipped ? " agl-clipped" : ""}${colour ? " agl-coloured" : ""}${begins ? " agl-begins" : ""}`}
+            className={`agl-token${token.trained ? "" : " agl-untrained"}${clipped ? " agl-clipped" : ""}${partial.has(token.at) ? " agl-partial" : ""}${colour ? " agl-coloured" : ""}${begins ? " agl-begins" : ""}`}
             data-call={begins ? token.call + 1 : undefined}
             style={colour ? { backgroundColor: colour } : undefined}
             onMouseEnter={() => choose(token)}

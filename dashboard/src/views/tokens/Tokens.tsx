@@ -6,31 +6,42 @@ import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 
 import { explanationQuery, ledgerQuery, tokenTextsQuery } from "../../api/questions.ts";
-import type { CallExplanation, LedgerData, LedgerRow } from "../../api/types.ts";
+import type { CallExplanation, LedgerCall, LedgerData, LedgerRow } from "../../api/types.ts";
 import { useAddress } from "../../app/useAddress.ts";
+import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { count, decimal } from "../../pure/format.ts";
 import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
+import { partsOf } from "../../pure/tokenStatistics.ts";
 import { visible } from "../../pure/visible.ts";
 import { RowFigures } from "./RowFigures.tsx";
-import { TokenText } from "./TokenText.tsx";
+import { TokenText, type NamedPart } from "./TokenText.tsx";
 
 export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string | null }) {
   const record = useQuery(ledgerQuery(runId, rolloutId));
   const explanation = useQuery(explanationQuery(rolloutId));
   const calls = explanation.data?.calls ?? [];
+  const seams = explanation.data?.rows ? explanation.data.notes : []; // without rows, the notes are advice
   if (runId === null) return <NoLedger calls={calls} text="This rollout belongs to no run, so no ledger tells of it." />;
   if (record.isSuccess && record.data === null) {
     return <NoLedger calls={calls} text="The ledger of its run has no record of this rollout: it was not sampled for training, or its step has not ended yet." />;
   }
   return (
     <Answer query={record} what="Tokens">
-      {({ data, step }) => <Rows data={data as unknown as LedgerData} step={step} calls={calls} />}
+      {({ data, step }) => <Rows data={data as unknown as LedgerData} step={step} calls={calls} seams={seams} />}
     </Answer>
   );
 }
 
-function Rows({ data, step, calls }: { data: LedgerData; step: number; calls: CallExplanation[] }) {
+interface RowsProps {
+  data: LedgerData;
+  step: number;
+  calls: CallExplanation[];
+  /** Where rows of the rollout part from the call before them, in words. */
+  seams: string[];
+}
+
+function Rows({ data, step, calls, seams }: RowsProps) {
   const [search, change] = useAddress();
   const colouring = (search.colour && search.colour in COLOURINGS ? search.colour : "logprob") as Colouring;
   const rows = data.rows ?? [];
@@ -60,12 +71,22 @@ function Rows({ data, step, calls }: { data: LedgerData; step: number; calls: Ca
         />
         <Text size="sm">
           What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward {decimal(data.reward)}.
-          Tokens of the prompt and of tools are not trained: grey. A bar stands where the answer of a call begins.
+          What the model was given (prompt, tools) is not trained: grey. A bar stands where the answer of a call begins.
         </Text>
       </Group>
       {rows.map((row) => (
         <Row key={row.row} row={row} data={data} colouring={colouring} calls={calls} />
       ))}
+      {seams.length ? (
+        <section aria-label="Where new rows began">
+          <Text size="sm" fw={600}>
+            Where new rows began
+          </Text>
+          {seams.map((seam) => (
+            <LongText key={seam} text={seam} mono />
+          ))}
+        </section>
+      ) : null}
       <Untrained calls={calls} />
     </Stack>
   );
@@ -77,6 +98,18 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
   const range = useMemo(() => rangeOf(tokens, colouring), [tokens, colouring]);
   const [chosen, setChosen] = useState<TokenAt | null>(null);
   const texts = useMemo(() => tokens.map((token) => shownToken(known.data?.get(token.id)?.text, token.id)), [tokens, known.data]);
+  const partial = useMemo(
+    () => new Set(tokens.filter((token) => known.data?.get(token.id)?.partial).map((token) => token.at)),
+    [tokens, known.data],
+  );
+  const numberOf = (index: number): number => {
+    const found = data.calls[index];
+    return calls.find((call) => call.call_id === found?.call_id && call.attempt_id === found.attempt_id)?.number ?? index + 1;
+  };
+  const parts: NamedPart[] = useMemo(
+    () => partsOf(tokens).map((part) => ({ ...part, name: part.trained ? `answer ${numberOf(part.call)}` : "given" })),
+    [tokens, data, calls],
+  );
   const colours = useMemo(
     () => tokens.map((token) => colourOf(valueOf(token, colouring), range, colouring)),
     [tokens, range, colouring],
@@ -89,16 +122,17 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
         Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
         {row.policy ? ` · policy ${visible(row.policy)}` : ""}
         {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
+        {partial.size ? <Text span size="sm" c="dimmed"> · {count(partial.size)} are parts of a character, shown by their bytes and dotted</Text> : null}
       </Text>
       <Legend range={range} colouring={colouring} />
       <RowFigures tokens={tokens} range={range} colouring={colouring} />
-      <TokenText tokens={tokens} texts={texts} colours={colours} choose={setChosen} chosen={chosen} />
+      <TokenText tokens={tokens} texts={texts} partial={partial} parts={parts} colours={colours} choose={setChosen} chosen={chosen} />
       <Chosen
         token={chosen}
         text={chosen ? (texts[chosen.at] ?? "") : ""}
-        partial={Boolean(chosen && known.data?.get(chosen.id)?.partial)}
+        partial={chosen !== null && partial.has(chosen.at)}
         row={row}
-        data={data}
+        call={chosen && chosen.call >= 0 ? { number: numberOf(chosen.call), ledger: data.calls[chosen.call] } : null}
       />
     </section>
   );
@@ -142,10 +176,11 @@ interface ChosenProps {
   text: string;
   partial: boolean;
   row: LedgerRow;
-  data: LedgerData;
+  /** Whose answer the token belongs to. */
+  call: { number: number; ledger: LedgerCall | undefined } | null;
 }
 
-function Chosen({ token, text, partial, row, data }: ChosenProps) {
+function Chosen({ token, text, partial, row, call }: ChosenProps) {
   if (!token) {
     return (
       <Text size="xs" c="dimmed" mih={40}>
@@ -153,16 +188,18 @@ function Chosen({ token, text, partial, row, data }: ChosenProps) {
       </Text>
     );
   }
-  const call = data.calls[token.call];
+  const weights = call?.ledger?.weight_version ?? null;
+  const { engine_logprobs: engine, trainer_logprobs: trainer } = token.figures;
   const facts = [
     `token ${token.at} of row ${row.row}`,
     `id ${token.id}`,
     `“${text}”${partial ? ", part of a character" : ""}`,
-    token.trained ? `trained, answer of call ${token.call + 1}` : "not trained: part of a prompt",
-    call?.weight_version === undefined || call.weight_version === null ? null : `sampled by weights ${call.weight_version}`,
+    token.trained ? `trained, answer of call ${call?.number ?? "?"}` : "not trained: given to the model",
+    weights === null ? null : `sampled by weights ${weights}`,
     ...(Object.entries(token.figures) as [Figure, number][]).map(([name, number]) =>
       name === "clipped" ? `clipped: ${clips[number] ?? number}` : `${FIGURES[name]} ${decimal(number, 4)}`,
     ),
+    engine === undefined || trainer === undefined ? null : `trainer − engine ${decimal(trainer - engine, 4)}`,
   ];
   return (
     <Text size="xs" mih={40} role="status" className="agl-number" data-testid="token-facts">
