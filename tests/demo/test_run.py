@@ -292,11 +292,9 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # a whole warm start, 16 CPU seconds; tests/execution/test_endings.py has the promise of every run
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    "whom", ["the terminal's processes", pytest.param("the main process", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("whom", ["the terminal's processes", "the main process"])
 def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: Any, tmp_path: Path, whom: str) -> None:
     process = demo(until="step   2/500")
     family, ports = _everything_of(process)

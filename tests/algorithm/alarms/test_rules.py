@@ -75,6 +75,15 @@ def test_replies_that_shrink_and_rewards_that_rise_are_found_as_well() -> None:
     assert risen.text == "mean reward rose to 0.9; the mean of the 5 steps before is 0.5 (limit 0.25 from it)"
 
 
+@pytest.mark.parametrize("size", [2.25e307, 1.7e308])
+def test_rewards_at_the_end_of_what_a_float_holds_have_a_finite_limit(size: float) -> None:
+    rewards = [size, size, 0.0, -size, size, 0.0]
+    found = measured("reward_jump", *(step(mean_reward=reward) for reward in rewards))
+    assert found is not None
+    assert math.isfinite(found.threshold)
+    assert math.isfinite(found.value)
+
+
 def test_what_is_compared_with_the_first_steps_waits_for_them() -> None:
     for name in ("entropy_collapse", "length_drift"):
         assert measured(name, step(), step(), step()) is None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Final
 
 from typing_extensions import override
 
 from agentlightning.algorithm.alarms.rule import Measurement, Rule, number
 from agentlightning.algorithm.progress import StepFigures
+
+_LARGEST: Final = 1e300
+"""Rewards beyond are taken for this one, so that sums and deviations of a window stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,9 @@ class RewardJump(Rule):
         rewards = [reward for figures in steps if (reward := number(figures.mean_reward)) is not None]
         if number(steps[-1].mean_reward) is None or len(rewards) <= self.window:
             return None
-        now, before = rewards[-1], rewards[-1 - self.window : -1]
+        now, *before = (
+            max(-_LARGEST, min(_LARGEST, reward)) for reward in (rewards[-1], *rewards[-1 - self.window : -1])
+        )
         mean = fmean(before)
         threshold = max(self.least, self.deviations * pstdev(before))
         verb = "rose" if now >= mean else "fell"
