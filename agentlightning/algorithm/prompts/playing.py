@@ -68,7 +68,8 @@ class _Job:
 class PromptPlayer:
     """Plays sets of prompts. Belongs to the event loop of the algorithm.
 
-    What is asked for at the same time is enqueued at once, in one call to the store. Each set of prompts is published
+    What is asked for at the same time is enqueued at once, in one call to the store, and each caller is answered when
+    its own tasks have ended. Each set of prompts is published
     with everything else of `resources`, under `<prefix>-<run>-<version>`. A score is kept per set, mode and task: the
     same is not played twice. Rollouts that are late are cancelled, and so are open ones when nobody waits any more.
 
@@ -171,22 +172,44 @@ class PromptPlayer:
                 else:
                     wanted.setdefault(key, (job, task))
         if wanted:
-            fresh = await self._play_tasks(wanted, self._timeout * len(jobs))
+
+            def tell(fresh: Mapping[_Key, RolloutResult]) -> None:
+                self._keep(fresh)
+                found.update(fresh)
+                self._answer_early(jobs, found)
+
+            fresh = await self._play_tasks(wanted, self._timeout * len(jobs), tell)
             missing = {key: wanted[key] for key, result in fresh.items() if result["final_reward"] is None}
             if missing and self._missing == "retry" and self._seconds_left() > 0:
                 logger.info("%d of %d rollouts earned nothing and are played once more", len(missing), len(wanted))
                 fresh |= await self._play_tasks(missing, self._timeout * len(jobs))
             found |= fresh
-            for key, result in fresh.items():
-                kept = _kept(result) if key[1] == "val" else result
-                if key[1] != "val":
-                    self._whole[key] = None
-                if result["final_reward"] is None:  # a fault may be none the next time
-                    self._failed[key] = kept
-                else:
-                    self._scores[key] = kept
+            self._keep(fresh)
             self._forget()
         return found
+
+    def _keep(self, fresh: Mapping[_Key, RolloutResult]) -> None:
+        for key, result in fresh.items():
+            kept = _kept(result) if key[1] == "val" else result
+            if key[1] != "val":
+                self._whole[key] = None
+            if result["final_reward"] is None:  # a fault may be none the next time
+                self._failed[key] = kept
+            else:
+                self._scores[key] = kept
+
+    def _answer_early(self, jobs: Sequence[_Job], found: Mapping[_Key, RolloutResult]) -> None:
+        """Answer those whose tasks are played while others still run; the last ones are answered with the round."""
+        again = self._missing == "retry"  # what earned nothing is played once more
+        still_open = [job for job in jobs if not job.done.done()]
+        ready = [
+            job
+            for job in still_open
+            if all(key in found and not (again and found[key]["final_reward"] is None) for key in job.keys)
+        ]
+        if len(ready) < len(still_open):
+            for job in ready:
+                job.done.set_result([found[key] for key in job.keys])
 
     def _forget(self) -> None:
         """Keep what a critic reads of the last results for it only."""
@@ -197,21 +220,43 @@ class PromptPlayer:
                 if key in results:
                     results[key] = _kept(results[key])
 
-    async def _play_tasks(self, wanted: Mapping[_Key, tuple[_Job, Any]], seconds: float) -> dict[_Key, RolloutResult]:
+    async def _play_tasks(
+        self,
+        wanted: Mapping[_Key, tuple[_Job, Any]],
+        seconds: float,
+        tell: Callable[[Mapping[_Key, RolloutResult]], None] | None = None,
+    ) -> dict[_Key, RolloutResult]:
+        """Play tasks, enqueued at once, and return their results; `tell` is given those that have ended meanwhile."""
         requests = [
             EnqueueRolloutRequest(
                 input=task,
                 mode=job.mode,
                 resources_id=await self._publish(job),
                 config=self._config,
-                metadata={"prompt_version": job.version},
+                metadata={"prompt_version": job.version, "task": key[2]},
             )
-            for job, task in wanted.values()
+            for key, (job, task) in wanted.items()
         ]
         self.rollouts += len(requests)
         limit = max(0.0, min(seconds, self._seconds_left()))
-        rollouts = await collect(self._store, requests, timeout_seconds=limit)
-        return dict(zip(wanted, await self._read(rollouts), strict=True))
+        key_of = {(self._published[key[0]], *key[1:]): key for key in wanted}
+        read: dict[_Key, RolloutResult] = {}
+
+        async def read_ended(ended: Sequence[Rollout]) -> None:
+            keys = [
+                key_of[each.resources_id or "", each.mode or "train", str((each.metadata or {})["task"])]
+                for each in ended
+            ]
+            fresh = dict(zip(keys, await self._read(ended), strict=True))
+            read.update(fresh)
+            if tell is not None:
+                tell(fresh)
+
+        rollouts = await collect(self._store, requests, timeout_seconds=limit, on_ended=read_ended)
+        left = [(key, each) for key, each in zip(wanted, rollouts, strict=True) if key not in read]  # the late ones
+        if left:
+            read |= zip((key for key, _ in left), await self._read([each for _, each in left]), strict=True)
+        return {key: read[key] for key in wanted}
 
     async def _publish(self, job: _Job) -> str:
         """Return the id of the resources with these prompts, published once."""

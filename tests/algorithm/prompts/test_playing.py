@@ -89,6 +89,32 @@ async def test_what_is_asked_for_together_is_enqueued_together_and_once(store: a
     await asyncio.wait([runner])
 
 
+@pytest.mark.parametrize("missing", ["retry", "skip"])
+async def test_who_asked_for_tasks_that_have_ended_does_not_wait_for_those_of_others(
+    store: agl.LightningStore, missing: str
+) -> None:
+    """Weak point 6: the critique of one prompt begins while another prompt is still played."""
+    rewards: dict[Any, float | None] = {"a": 0.1, "b": None}
+    plays, runner = player(store, missing=missing), asyncio.create_task(serve(store, rewards))
+    quick = asyncio.create_task(plays.play("v0", prompts("x"), ["a"], "train"))
+    faulty = asyncio.create_task(plays.play("v1", prompts("yy"), ["a", "b"], "train"))
+    slow = asyncio.create_task(plays.play("v2", prompts("zzz"), ["a", "hangs"], "train"))
+    [result] = await quick
+    assert (result["final_reward"], bool(result["spans"])) == (pytest.approx(0.11), True)
+    assert not slow.done()
+    if missing == "skip":
+        assert [each["final_reward"] for each in await faulty] == [pytest.approx(0.12), None]
+    assert not faulty.done() or missing == "skip", "its failure is played once more, with the round"
+    assert plays.rollouts == 5, "all were enqueued at once, and each task once"
+    slow.cancel()
+    faulty.cancel()
+    await asyncio.wait([slow, faulty])
+    hanging = [each for each in await store.query_rollouts() if each.input == "hangs"]
+    assert [each.status for each in hanging] == ["cancelled"]
+    runner.cancel()
+    await asyncio.wait([runner])
+
+
 async def test_a_failure_is_kept_apart_and_tried_again_the_next_time(store: agl.LightningStore) -> None:
     """Weak point 8."""
     rewards: dict[Any, float | None] = {"a": None, "b": 0.5}
