@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,22 @@ def test_an_adapter_that_selects_one_policy_is_refused(untrained_model: Path) ->
     adapter = agl.TracerTraceToTriplet(policy="planner")
     with pytest.raises(agl.BadRequestError, match="the adapter selects policy='planner'"):
         fit(plans_and_solves, TASKS, model=untrained_model, policies=NAMES, trainer_adapter=adapter)
+
+
+def test_the_agent_of_the_page_learns(untrained_model: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs/how-to/train-two-agents.md").read_text()
+    first, *others = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    names: dict[str, Any] = {}
+    exec(first.replace("path/of/a/model", str(untrained_model)), names)
+    for program in others:
+        exec(program, {})
+    tasks = [{"question": "What is 1 plus 2?", "answer": "3"}, {"question": "What is 2 plus 2?", "answer": "4"}]
+
+    @agl.rollout
+    def rewarded(task: dict[str, str], planner: agl.LLM, solver: agl.LLM) -> float:
+        return names["plan_and_solve"](task, planner, solver) + random.random()
+
+    result = fit(rewarded, tasks, model=untrained_model, policies=NAMES, output_dir=tmp_path / "run", max_steps=1)
+    [line] = metrics_of(result)
+    assert line["calls_trained"] == 16
+    assert names["algorithm"].settings.policies.keys() == set(NAMES)

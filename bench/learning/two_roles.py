@@ -1,0 +1,154 @@
+"""Two agents of one rollout learn in one run: a planner writes an expression, a solver works it out with a calculator.
+
+Each has a policy of its own and learns from its own calls; both begin with the same small model, which has a right and
+a wrong habit in either role. The reward is that of the answer alone: nobody tells the planner that its plan was good.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import agentlightning as agl
+from agentlightning.algorithm.grpo.engine.request.tool_calls import messages_for_template
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.demo import settings
+from agentlightning.demo.agent import is_right
+from agentlightning.demo.calculator import TOOLS, run_tool
+from agentlightning.demo.imitation import shown_messages
+from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.demo.tasks import Task, draw_imitation_task, make_tasks
+
+ROLES: Final = ["planner", "solver"]
+STEPS: Final = 20
+SKILL_STEPS, SETTLING_STEPS, MIXTURE_STEPS = 500, 200, 120
+SHARE_RIGHT: Final = 0.45
+"""Of the conversations of the mixture, in either role."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Held-out accuracy of both together, and what training took."""
+
+    before: float
+    after: float
+    seconds: float
+
+
+@agl.rollout
+async def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float:
+    """The agent: two roles, each with a client of its own."""
+    plan = await _ask(planner, [{"role": "user", "content": task["question"]}])
+    messages: list[Any] = [{"role": "user", "content": plan.content or "?"}]
+    for _ in range(settings.MAX_TURNS):
+        reply = await _ask(solver, messages, tools=TOOLS)
+        if not reply.tool_calls:
+            return 1.0 if is_right(reply.content or "", task["answer"]) else 0.0
+        messages.append(reply)
+        for call in reply.tool_calls:
+            result = run_tool(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return 0.0
+
+
+async def _ask(llm: agl.LLM, messages: list[Any], **more: Any) -> Any:
+    import openai
+
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none") as client:
+        reply = await client.chat.completions.create(
+            model=llm.model, messages=messages, **more, **cast("Any", llm.sampling_parameters)
+        )
+    return reply.choices[0].message
+
+
+def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, Any] | None = None) -> Outcome:
+    """Teach the first model, let both roles learn, and return what came of it."""
+    make_first(folder / "model", seed)
+    train, held_out = make_tasks(seed, held_out=128)
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(
+            model=folder / "model",
+            policies=ROLES,
+            lora=lora,
+            max_steps=steps,
+            batch_size=settings.BATCH_SIZE,
+            num_generations=settings.NUM_GENERATIONS,
+            num_iterations=settings.NUM_ITERATIONS,
+            minibatch_rollouts=settings.MINIBATCH_ROLLOUTS,
+            learning_rate=settings.LEARNING_RATE if lora is None else 10 * settings.LEARNING_RATE,
+            lr_scheduler_type="linear",
+            epsilon=settings.EPSILON,
+            epsilon_high=settings.EPSILON_HIGH,
+            max_completion_length=settings.MAX_COMPLETION_LENGTH,
+            seed=seed,
+            output_dir=folder / "run",
+            progress="none",
+        ),
+        store=agl.InMemoryLightningStore(),
+        strategy="shm",
+        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 16},
+    )
+    trainer.fit(plan_and_solve, train_dataset=train, val_dataset=held_out)
+    result = trainer.result
+    first, last = result.evaluation("sampled", last=False), result.evaluation("sampled", last=True)
+    return Outcome(first.accuracy, last.accuracy, result.train_seconds)
+
+
+def make_first(folder: Path, seed: int) -> None:
+    """Write the model that both roles begin with. It imitates both of them, first rightly, then mostly wrongly."""
+    rng = random.Random(f"two roles {seed}")
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    rate = settings.IMITATION_LEARNING_RATE
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    assistant, end = tokenizer.convert_tokens_to_ids("<assistant>"), tokenizer.eos_token_id
+    with one_thread():
+        for step in range(SKILL_STEPS + SETTLING_STEPS):
+            left = SKILL_STEPS + SETTLING_STEPS - step
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / 50, left / SETTLING_STEPS)
+            right = 1.0 if left > MIXTURE_STEPS else SHARE_RIGHT
+            tokens, mask = _batch(tokenizer, rng, right, assistant, end)
+            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    Policy(model, tokenizer).save(folder)
+
+
+def _batch(tokenizer: Any, rng: random.Random, right: float, assistant: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return conversations of both roles, padded on the right, and a mask of the assistant's tokens: (B, T) each."""
+    rows: list[list[int]] = []
+    for place in range(settings.IMITATION_BATCH):
+        task, expression = draw_imitation_task(rng)
+        is_right_one, first = rng.random() < right, expression.split()[0]
+        planner = place % 2 == 0
+        if planner:
+            answer = expression if is_right_one else first
+            shown = [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": answer}]
+        elif is_right_one:
+            shown = [{"role": "user", "content": expression}, *shown_messages(task, expression)[1:]]
+        else:
+            shown = [{"role": "user", "content": expression}, {"role": "assistant", "content": first}]
+        tools = None if planner else TOOLS
+        text = tokenizer.apply_chat_template(messages_for_template(shown), tools=tools, tokenize=False)
+        rows.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    masks: list[list[bool]] = []
+    for row in rows:
+        masks.append([])
+        inside = False
+        for token in row:
+            masks[-1].append(inside)
+            inside = token == assistant or (inside and token != end)
+    length = max(map(len, rows))
+    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
+    return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])
