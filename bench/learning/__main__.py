@@ -1,4 +1,4 @@
-"""`make bench-learning`: the demo with several seeds, the game, two roles, and the speed of parts. Exit 0 only on target.
+"""`make bench-learning`: the demo with several seeds, the game, two roles, and speed. Exit 0 only on target.
 
 Targets of the demo, each seed: held-out accuracy sampled from below 40 % and greedily from below 30 % to 90 % or more,
 better at p < 0.01; on two quiet cores a median of at most 60 s of training and of three minutes in all. Of the game:
