@@ -26,7 +26,10 @@ class PromptSearch(Algorithm):
             ValueError: nothing has run.
         """
         if self.result is None:
-            raise ValueError("No best prompt found: call Trainer.fit first")
+            raise ValueError(
+                "No best prompt found: call Trainer.fit first. Where the search ran in a process of its own, the best "
+                "prompt is trainer.result.best_prompt"
+            )
         return self.result.best_prompt
 
     @override
