@@ -14,6 +14,8 @@ GOLDEN_STAMP := $(GOLDEN)/.agl-setup
 GOLDEN_FILES := tests/algorithm/grpo/losses/golden
 ON_TRL := .venv-trl
 ON_TRL_STAMP := $(ON_TRL)/.agl-setup
+FOR_TRL := .venv-for-trl
+FOR_TRL_STAMP := $(FOR_TRL)/.agl-setup
 ON_ENGINE := .venv-engine
 ON_ENGINE_STAMP := $(ON_ENGINE)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
@@ -22,7 +24,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -187,6 +189,16 @@ $(ON_TRL_STAMP): pyproject.toml constraints.txt bench/trl/requirements.txt
 bench-trl: $(ON_TRL_STAMP)
 	$(ON_TRL)/bin/python -m bench.trl $(ARGS)
 
+$(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/algorithm/trl/requirements.txt
+	$(PYTHON) -m venv $(FOR_TRL)
+	$(if $(TORCH_INDEX),$(FOR_TRL)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" -c constraints.txt torch)
+	$(FOR_TRL)/bin/python -m pip install --quiet -c constraints.txt -r tests/algorithm/trl/requirements.txt --editable '.[demo,trl]'
+	@touch $@
+
+# agl.TRL with the real trl, on the processor
+test-trl: $(FOR_TRL_STAMP)
+	$(FOR_TRL)/bin/python -m pytest tests/algorithm/trl $(ARGS)
+
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
 	$(BIN)/python -m tests.chaos.running
@@ -198,4 +210,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis

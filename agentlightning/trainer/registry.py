@@ -20,6 +20,7 @@ AlgorithmRegistry: dict[str, str] = {
     "baseline": "agentlightning.algorithm.fast.Baseline",
     "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
+    "trl": "agentlightning.algorithm.trl.trl.TRL",
 }
 """Short name in lower case to import path; looked up in any case."""
 

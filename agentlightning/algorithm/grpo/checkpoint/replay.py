@@ -70,6 +70,10 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         last = await log.latest("step")
         known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
         raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
+    if "trl" in begun.data["settings"]:
+        raise GoneError(
+            f"Run {run_id!r} was trained by TRL, whose rows are not recorded: its steps cannot be taken again"
+        )
     folder = folder or Path(begun.data["folder"])
     if read_run_file(folder, run_id) is None:
         raise GoneError(

@@ -38,6 +38,13 @@ class Trained:
         if not self.facts:
             return Policy.load(self.path)
         settings = self.facts["settings"]
+        if "trl" in settings and self.has_adapter:
+            raise BadRequestError(
+                f"The adapter in {str(self.path)!r} was trained by TRL: peft reads it as it is, and the folder model "
+                "of its run holds the model with the adapter added"
+            )
+        if "trl" in settings:
+            return Policy.load(self.path)
         if self.has_adapter and fingerprint_of(settings["model"]) != self.facts["model_files"]:
             raise BadRequestError(
                 f"The adapter in {str(self.path)!r} was trained on model={settings['model']!r}, whose files are not "

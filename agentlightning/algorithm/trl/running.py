@@ -1,0 +1,136 @@
+"""A TRL run put together: the parts of GRPO's loop, with TRL's trainer as the learner."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.algorithm.alarms.alarms import Alarms
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
+from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.grpo import _check_model, _decoder, _items
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
+from agentlightning.algorithm.grpo.policies.serving import serve_policies
+from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.progress import make_progress
+from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.algorithm.trl.served import ServedModel
+from agentlightning.algorithm.trl.session import TRLSession
+from agentlightning.algorithm.trl.trl_settings import TRLSettings
+from agentlightning.algorithm.trl.updates import TRLCheckpoints, TRLRun
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Dataset
+
+
+async def run_trl(
+    algorithm: Algorithm, settings: TRLSettings, train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> GRPOResult:
+    """Train with TRL's trainer; see `TRL.run`."""
+    tasks, held_out = _items(train), _items(val)
+    if not tasks:
+        raise BadRequestError("TRL needs tasks: pass train_dataset to fit, with at least one task")
+    grpo = settings.as_grpo(len(tasks))
+    if grpo.eval_steps and not held_out:
+        raise BadRequestError(
+            f"eval_steps={grpo.eval_steps} has no effect without tasks to evaluate on: pass val_dataset to fit, or "
+            "leave eval_steps out"
+        )
+    _check_model(grpo.model)
+    adapter = _adapter_of(algorithm)
+    store, log = algorithm.get_store(), algorithm.get_run_log()
+    run_id = log.run_id or getattr(store, "run_id", None) or ""
+    facts = await asyncio.to_thread(facts_of, run_id, grpo, tasks, held_out)
+    facts["settings"]["trl"] = settings.facts()
+    async with AsyncExitStack() as stack:
+        held = stack.enter_context(ExitStack())
+        resume = await find_resumption(store, log, facts, grpo.output_dir, held)
+        folder = RunFolder(resume.folder or grpo.output_dir or new_run_folder())
+        if resume.folder is None:
+            folder.check_unused()
+            held.enter_context(held_folder(folder.path))
+            facts["folder"] = str(folder.path.resolve())
+            write_run_file(folder.path, facts)
+            await log.state(0, facts, STATE_NAME)
+        folder.write_config(trl=settings.facts(), grpo=grpo.as_json())
+        session = await asyncio.to_thread(_session, settings, folder, grpo, resume)
+        stack.callback(session.stop)
+        await asyncio.to_thread(session.start)
+        learners = _learners(session, grpo, resume)
+        for engine in learners.engines:
+            stack.callback(engine.stop)
+            await asyncio.to_thread(engine.start)
+        proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
+        progress = make_progress(grpo.progress)
+        stack.callback(progress.close)
+        parts = RunParts(
+            settings=grpo,
+            store=store,
+            learners=learners,
+            proxy=proxy,
+            adapter=adapter,
+            progress=progress,
+            resume=resume,
+            recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
+            guard=DriftGuard(grpo.max_drift, _decoder(learners)),
+            rollout_config=algorithm.get_rollout_config(),
+            alarms=Alarms(grpo.alarms),
+        )
+        keeper = CheckpointKeeper(
+            folder=TRLCheckpoints(folder.path / CHECKPOINTS, session, limit=grpo.save_total_limit),
+            learners=learners,
+            log=log,
+            run_facts=facts,
+            every=grpo.save_steps,
+            saved=resume.steps,
+        )
+        run = TRLRun(parts=parts, folder=folder, keeper=keeper, tasks=tasks, held_out=held_out)
+        run.learn_by(session, settings)
+        result = await run.train()
+    result.late_calls = await run.late_calls()
+    return result
+
+
+def _session(settings: TRLSettings, folder: RunFolder, grpo: GRPOSettings, resume: Resumption) -> TRLSession:
+    checkpoint = None if resume.checkpoint is None else resume.checkpoint.path
+    return TRLSession(settings, folder.path, steps=grpo.max_steps, resume=checkpoint)
+
+
+def _learners(session: TRLSession, grpo: GRPOSettings, resume: Resumption) -> Learners:
+    """Return TRL's model as the only policy of the run, with the engine that serves it.
+
+    Raises:
+        BadRequestError: replies could be as long as the context of the model.
+    """
+    version = 0 if resume.checkpoint is None else resume.checkpoint.facts["weight_version"]
+    policy = ServedModel(session.model, copy.deepcopy(session.tokenizer), weight_version=version)
+    if grpo.max_completion_length >= policy.context_length:
+        raise BadRequestError(
+            f"max_completion_length={grpo.max_completion_length} leaves no room for a prompt: the context of the model "
+            f"is {policy.context_length} tokens"
+        )
+    engine = InferenceEngine(policy, max_batch=grpo.engine_batch, seed=grpo.seed + resume.steps)
+    return Learners([Learner(None, grpo, policy)], [engine])
+
+
+def _adapter_of(algorithm: Algorithm) -> TraceToTripletBase:
+    try:
+        adapter = algorithm.get_adapter()
+    except ValueError:
+        return TracerTraceToTriplet()
+    if not isinstance(adapter, TraceToTripletBase):
+        raise BadRequestError(
+            f"TRL trains on triplets; the adapter {type(adapter).__name__} makes none. Use TracerTraceToTriplet (the "
+            "default) or LlmProxyTraceToTriplet"
+        )
+    return adapter

@@ -1,0 +1,83 @@
+"""TRL: rollouts as in `agl.GRPO`, and TRL's `GRPOTrainer` in the place of its learner.
+
+The loop, the records, the ledger and the checkpoints' folder are those of GRPO. TRL makes the advantages, the loss, the
+optimizer's steps and the checkpoints; its trainer waits in `rollout_func` until the loop has rows for it
+(`session.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.trl.trl_settings import TRLSettings, make_settings
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Dataset, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.result import GRPOResult
+
+__all__ = ["TRL"]
+
+
+class TRL(Algorithm):
+    """Train the weights of a transformers model with TRL's `GRPOTrainer` on the rewards of an agent's rollouts.
+
+    `TRL(model="path", max_steps=20, num_generations=8, per_device_train_batch_size=128, learning_rate=1e-5)`: every
+    setting that is not named in `trl_settings.OWN` is a field of `trl.GRPOConfig`, with TRL's default. A step makes
+    `generation_batch_size` rollouts, `num_generations` of each task.
+
+    Args:
+        model: folder of the model.
+        config: a whole `trl.GRPOConfig` in the place of its fields.
+        peft_config: a `peft.PeftConfig`, or arguments of `peft.LoraConfig`; None trains all weights.
+
+    Raises:
+        ImportError: trl is not installed, or not in the version that this was made for.
+        TypeError: an unknown setting, and the nearest right one.
+        BadRequestError: a value that does not go with a run of ours, or out of its range.
+    """
+
+    def __init__(self, model: str | Path, *, config: Any = None, peft_config: Any = None, **settings: Any) -> None:
+        self.settings: TRLSettings = make_settings(model, config, peft_config, settings)
+
+    @property
+    @override
+    def shows_progress(self) -> bool:
+        return self.settings.own.get("progress") != "none"
+
+    @override
+    def unused_parts(self) -> frozenset[str]:
+        return frozenset(("initial_resources",))
+
+    @override
+    def recorded_settings(self) -> dict[str, object]:
+        return self.settings.recorded()
+
+    @override
+    def check_rollout_config(self, config: RolloutConfig) -> None:
+        own = self.settings.own.get("rollout_timeout_seconds")
+        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
+            raise BadRequestError(
+                f"rollout_timeout_seconds={own} of TRL and rollout_config timeout_seconds={config.timeout_seconds} of "
+                "the Trainer are one limit and differ; leave one of them out"
+            )
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> GRPOResult:
+        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+
+        Raises:
+            BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
+                output folder cannot be used, a setting does not fit, or a rollout has more than one token row.
+            NonFiniteLossError: the gradient was not finite in three steps in a row.
+            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+            NoScoredRolloutError: no rollout of the whole run could be learned from.
+        """
+        from agentlightning.algorithm.trl.running import run_trl
+
+        return await run_trl(self, self.settings, train_dataset, val_dataset)

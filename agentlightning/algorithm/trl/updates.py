@@ -1,0 +1,64 @@
+"""The updates and the checkpoints of a run that TRL makes: the loop of GRPO drives them as its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from typing_extensions import override
+
+from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.algorithm.grpo.loop import GRPORun
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.updating import StepUpdate
+from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
+from agentlightning.algorithm.trl.rows import trl_rows
+from agentlightning.algorithm.trl.session import TRLSession
+from agentlightning.algorithm.trl.trl_settings import TRLSettings
+
+
+class TRLRun(GRPORun):
+    """The loop of GRPO, with TRL in the place of its learner."""
+
+    def learn_by(self, session: TRLSession, settings: TRLSettings) -> None:
+        """Let TRL take the updates."""
+        self._updates = TRLUpdates(self.parts, session, settings)
+
+
+class TRLUpdates(WeightUpdates):
+    """Hands the rows of each step to TRL while no call is served."""
+
+    def __init__(self, parts: RunParts, session: TRLSession, settings: TRLSettings) -> None:
+        super().__init__(parts)
+        self._session, self._trl = session, settings
+
+    @override
+    def _update(self, step: int, rows: StepRows) -> StepUpdate:
+        learners, settings = self._parts.learners, self._parts.settings
+        tokenizer = self._session.tokenizer
+        given = trl_rows(
+            rows, self._trl.rollouts, filler=tokenizer.eos_token_id, masks_idle=self._trl.trains_without_reward
+        )
+        with learners.swap(settings.step_timeout_seconds), learners.locked():
+            figures = self._session.learn(given)
+        places = [given.places[sample.rollout_id] for sample in rows.samples]
+        rows.advantages[:] = [self._session.advantages[place] for place in places]
+        tokens = sum(sum(sample.mask) for sample in rows.samples)
+        figures |= {"rows": len(rows.samples), "rollouts": len(rows.samples), "tokens": tokens}
+        if not figures["steps"]:
+            return StepUpdate(figures, [], frozenset())
+        learners.advance(learners.weight_version + 1)
+        return StepUpdate(figures, [], frozenset((None,)))
+
+
+class TRLCheckpoints(CheckpointFolder):
+    """Checkpoints of TRL, written whole or not at all, and checked before they are used."""
+
+    def __init__(self, path: Path, session: TRLSession, *, limit: int | None) -> None:
+        super().__init__(path, limit=limit)
+        self._session = session
+
+    @override
+    def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, object]) -> Checkpoint:
+        return super().write(step, self._session.save, facts)
