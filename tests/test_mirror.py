@@ -59,8 +59,8 @@ FILES = {
         trainer/test_pages trainer/test_running_promises
     """,
     "the page as a browser shows it": """
-        dashboard/test_frame dashboard/test_lists dashboard/test_one_rollout dashboard/test_rollouts
-        dashboard/test_run_views dashboard/test_tokens dashboard/test_whole
+        dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout
+        dashboard/test_rollouts dashboard/test_run_views dashboard/test_tokens dashboard/test_whole
     """,
     "commands as a shell runs them, several at a time": """
         cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands

@@ -16,8 +16,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.dashboard.browser import CHROMIUM, Opened
+from tests.dashboard.hostile import hostile_store
 from tests.dashboard.server import ROOT, StoreProcess
-from tests.dashboard.stores import copy_store, demo_store, hostile_store, many_store, spans_store
+from tests.dashboard.stores import copy_store, demo_store, many_store, spans_store
 
 TOKEN = "the-token-of-this-server"
 Serve = Callable[..., StoreProcess]

@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 from agentlightning.store.rules.durable import SCHEMA_VERSION, indexed, record_type
 from agentlightning.store.sqlite import SQLiteLightningStore, summaries
 from agentlightning.store.sqlite.tx import COLUMNS
-from agentlightning.types import LLM, PromptTemplate, RunRecord, Span, TraceStatus
-from tests.adapter.span_maker import reward, span, spoken_call
+from tests.adapter.span_maker import span
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "dashboard"
@@ -146,39 +145,6 @@ def spans_store(path: Path) -> tuple[Path, str]:
                 span(f"s{turn}", f"turn {number}" if within == 0 else "tool", parent, at, end, turn + 1, status)
             )
         await store.add_many_spans([each.model_copy(update=place) for each in made])
-        await store.close()
-        return rollout.rollout_id
-
-    return path, run_async(make)
-
-
-def hostile_store(path: Path) -> tuple[Path, str]:
-    """Make a store with a run, a rollout and resources whose texts are all `HOSTILE`; return it and the rollout's id.
-
-    Where the store refuses a text (a NUL, half a character), it stands without those.
-    """
-    text = HOSTILE.replace("\x00", "").replace("\ud800", "")
-
-    async def make() -> str:
-        store = SQLiteLightningStore(path, synchronous="NORMAL")
-        resources = await store.add_resources(
-            {"prompt": PromptTemplate(template=text, engine="f-string"), "llm": LLM(endpoint="http://h/", model=text)}
-        )
-        await store.start_run(text[:100], algorithm=text[:100])
-        rollout = await store.start_rollout(
-            {text: text}, run_id=text[:100], mode="train", resources_id=resources.resources_id, metadata={"note": text}
-        )
-        place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        said = [{"role": "system", "content": text}, {"role": "user", "content": text * 2000}]
-        spans: list[Span] = [*spoken_call("c1", 1, [1, 2], [3], said, text), reward("r", None, 9.0, 1.0, sequence_id=8)]
-        failed = span("f", text, None, 1.0, 2.0, 9).model_copy(
-            update={"status": TraceStatus(status_code="ERROR", description=text)}
-        )
-        await store.add_many_spans([each.model_copy(update=place) for each in (*spans, failed)])
-        await store.add_run_records(
-            text[:100], [RunRecord(kind="alarm", step=1, name=text[:50], data={"message": text})]
-        )
-        await store.update_worker("worker " + text[:60], heartbeat_stats={"note": text})
         await store.close()
         return rollout.rollout_id
 

@@ -8,6 +8,7 @@ import "uplot/dist/uPlot.min.css";
 
 import { series as colors } from "../app/palette.ts";
 import { decimal } from "../pure/format.ts";
+import { named } from "../pure/visible.ts";
 
 export interface Series {
   label: string;
@@ -38,7 +39,8 @@ interface Props {
   onStep?: (step: number) => void;
 }
 
-export function Chart(props: Props) {
+export function Chart(given: Props) {
+  const props = { ...given, series: given.series.map((each) => ({ ...each, label: named(each.label, 60) })) };
   const { title, steps, series, kind = "line", height = 180, unit = "", onStep } = props;
   const format = props.format ?? ((value: number | null) => `${decimal(value)}${unit && value !== null ? ` ${unit}` : ""}`);
   const { ref, width } = useElementSize();

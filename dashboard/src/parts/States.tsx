@@ -6,6 +6,7 @@ import type { UseQueryResult } from "@tanstack/react-query";
 import type { ReactNode } from "react";
 
 import { ApiError } from "../api/client.ts";
+import { named } from "../pure/visible.ts";
 
 export function Loading({ what }: { what: string }) {
   return (
@@ -33,8 +34,8 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 
 export function Missing({ what, told }: { what: string; told?: string }) {
   return (
-    <Empty title={`${what} is not in this store`}>
-      {told ? <Text size="sm">{told}</Text> : null}
+    <Empty title={`${named(what)} is not in this store`}>
+      {told ? <Text size="sm" className="agl-text">{named(told, 1000)}</Text> : null}
       <Text size="sm" c="dimmed">
         It may have been removed by the store's retention, or the link is of another store.
       </Text>
@@ -59,7 +60,7 @@ export function Failure({ error, retry, what }: { error: unknown; retry?: () => 
       data-state={denied ? "denied" : "error"}
     >
       <Stack gap="xs" align="flex-start">
-        <Text size="sm">{text}</Text>
+        <Text size="sm" className="agl-text">{named(text, 1000)}</Text>
         {denied ? (
           <Anchor component={Link} to="/settings" size="sm">
             Enter the token under Settings (the value of AGL_TOKEN where the server was started)

@@ -1,4 +1,5 @@
 import { Badge } from "@mantine/core";
+import { named } from "../pure/visible.ts";
 
 const looks: Record<string, { sign: string; color: string }> = {
   queuing: { sign: "◌", color: "gray" },
@@ -27,7 +28,7 @@ export function StatusBadge({ status }: { status: string | null | undefined }) {
   const { sign, color } = looks[status] ?? { sign: "•", color: "gray" };
   return (
     <Badge variant="light" color={color} tt="none" data-status={status}>
-      {sign} {status.replaceAll("_", " ")}
+      {sign} {named(status.replaceAll("_", " "), 40)}
     </Badge>
   );
 }

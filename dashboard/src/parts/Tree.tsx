@@ -3,7 +3,7 @@
 import { Button } from "@mantine/core";
 import { useState } from "react";
 
-import { visible } from "../pure/visible.ts";
+import { named, visible } from "../pure/visible.ts";
 import { LongText } from "./LongText.tsx";
 
 const MOST = 100;
@@ -19,12 +19,12 @@ export function Tree({ value, depth = 0 }: { value: unknown; depth?: number }) {
         <li key={name}>
           {isLeaf(each) ? (
             <>
-              <span className="agl-dim">{visible(name)}:</span> <Leaf value={each} />
+              <span className="agl-dim">{named(name)}:</span> <Leaf value={each} />
             </>
           ) : (
             <details open={depth === 0}>
               <summary>
-                <span className="agl-dim">{visible(name)}</span> ({Object.keys(each as object).length})
+                <span className="agl-dim">{named(name)}</span> ({Object.keys(each as object).length})
               </summary>
               <Tree value={each} depth={depth + 1} />
             </details>

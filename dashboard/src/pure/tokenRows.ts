@@ -132,9 +132,12 @@ function mix(from: readonly number[], to: readonly number[], share: number): str
   return `rgb(${from.map((part, at) => Math.round(part + ((to[at] ?? part) - part) * share)).join(" ")})`;
 }
 
+/** So many characters of one token are shown. */
+const MOST_SHOWN = 60;
+
 /** A token as text that can be seen: white space by signs, half a character by its bytes. */
 export function shownToken(text: string | null | undefined, id: number): string {
   if (text === null || text === undefined) return `#${id}`;
   if (text === "") return "∅";
-  return visible(text).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
+  return visible(text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
 }

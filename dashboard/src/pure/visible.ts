@@ -6,3 +6,9 @@ export function visible(text: string): string {
     .replace(HIDDEN, (found) => `⟨U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`)
     .toWellFormed();
 }
+
+/** A name that somebody else gave, for one place of a page: nothing hidden, on one line, and cut where it is long. */
+export function named(text: string, most = 200): string {
+  const cut = text.length > most ? `${text.slice(0, most)}… (${text.length.toLocaleString("en-US")} characters)` : text;
+  return visible(cut.replace(/[\t\r\n]+/g, " "));
+}

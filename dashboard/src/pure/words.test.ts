@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { wordDiff, type Piece } from "./words.ts";
+import { foldedPieces, wordDiff, type Piece } from "./words.ts";
 
 const side = (pieces: Piece[], without: Piece["kind"]): string =>
   pieces.filter(({ kind }) => kind !== without).map(({ text }) => text).join("");
@@ -20,4 +20,13 @@ test("empty, equal and very long texts", () => {
   const long = wordDiff(`x${" a".repeat(3000)} y`, `x${" b".repeat(3000)} y`);
   assert.equal(side(long, "removed"), `x${" b".repeat(3000)} y`);
   assert.equal(long.at(-1)?.text, " y");
+});
+
+test("a long text is folded between its ends, a short one is whole, and its changes stay", () => {
+  const short = wordDiff("a b", "a c");
+  assert.deepEqual(foldedPieces(short), short);
+  const long = foldedPieces(wordDiff(`${"same ".repeat(20_000)}old`, `${"same ".repeat(20_000)}naïve 🙂`));
+  assert.deepEqual(long.slice(1).map(({ kind, text }) => [kind, text]), [["removed", "old"], ["added", "naïve 🙂"]]);
+  assert.match(long[0]?.text ?? "", /^same same [^…]*… 99,400 characters not shown …[^…]*same $/);
+  assert.ok((foldedPieces([{ kind: "same", text: "x".repeat(1_000_000) }])[0]?.text.length ?? 0) < 10_100);
 });

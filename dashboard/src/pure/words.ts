@@ -62,3 +62,17 @@ function middle(a: string[], b: string[], put: (kind: Piece["kind"], text: strin
 function words(text: string): string[] {
   return text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? [];
 }
+
+const KEPT_SAME = 300;
+const KEPT_OTHER = 5000;
+
+/** The pieces of a long text without what stands between their ends, so that a change far down is seen at once. */
+export function foldedPieces(pieces: readonly Piece[], most = 20_000): Piece[] {
+  if (pieces.reduce((sum, { text }) => sum + text.length, 0) <= most) return [...pieces];
+  return pieces.map(({ kind, text }) => {
+    const kept = kind === "same" && pieces.length > 1 ? KEPT_SAME : KEPT_OTHER;
+    const left = text.length - 2 * kept;
+    if (left <= 0) return { kind, text };
+    return { kind, text: `${text.slice(0, kept)}\n… ${left.toLocaleString("en-US")} characters not shown …\n${text.slice(-kept)}` };
+  });
+}

@@ -10,6 +10,7 @@ import { Facts } from "../../parts/Facts.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
 import { count, decimal, pValue } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 const PAGE = 200;
 
@@ -60,7 +61,7 @@ function Side({ label, value, put }: { label: string; value: string; put: (value
         w={200}
         searchable
         clearable
-        data={names}
+        data={names.map((each) => ({ value: each, label: named(each) }))}
         value={run || null}
         onChange={(next) => put(next ?? undefined)}
       />
@@ -97,7 +98,7 @@ function Side({ label, value, put }: { label: string; value: string; put: (value
 }
 
 function Result({ found, page, put }: { found: Comparison; page: number; put: (page: number) => void }) {
-  const words = { better: "▲ after is better", worse: "▼ after is worse", "no evidence": "○ no evidence of a difference" }[found.verdict] ?? found.verdict;
+  const words = { better: "▲ after is better", worse: "▼ after is worse", "no evidence": "○ no evidence of a difference" }[found.verdict] ?? named(found.verdict);
   return (
     <Stack gap="sm">
       <Group gap="sm">
@@ -132,7 +133,7 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
         <Table.Tbody>
           {found.pairs.map((pair, place) => (
             <Table.Tr key={`${pair.task} ${place}`}>
-              <Table.Td className="agl-attribute">{pair.task}</Table.Td>
+              <Table.Td className="agl-attribute">{named(String(pair.task))}</Table.Td>
               <Table.Td ta="right" className="agl-number">
                 {decimal(pair.before)}
               </Table.Td>

@@ -13,6 +13,7 @@ import { href } from "../../pure/address.ts";
 import { decimal } from "../../pure/format.ts";
 import { firstDifference } from "../../pure/parting.ts";
 import { shownToken, tokensOf } from "../../pure/tokenRows.ts";
+import { named } from "../../pure/visible.ts";
 
 /** So many tokens are shown of each answer. */
 const SHOWN = 24;
@@ -37,11 +38,11 @@ export function Group() {
   return (
     <Stack gap="md">
       <Breadcrumbs separator="›">
-        <Anchor href={href(["runs", runId])}>{runId}</Anchor>
+        <Anchor href={href(["runs", runId])}>{named(runId)}</Anchor>
         <Anchor href={href(["rollouts"], { run: runId, step_from: step, step_to: step })}>Rollouts of step {step}</Anchor>
       </Breadcrumbs>
       <Title order={1} size="h2">
-        Task {task} in step {step}
+        Task {named(task)} in step {named(step, 20)}
       </Title>
       <Answer query={rollouts} what="Group">
         {({ items }) =>
@@ -50,7 +51,7 @@ export function Group() {
           ) : (
             <>
               <Text size="sm" className="agl-text">
-                {items[0]?.input_preview}
+                {named(items[0]?.input_preview ?? "", 500)}
               </Text>
               <Text size="sm" c="dimmed" data-testid="parting">
                 {parting === null
@@ -94,7 +95,7 @@ export function Group() {
                           {decimal(data?.advantage)}
                         </Table.Td>
                         <Table.Td className="agl-nowrap">
-                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${data.calls.length} calls` : `○ ${(reason ?? "no call").replaceAll("_", " ")}`}
+                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${data.calls.length} calls` : `○ ${named((reason ?? "no call").replaceAll("_", " "), 80)}`}
                         </Table.Td>
                         <Table.Td ff="monospace" className="agl-attribute">
                           {shown[place]?.length ? (

@@ -1,7 +1,7 @@
 import { Anchor, Button, Group, NumberInput, ScrollArea, Stack, Table, Text, Title } from "@mantine/core";
 import { keepPreviousData, queryOptions, useQuery } from "@tanstack/react-query";
 import { useParams, useSearch } from "@tanstack/react-router";
-import { useState } from "react";
+import { useMemo, useState } from "react";
 
 import { call, part } from "../../api/client.ts";
 import { aggregateQuery, resourceQuery } from "../../api/questions.ts";
@@ -11,9 +11,9 @@ import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
 import { Tree } from "../../parts/Tree.tsx";
 import { href } from "../../pure/address.ts";
-import { count, decimal } from "../../pure/format.ts";
-import { visible } from "../../pure/visible.ts";
-import { wordDiff } from "../../pure/words.ts";
+import { bytes, count, decimal } from "../../pure/format.ts";
+import { named, visible } from "../../pure/visible.ts";
+import { foldedPieces, wordDiff } from "../../pure/words.ts";
 
 const latestQuery = (resourcesId: string) =>
   queryOptions({
@@ -31,7 +31,7 @@ export function ResourceVersions() {
   return (
     <Stack gap="md" maw={960}>
       <Title order={1} size="h2" className="agl-text">
-        {resourcesId}
+        {named(resourcesId)}
       </Title>
       <Answer query={latest} what={`Resources ${resourcesId}`}>
         {({ version }) => <Versions resourcesId={resourcesId} last={version} />}
@@ -80,9 +80,9 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
               ]}
             />
             {Object.entries(update.resources).map(([name, value]) => (
-              <section key={name} aria-label={name}>
+              <section key={name} aria-label={named(name)}>
                 <Title order={2} size="h4" className="agl-text">
-                  {visible(name)}
+                  {named(name)}
                 </Title>
                 {isPrompt(value) || differs(then.data?.resources[name], value) ? (
                   <Difference before={textOf(then.data?.resources[name])} after={textOf(value)} compared={before !== version && Boolean(then.data)} />
@@ -179,7 +179,10 @@ function VersionTable({ resourcesId, shown, earned }: { resourcesId: string; sho
 }
 
 function Difference({ before, after, compared }: { before: string; after: string; compared: boolean }) {
-  const pieces = wordDiff(compared ? before : after, after);
+  const [whole, setWhole] = useState(false);
+  const all = useMemo(() => wordDiff(compared ? before : after, after), [compared, before, after]);
+  const folded = useMemo(() => foldedPieces(all), [all]);
+  const pieces = whole ? all : folded;
   return (
     <>
       {compared ? (
@@ -202,6 +205,11 @@ function Difference({ before, after, compared }: { before: string; after: string
           ),
         )}
       </pre>
+      {folded.some(({ text }, place) => text !== all[place]?.text) ? (
+        <Button size="compact-xs" variant="default" onClick={() => setWhole(!whole)}>
+          {whole ? "Show less" : `Show all ${bytes(new Blob([after]).size)}`}
+        </Button>
+      ) : null}
     </>
   );
 }

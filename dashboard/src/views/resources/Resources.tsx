@@ -6,6 +6,7 @@ import { Moment } from "../../parts/Moment.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
 import { count, decimal } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 /** The sets of resources of the store, and what rollouts earned with the last version of each. */
 export function Resources() {
@@ -37,11 +38,11 @@ export function Resources() {
                       <Table.Tr key={set.resources_id}>
                         <Table.Td>
                           <Anchor size="sm" href={href(["resources", set.resources_id])}>
-                            {set.resources_id}
+                            {named(set.resources_id)}
                           </Anchor>
                         </Table.Td>
                         <Table.Td>{set.version}</Table.Td>
-                        <Table.Td>{Object.keys(set.resources).join(", ")}</Table.Td>
+                        <Table.Td>{named(Object.keys(set.resources).join(", "))}</Table.Td>
                         <Table.Td>
                           <Moment at={set.update_time} />
                         </Table.Td>

@@ -10,6 +10,7 @@ import { Moment } from "../../parts/Moment.tsx";
 import { Empty } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { decimal, duration } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 export function Attempts({ attempts }: { attempts: Attempt[] }) {
   if (!attempts.length) return <Empty title="Nobody has claimed this rollout yet" />;
@@ -37,7 +38,7 @@ export function Attempts({ attempts }: { attempts: Attempt[] }) {
           {attempt.error ? (
             <>
               <Text size="sm" fw={600}>
-                ✕ {attempt.error.type}
+                ✕ {named(attempt.error.type)}
               </Text>
               <LongText text={attempt.error.traceback ?? attempt.error.message} mono />
             </>

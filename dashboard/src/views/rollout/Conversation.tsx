@@ -9,6 +9,7 @@ import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { bytes, count, duration } from "../../pure/format.ts";
 import { TrainedSign } from "./TrainedSign.tsx";
+import { named } from "../../pure/visible.ts";
 
 interface Props {
   rolloutId: string;
@@ -33,8 +34,8 @@ export function Conversation({ rolloutId, attemptId, error }: Props) {
           calls.length === 0 ? (
             <Empty title="No model call was recorded in this attempt">
               {explanation.data?.notes.map((note) => (
-                <Text key={note} size="sm" c="dimmed">
-                  {note}
+                <Text key={note} size="sm" c="dimmed" component="div">
+                  <LongText text={note} mono />
                 </Text>
               ))}
             </Empty>
@@ -58,7 +59,7 @@ export function Conversation({ rolloutId, attemptId, error }: Props) {
 
 function AgentError({ error }: { error: NonNullable<Props["error"]> }) {
   return (
-    <Alert color="orange" title={`✕ ${error.type}`} data-testid="agent-error">
+    <Alert color="orange" title={`✕ ${named(error.type)}`} data-testid="agent-error">
       <LongText text={error.message} />
       {error.traceback ? (
         <details>
@@ -90,10 +91,10 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
           <Text size="xs" fw={600}>
             Call {call.number}
           </Text>
-          {call.agent ? <Badge variant="default" tt="none">{call.agent}</Badge> : null}
+          {call.agent ? <Badge variant="default" tt="none">{named(call.agent, 60)}</Badge> : null}
           <Text size="xs" c="dimmed">
             {[
-              call.model,
+              call.model === null ? null : named(call.model, 60),
               call.prompt_tokens === null ? null : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
               seconds === null ? null : duration(seconds),
               call.weight_version === null ? null : `weights ${call.weight_version}`,
@@ -126,19 +127,19 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
     <Paper withBorder p="xs" className={`agl-message agl-role-${reply ? "reply" : message.role}`} data-role={message.role}>
       <Group gap="xs" mb={2}>
         <Text size="xs" fw={700}>
-          {message.role}
-          {message.name ? ` ${message.name}` : ""}
+          {named(message.role, 60)}
+          {message.name ? ` ${named(message.name, 60)}` : ""}
         </Text>
         {message.tool_call_id ? (
           <Text size="xs" c="dimmed">
-            answers {message.tool_call_id}
+            answers {named(message.tool_call_id, 60)}
           </Text>
         ) : null}
       </Group>
       {message.content.map((part, place) =>
         part.type === "image" ? (
           <Text key={place} size="sm">
-            ▦ image {part.media_type ?? ""} {part.bytes === null ? "" : bytes(part.bytes)}, SHA-256 {part.sha256?.slice(0, 16)}…
+            ▦ image {named(part.media_type ?? "", 60)} {part.bytes === null ? "" : bytes(part.bytes)}, SHA-256 {part.sha256?.slice(0, 16)}…
           </Text>
         ) : part.type === "reasoning" ? (
           <details key={place}>
@@ -150,9 +151,7 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
         ),
       )}
       {message.tool_calls?.map((call, place) => (
-        <Text key={place} size="sm" ff="monospace" className="agl-text" component="pre">
-          ⚙ {call.name}({call.arguments})
-        </Text>
+        <LongText key={place} text={`⚙ ${named(call.name)}(${call.arguments})`} mono />
       ))}
       {!message.content.length && !message.tool_calls?.length ? (
         <Text size="sm" c="dimmed">

@@ -20,6 +20,7 @@ import { ChangeRollout, type Change } from "./ChangeRollout.tsx";
 import { Conversation } from "./Conversation.tsx";
 import { Details } from "./Details.tsx";
 import { Neighbours } from "./Neighbours.tsx";
+import { named } from "../../pure/visible.ts";
 
 const Waterfall = lazy(() => import("../waterfall/Waterfall.tsx").then((module) => ({ default: module.Waterfall })));
 const Tokens = lazy(() => import("../tokens/Tokens.tsx").then((module) => ({ default: module.Tokens })));
@@ -51,7 +52,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
   return (
     <Stack gap="md">
       <Breadcrumbs separator="›">
-        {rollout.run_id ? <Anchor href={href(["runs", rollout.run_id])}>{rollout.run_id}</Anchor> : null}
+        {rollout.run_id ? <Anchor href={href(["runs", rollout.run_id])}>{named(rollout.run_id)}</Anchor> : null}
         <Anchor href={href(["rollouts"], { run: rollout.run_id, step_from: step, step_to: step })}>
           Rollouts{step === null ? "" : ` of step ${step}`}
         </Anchor>
@@ -144,7 +145,7 @@ function factsOf(
   task: string | number | null,
 ): [string, ReactNode][] {
   const rewards = Object.entries(attempt?.rewards ?? {});
-  const several = rewards.length > 1 ? ` (${rewards.map(([name, value]) => `${name} ${decimal(value)}`).join(", ")})` : "";
+  const several = rewards.length > 1 ? ` (${rewards.map(([name, value]) => `${named(name, 60)} ${decimal(value)}`).join(", ")})` : "";
   return [
     ["Reward", <span className="agl-number">{`${decimal(attempt?.reward)}${several}`}</span>],
     ["Outcome", attempt?.outcome ? `${attempt.outcome.replaceAll("_", " ")}${attempt.outcome_reason ? ` · ${attempt.outcome_reason}` : ""}` : null],
@@ -153,18 +154,18 @@ function factsOf(
       "Step",
       step === null ? null : task !== null && rollout.run_id && rollout.mode === "train" ? (
         <>
-          {step}, task {task} (<Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>its group</Anchor>)
+          {step}, task {named(String(task))} (<Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>its group</Anchor>)
         </>
       ) : (
         `${step}${task === null ? "" : `, task ${task}`}`
       ),
     ],
-    ["Worker", attempt?.worker_id ? <Anchor href={href(["workers"], { worker: attempt.worker_id })}>{attempt.worker_id}</Anchor> : null],
+    ["Worker", attempt?.worker_id ? <Anchor href={href(["workers"], { worker: attempt.worker_id })}>{named(attempt.worker_id)}</Anchor> : null],
     [
       "Resources",
       rollout.resources_id ? (
         <Anchor href={href(["resources", rollout.resources_id], { version: rollout.resources_version })}>
-          {rollout.resources_id} @{rollout.resources_version}
+          {named(rollout.resources_id)} @{rollout.resources_version}
         </Anchor>
       ) : null,
     ],

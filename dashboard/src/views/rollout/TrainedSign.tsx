@@ -4,6 +4,7 @@ import { Badge, Popover, Stack, Text, UnstyledButton } from "@mantine/core";
 
 import type { CallExplanation } from "../../api/types.ts";
 import { decimal } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
   if (!told) return null;
@@ -12,7 +13,7 @@ export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
   const text = trained
     ? `✓ trained, advantage ${decimal(told.ledger?.advantage)}`
     : reason
-      ? `○ not trained: ${reason.replaceAll("_", " ")}`
+      ? `○ not trained: ${named(reason.replaceAll("_", " "), 80)}`
       : `◌ row ${told.row}, no ledger`;
   return (
     <Popover width={360} position="bottom-start" withArrow>

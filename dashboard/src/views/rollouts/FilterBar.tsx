@@ -9,6 +9,7 @@ import { runsQuery } from "../../api/questions.ts";
 import type { SearchValues } from "../../pure/address.ts";
 import { FILTERS, MODES, OUTCOMES, STATUSES } from "../../pure/filters.ts";
 import { chosenColumns, columns } from "./columns.tsx";
+import { named } from "../../pure/visible.ts";
 
 interface Props {
   search: SearchValues;
@@ -50,7 +51,7 @@ export function FilterBar({ search, change, textRef }: Props) {
         w={170}
         searchable
         clearable
-        data={[...new Set([...(runs.data?.items.map((run) => run.run_id) ?? []), ...(search.run ? [search.run] : [])])]}
+        data={[...new Set([...(runs.data?.items.map((run) => run.run_id) ?? []), ...(search.run ? [search.run] : [])])].map((value) => ({ value, label: named(value) }))}
         value={search.run ?? null}
         onChange={(run) => change({ run: run ?? undefined })}
       />

@@ -20,6 +20,7 @@ import { exportRows, save, type Form } from "./exporting.ts";
 import { FilterBar } from "./FilterBar.tsx";
 import { orderOf } from "./order.ts";
 import { useRows } from "./useRows.ts";
+import { named } from "../../pure/visible.ts";
 
 const HEIGHT = { compact: 28, comfortable: 36 };
 
@@ -180,10 +181,16 @@ function Cell({ column, row, link }: { column: Column; row: RolloutSummary | und
           {row.rollout_id}
         </a>
       ) : (
-        column.show(row)
+        shownIn(column, row)
       )}
     </div>
   );
+}
+
+/** What a cell shows; texts are those of others. */
+function shownIn(column: Column, row: RolloutSummary): React.ReactNode {
+  const shown = column.show(row);
+  return typeof shown === "string" ? named(shown) : shown;
 }
 
 interface HeadProps {

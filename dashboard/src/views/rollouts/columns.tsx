@@ -6,6 +6,7 @@ import type { RolloutSummary } from "../../api/types.ts";
 import { Moment } from "../../parts/Moment.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { count, decimal, duration } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 export interface Column {
   id: string;
@@ -25,7 +26,7 @@ function seconds(row: RolloutSummary): number | null {
 export const columns: Column[] = [
   { id: "id", label: "Rollout", width: 150, show: (row) => row.rollout_id, value: (row) => row.rollout_id },
   { id: "status", label: "Status", width: 128, sort: "status", show: (row) => <StatusBadge status={row.status} />, value: (row) => row.status },
-  { id: "outcome", label: "Outcome", width: 112, show: (row) => (row.outcome ? <span title={row.outcome_reason ?? undefined}>{row.outcome.replaceAll("_", " ")}{row.outcome_reason ? ` · ${row.outcome_reason}` : ""}</span> : "–"), value: (row) => row.outcome },
+  { id: "outcome", label: "Outcome", width: 112, show: (row) => (row.outcome ? <span title={row.outcome_reason ? named(row.outcome_reason) : undefined}>{row.outcome.replaceAll("_", " ")}{row.outcome_reason ? ` · ${named(row.outcome_reason)}` : ""}</span> : "–"), value: (row) => row.outcome },
   { id: "reward", label: "Reward", width: 84, right: true, sort: "reward", show: (row) => decimal(row.reward), value: (row) => row.reward },
   { id: "mode", label: "Mode", width: 64, show: (row) => row.mode ?? "–", value: (row) => row.mode },
   { id: "step", label: "Step", width: 60, right: true, sort: "step", show: (row) => count(row.step), value: (row) => row.step },

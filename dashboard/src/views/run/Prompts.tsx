@@ -1,12 +1,13 @@
 /** The versions of prompts that a search has made, the best first, each beside the one that it comes from. */
 
-import { Paper, Stack, Table, Text } from "@mantine/core";
+import { Paper, ScrollArea, Stack, Table, Text } from "@mantine/core";
 import { useState } from "react";
 
 import type { RunRecord } from "../../api/types.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { decimal } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 interface PromptData {
   version?: string;
@@ -27,7 +28,8 @@ export function Prompts({ records }: { records: RunRecord[] }) {
   const parent = versions.find((each) => (each.version ?? each.name) === of?.parent);
   return (
     <Stack gap="md">
-      <Table fz="sm" highlightOnHover aria-label="Versions of prompts">
+      <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of prompts", role: "region" }}>
+      <Table fz="sm" highlightOnHover miw={520} aria-label="Versions of prompts">
         <Table.Thead>
           <Table.Tr>
             <Table.Th>Version</Table.Th>
@@ -42,12 +44,12 @@ export function Prompts({ records }: { records: RunRecord[] }) {
             const name = each.version ?? each.name ?? "";
             return (
               <Table.Tr key={name}>
-                <Table.Td>
+                <Table.Td className="agl-attribute">
                   <button type="button" className="agl-plain agl-link" aria-expanded={chosen === name} onClick={() => setChosen(chosen === name ? null : name)}>
-                    {name}
+                    {named(name)}
                   </button>
                 </Table.Td>
-                <Table.Td>{each.parent ?? "–"}</Table.Td>
+                <Table.Td className="agl-attribute">{named(each.parent ?? "–")}</Table.Td>
                 <Table.Td>{each.round}</Table.Td>
                 <Table.Td ta="right" className="agl-number">
                   {decimal(each.score)}
@@ -61,9 +63,10 @@ export function Prompts({ records }: { records: RunRecord[] }) {
           })}
         </Table.Tbody>
       </Table>
+      </ScrollArea>
       {of ? (
         <Paper withBorder p="sm">
-          <Text fw={600}>{of.version ?? of.name}</Text>
+          <Text fw={600}>{named(of.version ?? of.name ?? "")}</Text>
           <LongText text={JSON.stringify(of.templates ?? of, null, 2)} mono />
           {of.critique ? (
             <>
@@ -73,7 +76,7 @@ export function Prompts({ records }: { records: RunRecord[] }) {
           ) : null}
           {parent ? (
             <details>
-              <summary>The version that it comes from, {of.parent}</summary>
+              <summary>The version that it comes from, {named(of.parent ?? "")}</summary>
               <LongText text={JSON.stringify(parent.templates ?? parent, null, 2)} mono />
             </details>
           ) : null}

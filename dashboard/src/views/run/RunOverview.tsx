@@ -21,6 +21,7 @@ import { alarmsOf, type Alarm } from "../../pure/steps.ts";
 import { StopRun } from "../runs/StopRun.tsx";
 import { Curves } from "./Curves.tsx";
 import { Prompts } from "./Prompts.tsx";
+import { named } from "../../pure/visible.ts";
 
 export function RunOverview() {
   const { runId } = useParams({ strict: false }) as { runId: string };
@@ -47,7 +48,7 @@ function Known({ run }: { run: Run }) {
       <Group justify="space-between">
         <Group gap="sm">
           <Title order={1} size="h2">
-            {run.run_id}
+            {named(run.run_id)}
           </Title>
           <StatusBadge status={run.state} />
         </Group>
@@ -73,9 +74,9 @@ function Known({ run }: { run: Run }) {
           ["Starts", (run.starts ?? 1) > 1 ? `${run.starts}, it was resumed` : "1"],
         ]}
       />
-      {run.stop_reason ? <Text size="sm">Told to stop: {run.stop_reason}</Text> : null}
+      {run.stop_reason ? <Text size="sm">Told to stop: {named(run.stop_reason, 500)}</Text> : null}
       {run.error ? (
-        <Alert color="orange" title={`✕ ${run.error.type}`}>
+        <Alert color="orange" title={`✕ ${named(run.error.type)}`}>
           <LongText text={run.error.traceback ?? run.error.message} mono />
         </Alert>
       ) : null}
@@ -128,7 +129,7 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
   const words = { better: "▲ better than at its start", worse: "▼ worse than at its start", "no evidence": "○ no evidence of a change" }[data.verdict] ?? data.verdict;
   return (
     <Text size="sm" data-verdict={data.verdict}>
-      <b>{words}</b>: {name?.replaceAll("_", " ")} {decimal(data.before_mean)} → {decimal(data.after_mean)}, {pValue(data.p_value)} ({data.test}),{" "}
+      <b>{words}</b>: {named(name?.replaceAll("_", " ") ?? "")} {decimal(data.before_mean)} → {decimal(data.after_mean)}, {pValue(data.p_value)} ({data.test}),{" "}
       {data.gained} of {data.tasks} tasks gained, {data.lost} lost. <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>Task by task</Anchor>
     </Text>
   );
@@ -144,8 +145,8 @@ function Alarms({ alarms }: { alarms: Alarm[] }) {
         {shown.map((alarm) => (
           <Text key={`${alarm.name} ${alarm.from}`} size="sm">
             Step {alarm.from}
-            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}: <b>{alarm.name.replaceAll("_", " ")}</b>. {alarm.text}
-            {alarm.toTry ? <Text span size="sm" c="dimmed"> To try: {alarm.toTry}</Text> : null}
+            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}: <b>{named(alarm.name.replaceAll("_", " "))}</b>. {named(alarm.text, 500)}
+            {alarm.toTry ? <Text span size="sm" c="dimmed"> To try: {named(alarm.toTry, 500)}</Text> : null}
           </Text>
         ))}
         <Button size="compact-xs" variant="default" w="fit-content" onClick={() => setAll(!all)}>
@@ -161,18 +162,18 @@ function Settings({ run }: { run: Run }) {
   return (
     <SimpleGrid cols={{ base: 1, md: 2 }}>
       {groups.map(([name, values]) => (
-        <section key={name} aria-label={name}>
-          <Title order={2} size="h5" tt="capitalize">
-            {name}
+        <section key={name} aria-label={named(name)}>
+          <Title order={2} size="h5" className="agl-text" tt="capitalize">
+            {named(name)}
           </Title>
           <Table verticalSpacing={2} fz="sm" layout="fixed">
             <Table.Tbody>
               {Object.entries(values && typeof values === "object" ? (values as Record<string, unknown>) : { value: values }).map(([key, value]) => (
                 <Table.Tr key={key}>
                   <Table.Th scope="row" fw={500} className="agl-attribute" w="45%">
-                    {key}
+                    {named(key)}
                   </Table.Th>
-                  <Table.Td className="agl-attribute">{typeof value === "string" ? value : JSON.stringify(value)}</Table.Td>
+                  <Table.Td className="agl-attribute">{named(typeof value === "string" ? value : (JSON.stringify(value) ?? ""), 1000)}</Table.Td>
                 </Table.Tr>
               ))}
             </Table.Tbody>
@@ -202,8 +203,8 @@ function Checkpoints({ records }: { records: RunRecord[] }) {
           return (
             <Table.Tr key={record.step}>
               <Table.Td>{record.step}</Table.Td>
-              <Table.Td title={data.digest}>{data.weight_version}</Table.Td>
-              <Table.Td className="agl-attribute">{data.path}</Table.Td>
+              <Table.Td title={data.digest && named(data.digest)}>{data.weight_version}</Table.Td>
+              <Table.Td className="agl-attribute">{named(data.path ?? "–", 1000)}</Table.Td>
               <Table.Td>
                 <Moment at={record.time} />
               </Table.Td>

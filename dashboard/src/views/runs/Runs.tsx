@@ -16,6 +16,7 @@ import { decimal, duration } from "../../pure/format.ts";
 import { thinned } from "../../pure/spark.ts";
 import { useNow } from "../../parts/useNow.ts";
 import { StopRun } from "./StopRun.tsx";
+import { named } from "../../pure/visible.ts";
 
 const states = ["running", "succeeded", "failed", "stopped", "interrupted"];
 
@@ -111,13 +112,13 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
     <Table.Tr data-run={run.run_id}>
       <Table.Td>
         <Anchor href={href(["runs", run.run_id])} size="sm">
-          {run.run_id}
+          {named(run.run_id)}
         </Anchor>
       </Table.Td>
       <Table.Td>
         <StatusBadge status={run.state} />
       </Table.Td>
-      <Table.Td>{run.algorithm ?? "–"}</Table.Td>
+      <Table.Td>{named(run.algorithm ?? "–")}</Table.Td>
       <Table.Td>
         <RewardCurve runId={run.run_id} />
       </Table.Td>
@@ -125,7 +126,7 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
         {run.last_step ?? "–"}
       </Table.Td>
       <Table.Td ta="right" className="agl-number">
-        {run.best ? <span title={`${run.best.name} at step ${run.best.step}`}>{decimal(run.best.value)}</span> : "–"}
+        {run.best ? <span title={`${named(run.best.name)} at step ${run.best.step}`}>{decimal(run.best.value)}</span> : "–"}
       </Table.Td>
       <Table.Td>
         <Moment at={run.start_time} />
@@ -136,7 +137,7 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
       <Table.Td>
         <Menu position="bottom-end">
           <Menu.Target>
-            <ActionIcon variant="subtle" color="gray" aria-label={`Actions of ${run.run_id}`}>
+            <ActionIcon variant="subtle" color="gray" aria-label={`Actions of ${named(run.run_id)}`}>
               ⋯
             </ActionIcon>
           </Menu.Target>

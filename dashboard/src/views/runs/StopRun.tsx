@@ -7,6 +7,7 @@ import { useState } from "react";
 import { call, part } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
 import { Failure } from "../../parts/States.tsx";
+import { named } from "../../pure/visible.ts";
 
 export function StopRun({ run, close }: { run: Run; close: () => void }) {
   const queries = useQueryClient();
@@ -19,7 +20,7 @@ export function StopRun({ run, close }: { run: Run; close: () => void }) {
     },
   });
   return (
-    <Modal opened onClose={close} title={`Stop ${run.run_id}?`}>
+    <Modal opened onClose={close} title={`Stop ${named(run.run_id)}?`}>
       <Stack gap="sm">
         <Text size="sm">
           The run ends after its present step and keeps its results; it can be resumed. Rollouts that are under way are

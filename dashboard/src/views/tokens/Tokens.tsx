@@ -13,7 +13,7 @@ import { Answer, Empty } from "../../parts/States.tsx";
 import { count, decimal } from "../../pure/format.ts";
 import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
 import { partsOf } from "../../pure/tokenStatistics.ts";
-import { visible } from "../../pure/visible.ts";
+import { named } from "../../pure/visible.ts";
 import { RowFigures } from "./RowFigures.tsx";
 import { TokenText, type NamedPart } from "./TokenText.tsx";
 
@@ -120,7 +120,7 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
     <section aria-label={`Row ${row.row}`} data-row={row.row}>
       <Text size="sm" fw={600}>
         Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
-        {row.policy ? ` · policy ${visible(row.policy)}` : ""}
+        {row.policy ? ` · policy ${named(row.policy, 60)}` : ""}
         {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
         {partial.size ? <Text span size="sm" c="dimmed"> · {count(partial.size)} are parts of a character, shown by their bytes and dotted</Text> : null}
       </Text>
@@ -218,7 +218,7 @@ function Untrained({ calls }: { calls: CallExplanation[] }) {
       </Text>
       {left.map((call) => (
         <Text key={`${call.attempt_id} ${call.call_id}`} size="sm">
-          Call {call.number}: {(call.ledger?.reason ?? call.reason ?? "not in the ledger").replaceAll("_", " ")}
+          Call {call.number}: {named((call.ledger?.reason ?? call.reason ?? "not in the ledger").replaceAll("_", " "))}
           {call.has_tokens ? "" : "; its token ids are not known"}
           {call.what_to_try ? ` — ${call.what_to_try}` : ""}
         </Text>

@@ -10,6 +10,7 @@ import { LongText } from "../../parts/LongText.tsx";
 import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
 import { duration } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 interface Props {
   rolloutId: string;
@@ -28,7 +29,7 @@ export function SpanDetails({ rolloutId, attemptId, spanId, close }: Props) {
             <Group justify="space-between" wrap="nowrap">
               <Title order={2} size="h5">
                 {span.status?.status_code === "ERROR" ? "✕ " : ""}
-                {span.name}
+                {named(span.name)}
               </Title>
               <ActionIcon variant="subtle" color="gray" aria-label="Close the span" onClick={close}>
                 ✕
@@ -51,7 +52,7 @@ export function SpanDetails({ rolloutId, attemptId, spanId, close }: Props) {
                   {Object.entries(span.attributes ?? {}).map(([name, value]) => (
                     <Table.Tr key={name}>
                       <Table.Th scope="row" w={300} fw={500} fz="xs" className="agl-attribute">
-                        {name}
+                        {named(name)}
                       </Table.Th>
                       <Table.Td>
                         <LongText text={typeof value === "string" ? value : JSON.stringify(value)} mono />
@@ -68,7 +69,7 @@ export function SpanDetails({ rolloutId, attemptId, spanId, close }: Props) {
                 </Text>
                 {span.events.map((event, place) => (
                   <Text key={place} size="sm" component="div">
-                    {event.name} <Json value={event.attributes} label="Attributes" />
+                    {named(event.name)} <Json value={event.attributes} label="Attributes" />
                   </Text>
                 ))}
               </>

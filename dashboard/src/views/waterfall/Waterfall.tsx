@@ -11,7 +11,7 @@ import { useAddress } from "../../app/useAddress.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { count, duration } from "../../pure/format.ts";
-import { visible } from "../../pure/visible.ts";
+import { named } from "../../pure/visible.ts";
 import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed, type SpanKind, type SpanRow } from "../../pure/waterfall.ts";
 import { SpanDetails } from "./SpanDetails.tsx";
 
@@ -292,8 +292,8 @@ function Row({ row, index, top, low, high, now, gaps, flat, open, chosen, critic
           </button>
         )}
         <span className={`agl-kind agl-kind-${kind}`}>{letters[kind]}</span> {failed ? "✕ " : ""}
-        {visible(span.name)}
-        {span.agent ? ` · ${visible(span.agent)}` : ""}
+        {named(span.name)}
+        {span.agent ? ` · ${named(span.agent, 60)}` : ""}
         {span.reward === null ? "" : ` = ${span.reward}`}
       </div>
       <div role="gridcell" className="agl-span-time">

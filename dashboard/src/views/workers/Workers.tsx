@@ -8,6 +8,7 @@ import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { href } from "../../pure/address.ts";
 import { ago, count, decimal, duration } from "../../pure/format.ts";
+import { named } from "../../pure/visible.ts";
 
 const RECENT_SECONDS = 300;
 
@@ -48,7 +49,7 @@ export function Workers() {
                     const faults = of ? (of.outcomes?.infrastructure_fault ?? 0) + (of.outcomes?.policy_fault ?? 0) : undefined;
                     return (
                       <Table.Tr key={worker.worker_id} data-worker={worker.worker_id}>
-                        <Table.Td className="agl-text">{worker.worker_id}</Table.Td>
+                        <Table.Td className="agl-text">{named(worker.worker_id)}</Table.Td>
                         <Table.Td>
                           <StatusBadge status={worker.status} />{" "}
                           {silent ? (
