@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import LLM, PromptTemplate
-from tests.dashboard.browser import no_violations
+from tests.dashboard.browser import no_violations, nothing_cut_off
 from tests.dashboard.conftest import TOKEN, OpenView, Serve
 from tests.dashboard.facts import ask, the_run
 from tests.dashboard.server import StoreProcess
@@ -173,3 +173,17 @@ def test_who_wants_less_motion_gets_none(open_view: OpenView) -> None:
         ".map(each => parseFloat(getComputedStyle(each).transitionDuration)))"
     )
     assert longest <= 0.001
+
+
+def test_a_reader_is_told_that_the_page_fell_behind_and_sees_all_in_the_end(
+    open_view: OpenView, serve: Serve, tmp_path: Path
+) -> None:
+    address = serve(tmp_path / "lag.db").address
+    page = open_view("/rollouts", address=address, width=400)
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    expect(page.locator("[data-behind]")).to_have_count(0)
+    ask(address, "/queues/rollouts/enqueue", {"rollouts": [{"input": f"task {number}"} for number in range(2500)]})
+    expect(page.locator("[data-behind]")).to_be_visible(timeout=10_000)
+    expect(page.locator("[data-total='2500']")).to_be_visible(timeout=10_000)
+    nothing_cut_off(page)
+    no_violations(page)

@@ -1,6 +1,7 @@
 import { Badge, Tooltip } from "@mantine/core";
 
 import type { Connection } from "../api/events.ts";
+import { count } from "../pure/format.ts";
 
 const said: Record<Connection, { label: string; color: string; help: string }> = {
   connecting: { label: "◌ connecting", color: "gray", help: "The page is asking the server for its events" },
@@ -18,5 +19,20 @@ export function ConnectionSign({ state }: { state: Connection }) {
         {label}
       </Badge>
     </Tooltip>
+  );
+}
+
+/** Told while the store changes faster than the page can follow change by change. */
+export function LagSign({ behind }: { behind: number | null }) {
+  return (
+    <div role="status">
+      {behind === null ? null : (
+        <Tooltip label={`${count(behind)} changes or more came at once; the page reads its lists anew instead of following each`}>
+          <Badge variant="light" color="orange" tt="none" data-behind={behind}>
+            ◔ {count(behind)}+ behind
+          </Badge>
+        </Tooltip>
+      )}
+    </div>
   );
 }

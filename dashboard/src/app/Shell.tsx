@@ -7,7 +7,7 @@ import { Link, Outlet, useLocation } from "@tanstack/react-router";
 import { useEffect } from "react";
 
 import { serverQuery } from "../api/questions.ts";
-import { ConnectionSign } from "./ConnectionSign.tsx";
+import { ConnectionSign, LagSign } from "./ConnectionSign.tsx";
 import { useLiveStore } from "./live.ts";
 
 const places = [
@@ -22,7 +22,7 @@ const places = [
 export function Shell() {
   const [open, { toggle, close }] = useDisclosure(false);
   const { pathname } = useLocation();
-  const connection = useLiveStore();
+  const { connection, behind } = useLiveStore();
   useQuery(serverQuery()); // every view counts by the server's clock
   const here = pathname === "/" ? "/runs" : pathname;
   useEffect(close, [pathname, close]);
@@ -42,6 +42,7 @@ export function Shell() {
             <Text fw={700}>agentlightning</Text>
           </Anchor>
           <Group ml="auto" gap="sm" wrap="nowrap">
+            <LagSign behind={behind} />
             <ConnectionSign state={connection} />
           </Group>
         </Group>

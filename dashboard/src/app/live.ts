@@ -10,6 +10,8 @@ import { getToken, onToken } from "../api/token.ts";
 export type Subject = "runs" | "records" | "rollouts" | "resources" | "workers" | "server";
 
 const PAUSE_MS = 500;
+/** So long the page says that it fell behind. */
+const TOLD_MS = 10_000;
 const concerned: Record<string, Subject[]> = {
   rollout: ["rollouts"],
   run: ["runs", "records"],
@@ -47,15 +49,31 @@ function collector(queries: QueryClient): (events: StoreEvent[]) => void {
   };
 }
 
+export interface LiveStore {
+  connection: Connection;
+  /** So many changes at least came at once a moment ago, so that lists were read anew; null as a rule. */
+  behind: number | null;
+}
+
 /** Follow the store while the page is open, and say how the connection stands. */
-export function useLiveStore(): Connection {
+export function useLiveStore(): LiveStore {
   const queries = useQueryClient();
   const token = useSyncExternalStore(onToken, getToken);
   const [state, setState] = useState<Connection>("connecting");
+  const [behind, setBehind] = useState<number | null>(null);
   useEffect(() => {
     let was: Connection = "connecting";
-    return follow({
-      onEvents: collector(queries),
+    let forget: ReturnType<typeof setTimeout> | undefined;
+    const collect = collector(queries);
+    const stop = follow({
+      onEvents: (events) => {
+        collect(events);
+        const lag = events.findLast(({ event }) => event === "lag");
+        if (!lag) return;
+        clearTimeout(forget);
+        setBehind(typeof lag.data.behind === "number" ? lag.data.behind : 0);
+        forget = setTimeout(() => setBehind(null), TOLD_MS);
+      },
       onOtherStore: () => void queries.resetQueries(),
       onConnection: (now) => {
         if (now === "live" && was === "lost") void queries.invalidateQueries();
@@ -63,6 +81,10 @@ export function useLiveStore(): Connection {
         setState(now);
       },
     });
+    return () => {
+      clearTimeout(forget);
+      stop();
+    };
   }, [queries, token]);
-  return state;
+  return { connection: state, behind };
 }
