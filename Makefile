@@ -197,7 +197,7 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/algorithm/trl/requirement
 
 # agl.TRL with the real trl, on the processor
 test-trl: $(FOR_TRL_STAMP)
-	$(FOR_TRL)/bin/python -m pytest tests/algorithm/trl $(ARGS)
+	$(FOR_TRL)/bin/python -m pytest tests/algorithm/trl tests/algorithm/preferences $(ARGS)
 
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentlightning.cli.pairs import pairs
 from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
 from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
 from agentlightning.private_files import open_private
@@ -37,6 +38,9 @@ def rollouts() -> None:
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
+
+
+app.command("pairs")(pairs)
 
 
 # --- change ----------------------------------------------------------------------------------------------------------

@@ -232,6 +232,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(600)  # three processes, each of which loads trl
 def test_ctrl_c_saves_what_was_learned_and_the_run_goes_on_from_trls_checkpoint(
     untrained_model: Path, tmp_path: Path
 ) -> None:
@@ -252,7 +253,7 @@ def test_ctrl_c_saves_what_was_learned_and_the_run_goes_on_from_trls_checkpoint(
         time.sleep(0.05)  # another process writes the file
     assert running.poll() is None, told
     running.send_signal(signal.SIGINT)
-    running.wait(60)
+    running.wait(180)
     reader.join()
     interrupted = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     last = interrupted[-1]
@@ -265,7 +266,7 @@ def test_ctrl_c_saves_what_was_learned_and_the_run_goes_on_from_trls_checkpoint(
     while again.poll() is None and metrics.read_text().count("\n") < last + 2:
         time.sleep(0.05)
     again.send_signal(signal.SIGINT)
-    _, errors = again.communicate(timeout=60)
+    _, errors = again.communicate(timeout=180)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), errors[-2000:]
     assert len(lines) >= last + 2, errors[-2000:]
