@@ -81,7 +81,7 @@ function Side({ label, value, put }: { label: string; value: string; put: (value
         label="or by name"
         aria-label={`${label}: by name`}
         size="xs"
-        w={220}
+        w={190}
         key={value}
         defaultValue={value}
         placeholder="resources:ID@VERSION"
