@@ -48,6 +48,7 @@ from agentlightning.algorithm.evaluation.result import EvaluationResult as Evalu
 from agentlightning.algorithm.evaluation.sequential import SequentialStop as SequentialStop
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
+from agentlightning.algorithm.ppo import PPO as PPO
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.promotion.gate import Promotion as Promotion, judge_promotion as judge_promotion
 from agentlightning.algorithm.promotion.rules import PromotionRules as PromotionRules

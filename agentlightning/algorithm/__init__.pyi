@@ -1,8 +1,9 @@
-from . import apo as apo, base as base, decorator as decorator, fast as fast, grpo as grpo, utils as utils
+from . import apo as apo, base as base, decorator as decorator, fast as fast, grpo as grpo, ppo as ppo, utils as utils
 from agentlightning.algorithm.apo import APO as APO
 from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
+from agentlightning.algorithm.ppo import PPO as PPO
 from agentlightning.algorithm.trl import TRL as TRL

@@ -20,6 +20,7 @@ AlgorithmRegistry: dict[str, str] = {
     "baseline": "agentlightning.algorithm.fast.Baseline",
     "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
+    "ppo": "agentlightning.algorithm.ppo.ppo.PPO",
     "trl": "agentlightning.algorithm.trl.trl.TRL",
 }
 """Short name in lower case to import path; looked up in any case."""
@@ -33,7 +34,6 @@ TrackerRegistry: dict[str, str] = {
 """Short name in lower case to import path."""
 
 ABSENT_ALGORITHMS: dict[str, str] = {
-    "ppo": "training with a critic is not part of this release; 'grpo' needs none",
     "verl": "training through VERL is not part of this release; 'grpo' trains with transformers",
 }
 """Names that programs use and this release does not have, with what to do instead."""

@@ -105,7 +105,7 @@ def test_methods_that_the_manual_calls_on_a_trainer(method: str, instead: str) -
         ({"dataset": BOOKINGS}, r"datasets go to fit\(agent"),
         ({"runner": room_selector}, r"the agent goes to fit\(agent"),
         ({"runner": agl.rollout(lambda task: 1.0)}, r"the agent goes to fit\(agent"),
-        ({"algorithm": "PPO"}, "'grpo' needs none"),
+        ({"algorithm": "PPO"}, "PPO needs settings that are missing: model"),
         ({"algorithm": "GRPO"}, "GRPO needs settings that are missing: model"),
     ],
 )

@@ -37,9 +37,9 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
     assert made.trainer.result == {"policy": 2}
 
 
-@pytest.mark.snippet("003/parallel-workers", because="there is no PPO")
+@pytest.mark.snippet("003/parallel-workers", because="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    with shown.explains(ValueError, "'grpo' needs none"):
+    with shown.explains(TypeError, "PPO needs settings that are missing: model"):
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
     trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})
     trainer.fit(agent, TASKS)

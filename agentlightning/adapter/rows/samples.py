@@ -51,6 +51,8 @@ class Sample:
     """The weights that served each call; `UNKNOWN_WEIGHTS` where nobody recorded them."""
     policy: str | None = None
     """The gateway's policy that its calls belong to; None where it has no policies."""
+    turns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]], compare=False, repr=False)
+    """Of each call its number among the calls of the attempt, by arrival, and how many tokens it produced."""
 
     def call_refs(self) -> list[CallRef]:
         """Return the full names of the calls in this row."""
@@ -134,6 +136,7 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
         row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
         row.logprobs.extend([0.0] * len(added) + call.logprobs)
         row.call_ids.append(call.call_id)
+        row.turns.append((number, len(call.completion_token_ids)))
         row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
         tree.add_completion(walk.end, call.completion_token_ids, number).rows.append(row)
     return reading

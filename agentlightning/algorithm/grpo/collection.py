@@ -81,7 +81,7 @@ class RolloutCollection:
             replaced.update(equal[: len(tasks)])
             seen += tasks
             self._parts.note(f"step {step}: {len(tasks)} groups of equal rewards are replaced by others")
-        kl = await self._divergences(records) if settings.use_kl_in_reward else None
+        kl = await self._divergences(records) if settings.penalizes_rollouts else None
         rows = choose_rows(records, groups, ledger, settings, replaced=replaced, kl=kl)
         self._watch(ledger.step, found, rows, in_hand)
         return rollouts, rows

@@ -100,8 +100,9 @@ class GRPO(Algorithm):
         own = self.settings.rollout_timeout_seconds
         if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
             raise BadRequestError(
-                f"rollout_timeout_seconds={own} of GRPO and rollout_config timeout_seconds={config.timeout_seconds} of "
-                "the Trainer are one limit and differ; leave one of them out"
+                f"rollout_timeout_seconds={own} of {type(self).__name__} and rollout_config "
+                f"timeout_seconds={config.timeout_seconds} of the Trainer are one limit and differ; "
+                "leave one of them out"
             )
 
     async def run(
@@ -136,7 +137,7 @@ class GRPO(Algorithm):
                 facts["folder"] = str(folder.path.resolve())
                 write_run_file(folder.path, facts)
                 await log.state(0, facts, STATE_NAME)
-            folder.write_config(grpo=settings.as_json())
+            folder.write_config(**{type(self).__name__.lower(): settings.as_json()})
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
             own = list(settings.by_policy().values())
             await asyncio.to_thread(check_memory, *own)
@@ -179,7 +180,9 @@ class GRPO(Algorithm):
     def _check_tasks(self, tasks: list[object], held_out: list[object]) -> None:
         settings = self.settings
         if not tasks:
-            raise BadRequestError("GRPO needs tasks: pass train_dataset to fit, with at least one task")
+            raise BadRequestError(
+                f"{type(self).__name__} needs tasks: pass train_dataset to fit, with at least one task"
+            )
         if settings.eval_steps and not held_out:
             raise BadRequestError(
                 f"eval_steps={settings.eval_steps} has no effect without tasks to evaluate on: "

@@ -92,7 +92,8 @@ class RunRecorder:
         kept: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
             if sample.rollout_id in chosen:
-                figures = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+                columns = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+                figures = {name: column for name, column in columns.items() if column is not None}
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
                 row = row_of(sample, row=number, vocabulary=vocabulary, **figures)
                 kept.setdefault(sample.rollout_id, []).append(row)

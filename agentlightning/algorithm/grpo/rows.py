@@ -215,6 +215,8 @@ def _advantages(
 ) -> dict[str, float]:
     """Return the advantage of each rollout by its id."""
     records, groups = [record for record, _ in usable], [group for _, group in usable]
+    if settings.critic is not None:  # it makes the advantages of the tokens: these are what it makes them of
+        return {record.rollout_id: _reward(record, settings) for record in records}
     if settings.multi_objective_aggregation == "normalize_then_sum":
         assert settings.reward_weights is not None
         found = several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
@@ -231,6 +233,8 @@ def _teach_nothing(
 ) -> dict[int, ExclusionReason]:
     """Return the groups from which nothing is to be learned, and why. A divergence from the reference does not count:
     scaled, it alone would weigh as much as any reward."""
+    if settings.critic is not None:
+        return {}
     members: dict[int, list[float | tuple[float, ...]]] = {}
     for record, group in zip(records, groups, strict=True):
         several = settings.multi_objective_aggregation == "normalize_then_sum"

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from agentlightning.algorithm.alarms.alarms import AlarmSettings, make_rules
 from agentlightning.algorithm.collect import LatePolicy
+from agentlightning.algorithm.grpo.critic.critic_settings import CriticSettings
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
@@ -187,6 +188,16 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
             "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
         }
         refuse_pairs(pairs)
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """The settings of the critic that gives each token its advantage; None where a rollout has one."""
+        return None
+
+    @property
+    def penalizes_rollouts(self) -> bool:
+        """Whether the divergence from the reference is taken from the reward of a rollout as one number."""
+        return self.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, 1 being the first."""

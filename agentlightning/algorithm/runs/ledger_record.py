@@ -74,6 +74,10 @@ class LedgerRow(TypedDict, total=False):
     """Divergence from the reference, before `beta`; 0 without."""
     advantage: Packed
     """By which the token counts."""
+    value: Packed
+    """Of the state before the token by the critic, before the step; where there is one."""
+    returns: Packed
+    """What that value is to become; where there is a critic."""
 
 
 _PLAIN = ("row", "vocabulary", "length", "policy")

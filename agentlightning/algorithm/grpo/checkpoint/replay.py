@@ -19,6 +19,7 @@ from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.checkpoint.begin import RUN_FILE, read_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME
+from agentlightning.algorithm.grpo.critic.ppo_settings import settings_from
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 from agentlightning.algorithm.grpo.policies.loading import fingerprint_of_models, load_policies
@@ -80,7 +81,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
             f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
             "moved, say where it is: agl replay --folder"
         )
-    settings = GRPOSettings(**begun.data["settings"])
+    settings = settings_from(begun.data["settings"])
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
     if (checkpoint is None or _keeps_the_model(settings)) and (
         fingerprint_of_models(settings) != begun.data["model_files"]
@@ -143,13 +144,17 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
     for record in records:
         advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
+        turns: dict[int, list[tuple[int, int]]] = {}
+        for place, call in enumerate(record.data["calls"]):
+            if call["row"] is not None:
+                turns.setdefault(call["row"], []).append((place, call["tokens"]))
         for row in record.data.get("rows", ()):
             numbers = numbers_of(row)
             mask = list(numbers["mask"])
             engine = iter(numbers["engine_logprobs"])
             logprobs = [next(engine) if trained else 0.0 for trained in mask]
             ids = record.name, str(record.data["attempt_id"])
-            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [], row.get("policy"))
+            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [], row.get("policy"), turns[row["row"]])
             rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
     wanted = int(figures["rows"])
     if len(rows) < wanted:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentlightning.algorithm.grpo.checkpoint.folder import BrokenCheckpointError, sha256_of
+from agentlightning.algorithm.grpo.critic.value_head import PREFIX
 from agentlightning.algorithm.grpo.learner.policy import Policy, PolicyState
 from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -65,7 +66,9 @@ def _save(policy: Policy, folder: Path) -> None:
         policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         state = policy.state()
-        tensors = state.optimizer | (state.weights if policy.model.dtype != torch.float32 else {})
+        rounded = policy.model.dtype != torch.float32
+        kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
+        tensors = state.optimizer | kept
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
         states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
     (folder / _SCALARS).write_text(json.dumps(states))
@@ -91,6 +94,8 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
         states = json.loads((folder / _SCALARS).read_bytes())
         tensors = load_file(folder / OPTIMIZER)
         own = policy.state()
+        if not any(name.startswith(PREFIX) for name in own.weights):  # who serves or exports has no use for a critic
+            tensors = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
         optimizer = {name: tensor for name, tensor in tensors.items() if name in own.optimizer}
         weights = own.weights | {name: tensor for name, tensor in tensors.items() if name not in optimizer}
         policy.restore(PolicyState(weights, optimizer, states["policy"], weight_version, states["max_tokens"]))
@@ -140,6 +145,7 @@ def load_policy(
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,
         gradient_checkpointing=settings.gradient_checkpointing,
+        value_learning_rate=None if settings.critic is None else settings.critic.value_learning_rate,
     )
     if folder is not None:
         restore_policy(policy, folder, weight_version=weight_version, digest=digest)

@@ -23,10 +23,13 @@ class Batch:
         attention: (B, T) int64, 1 on real tokens, 0 on padding.
         mask: (B, T) bool, true exactly on the tokens the policy produced.
         logprobs: (B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0.
-        advantages: (B,) float32, that of the row's rollout.
+        advantages: (B, 1) float32, that of the row's rollout; or (B, T) that of each token, where a critic gives it.
+        times: (B, T) int64, of each trained token the number of its model call among those of the attempt.
         rollouts: (B,) int64, equal for the rows of one rollout.
         old_logprobs: (B, T) of the learner before its first optimizer step, where the loss needs them.
         reference_logprobs: (B, T) of the reference, where the loss needs them.
+        values: (B, T) of the critic before its first optimizer step, where there is one.
+        returns: (B, T) what those are to become.
     """
 
     tokens: Tensor
@@ -35,8 +38,11 @@ class Batch:
     logprobs: Tensor
     advantages: Tensor
     rollouts: Tensor
+    times: Tensor
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""
@@ -46,10 +52,13 @@ class Batch:
             self.attention[index, :longest],
             self.mask[index, :longest],
             self.logprobs[index, :longest],
-            self.advantages[index],
+            self.advantages[index, :longest],
             self.rollouts[index],
+            self.times[index, :longest],
             None if self.old_logprobs is None else self.old_logprobs[index, :longest],
             None if self.reference_logprobs is None else self.reference_logprobs[index, :longest],
+            None if self.values is None else self.values[index, :longest],
+            None if self.returns is None else self.returns[index, :longest],
         )
 
 
@@ -78,9 +87,17 @@ def make_batch(
         attention=_padded([[1] * len(sample.token_ids) for sample in samples], length, 0, torch.int64).to(device),
         mask=_padded([sample.mask for sample in samples], length, 0, torch.bool).to(device),
         logprobs=_padded([sample.logprobs for sample in samples], length, 0.0, torch.float32).to(device),
-        advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device),
+        advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device)[:, None],
         rollouts=torch.tensor(rollouts, dtype=torch.int64, device=device),
+        times=_padded([_times(sample) for sample in samples], length, 0, torch.int64).to(device),
     )
+
+
+def _times(sample: Sample) -> list[int]:
+    """Return the number of the call that each trained token comes from; 0 where none is known: (T,)."""
+    of = [number for number, tokens in sample.turns for _ in range(tokens)]
+    left = iter(of if len(of) == sum(sample.mask) else [0] * sum(sample.mask))
+    return [next(left) if trained else 0 for trained in sample.mask]
 
 
 def _check_row(sample: Sample, advantage: float) -> None:

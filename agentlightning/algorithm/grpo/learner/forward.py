@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentlightning.algorithm.grpo.critic.value_head import ValueHead
 from agentlightning.algorithm.grpo.learner.batch import Batch
 from agentlightning.algorithm.grpo.learner.packing import packed_inputs
 
 
+class Scores(NamedTuple):
+    """What a forward gives of each masked token: (B, T) each, 0 elsewhere."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+    """Of the state before the token; 0 without a value head."""
+
+
 def score(
-    model: PreTrainedModel, batch: Batch, temperature: float, *, packed: bool, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of the masked tokens, 0 elsewhere.
+    model: PreTrainedModel,
+    batch: Batch,
+    temperature: float,
+    *,
+    packed: bool,
+    entropy_gradient: bool = False,
+    head: ValueHead | None = None,
+) -> Scores:
+    """Return log-probabilities and entropies of the masked tokens, 0 elsewhere, and their values if there is a head.
 
     Shapes: (B, T) each, float32. Logits are made for the masked tokens alone, and their softmax is taken in float32,
     whatever the weights are in.
@@ -28,32 +44,41 @@ def score(
         predicting = predicting[batch.attention.bool()][None]  # (1, S)
     else:
         inputs = {"input_ids": batch.tokens, "attention_mask": batch.attention}
-    logits = _logits(model, inputs, predicting).float()  # (N, V), N masked tokens, row by row
+    logits, hidden = _logits(model, inputs, predicting)
+    logits = logits.float()  # (N, V), N masked tokens, row by row
     distribution = (logits if temperature == 1.0 else logits / temperature).log_softmax(dim=-1)  # (N, V)
     del logits
     chosen = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
     with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
     empty = torch.zeros(batch.mask.shape, device=chosen.device)
-    return empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy)
+    values = empty if head is None else empty.masked_scatter(batch.mask, head(_states(hidden)))
+    return Scores(empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy), values)
 
 
-def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> Tensor:
-    """Return the logits at the wanted positions: (N, V). `wanted`: (B, T) bool."""
+def _states(hidden: list[Tensor]) -> Tensor:
+    if not hidden:
+        raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
+    return hidden[0][0]
+
+
+def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits at the wanted positions, (N, V), and what the output layer made them of: one of (1, N, H), none
+    if it was not asked. `wanted`: (B, T) bool."""
     with head_sees_only(model, wanted) as seen:
         logits = cast("Tensor", model(**inputs, use_cache=False).logits)
-    return logits[0] if seen else logits[wanted]
+    return (logits[0] if seen else logits[wanted]), seen
 
 
 @contextmanager
-def head_sees_only(model: PreTrainedModel, wanted: Tensor) -> Generator[list[bool]]:
+def head_sees_only(model: PreTrainedModel, wanted: Tensor) -> Generator[list[Tensor]]:
     """Let the output layer see the hidden states at the wanted positions alone, as a batch of one; what a model does to
-    its logits beside stays as it is. The list is empty if the layer was not asked."""
-    seen: list[bool] = []
+    its logits beside stays as it is. The list holds what the layer was asked, (1, N, H), or nothing."""
+    seen: list[Tensor] = []
 
     def select(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(True)
-        return inputs[0][wanted][None], *inputs[1:]
+        seen.append(inputs[0][wanted][None])
+        return seen[-1], *inputs[1:]
 
     head = cast("torch.nn.Module | None", model.get_output_embeddings())
     hook = None if head is None else head.register_forward_pre_hook(select)

@@ -35,7 +35,7 @@ class PolicyState:
     """All that an update reads and changes: with it, later updates are the same bit for bit.
 
     Attributes:
-        weights: the learned weights by name, float32: all of them, or those of the adapters.
+        weights: the learned weights by name, float32: all of them, or those of the adapters; and those of a value head.
         optimizer: `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32.
         random: the state of the order of mini-batches, JSON data.
         weight_version: how many updates took a step.
@@ -75,6 +75,7 @@ class Policy:
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
         keeps_reference: bool = False,
+        value_learning_rate: float | None = None,
     ) -> None:
         """Take the model over.
 
@@ -89,6 +90,7 @@ class Policy:
             padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
             gradient_checkpointing: keep less for the backward pass and compute it anew.
             keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference.py`.
+            value_learning_rate: of a value head, for updates with a critic; None makes none.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
@@ -117,6 +119,7 @@ class Policy:
             padding_free=padding_free,
             gradient_checkpointing=gradient_checkpointing,
             reference=Reference(self.model) if keeps_reference else None,
+            value_learning_rate=value_learning_rate,
         )
 
     @classmethod
@@ -242,10 +245,10 @@ class Policy:
         updater.prepare_optimizer()
         optimizer = {
             f"{kind}/{name}": value
-            for name, weight in updater.weights.masters.items()
+            for name, weight in updater.learned.items()
             for kind, value in updater.optimizer.state[weight].items()
         }
-        weights = {name: weight.detach() for name, weight in updater.weights.masters.items()}
+        weights = {name: weight.detach() for name, weight in updater.learned.items()}
         return PolicyState(weights, optimizer, updater.random_state(), self.weight_version, updater.max_tokens)
 
     def restore(self, state: PolicyState) -> None:

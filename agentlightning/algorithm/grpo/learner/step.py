@@ -27,6 +27,7 @@ def update_policy(
         samples,
         advantages,
         loss=settings,
+        critic=settings.critic,
         constant_length=settings.loss_scale_factor or settings.max_completion_length,
         share=share,
         num_iterations=settings.num_iterations,

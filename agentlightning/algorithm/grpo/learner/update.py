@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentlightning.algorithm.grpo.critic.credit import explained, with_credit
+from agentlightning.algorithm.grpo.critic.critic_settings import CriticSettings
+from agentlightning.algorithm.grpo.critic.value_head import ValueHead
+from agentlightning.algorithm.grpo.critic.value_loss import value_loss
 from agentlightning.algorithm.grpo.learner.batch import Batch, make_batch
-from agentlightning.algorithm.grpo.learner.forward import score
+from agentlightning.algorithm.grpo.learner.forward import Scores, score
 from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
 from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
@@ -54,6 +58,8 @@ class RowFigures:
         correction: float32, for what engine and learner differ in.
         kl: float32, divergence from the reference.
         advantage: float32.
+        value: float32, of the critic before its first optimizer step; None without a critic.
+        returns: float32, what that is to become; None without a critic.
     """
 
     engine_logprobs: NDArray[np.float32]
@@ -65,6 +71,8 @@ class RowFigures:
     correction: NDArray[np.float32]
     kl: NDArray[np.float32]
     advantage: NDArray[np.float32]
+    value: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class UpdateSettings:
     num_iterations: int = 1
     minibatch_rollouts: int | None = None
     loss: LossSettings = field(default_factory=LossSettings)
+    critic: CriticSettings | None = None
     constant_length: int | None = None
     share: float = 1.0
     temperature: float = 1.0
@@ -125,6 +134,7 @@ class Updater:
         padding_free: bool,
         gradient_checkpointing: bool,
         reference: Reference | None = None,
+        value_learning_rate: float | None = None,
     ) -> None:
         self._model = model
         self._reference = reference
@@ -134,11 +144,15 @@ class Updater:
         self._wants_packing, self._packed = padding_free, False
         self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
         self.weights = LearnedWeights(model)
-        parameters = list(self.weights.masters.values())
+        self._head = None if value_learning_rate is None else ValueHead(model)
+        groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
+        if self._head is not None:
+            groups.append({"params": list(self._head.parameters()), "initial": value_learning_rate})
+        self._first_rate = learning_rate
         # fused: it needs no memory beside its state, so that a step that has begun cannot fail half-way for want of it
         fused = model.device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(
-            parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused
+            groups, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused
         )
         self.steps_taken = 0
         """Optimizer steps since the start, those of an update that ended in an error too."""
@@ -162,6 +176,10 @@ class Updater:
             device=self._model.device,
         )
         batch = self._with_what_the_loss_compares_with(batch, settings)
+        of_critic: dict[str, float] = {}
+        if settings.critic is not None:
+            batch = self._with_credit(batch, settings, settings.critic)
+            of_critic = explained(batch)
         figures: list[dict[str, float]] = []
         first_pass: dict[int, RowFigures] = {}
         for iteration in range(settings.num_iterations):
@@ -172,7 +190,9 @@ class Updater:
                     first_pass |= {order[int(row)]: one for row, one in zip(rows, seen, strict=True)}
         counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
         notes, self._notes = self._notes, []
-        return UpdateResult(_summary(figures) | counts, [first_pass[row] for row in range(len(samples))], notes)
+        return UpdateResult(
+            _summary(figures) | of_critic | counts, [first_pass[row] for row in range(len(samples))], notes
+        )
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
         """Return the estimated divergence of each row from the reference, summed over its tokens, by the probabilities
@@ -193,26 +213,51 @@ class Updater:
         """Return the batch with the log-probabilities that the loss needs beside the engine's."""
         if settings.needs_old_logprobs:
             batch = replace(batch, old_logprobs=self._logprobs(self._model, batch, settings.temperature))
-        if settings.loss.has_kl_loss:
+        if settings.loss.has_kl_loss or (settings.critic is not None and settings.loss.needs_reference):
             with self._reference_model() as model:
                 batch = replace(batch, reference_logprobs=self._logprobs(model, batch, settings.temperature))
         return batch
 
+    def _with_credit(self, batch: Batch, settings: UpdateSettings, critic: CriticSettings) -> Batch:
+        """Return the batch with what `with_credit` makes of the rewards of its rollouts."""
+        if self._head is None:
+            raise ValueError("an update with a critic needs Policy(..., value_learning_rate=...)")
+        values = self._scored(self._model, batch, settings.temperature, head=self._head).values
+        penalty = torch.zeros_like(values)
+        if settings.loss.use_kl_in_reward:
+            assert batch.reference_logprobs is not None
+            kl = kl_divergence(batch.logprobs, batch.reference_logprobs, settings.loss.kl_estimator)
+            penalty = torch.where(batch.mask, settings.loss.beta * kl, 0.0)
+        return with_credit(batch, values, penalty, critic)
+
     def _logprobs(self, model: PreTrainedModel, batch: Batch, temperature: float) -> Tensor:
         """Return the log-probabilities of all rows, without gradient: (B, T)."""
-        found = torch.zeros_like(batch.logprobs)
+        return self._scored(model, batch, temperature).logprobs
+
+    def _scored(
+        self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None
+    ) -> Scores:
+        """Return the scores of all rows, without gradient: (B, T) each."""
+        found = Scores(*(torch.zeros_like(batch.logprobs) for _ in Scores._fields))
         lengths: list[int] = batch.attention.sum(dim=1).tolist()
         packed = self._packed and can_pack(model)  # a copy has an attention of its own
 
         @torch.no_grad()
-        def attempt(in_hand: list[Batch]) -> Tensor:
+        def attempt(in_hand: list[Batch]) -> Scores:
             for rows in microbatches(lengths, self.max_tokens, packed=packed):
-                part = batch.rows(torch.tensor(rows, device=found.device))
+                part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
                 in_hand.append(part)
-                found[rows, : part.tokens.shape[1]] = score(model, part, temperature, packed=packed)[0]
+                scores = score(model, part, temperature, packed=packed, head=head)
+                for whole, one in zip(found, scores, strict=True):
+                    whole[rows, : part.tokens.shape[1]] = one
             return found
 
         return self._in_the_memory_there_is(attempt)
+
+    @property
+    def learned(self) -> dict[str, torch.nn.Parameter]:
+        """What learns, by name: the weights of the policy, and those of the value head if there is one."""
+        return {**self.weights.masters, **({} if self._head is None else self._head.learned())}
 
     def random_state(self) -> object:
         """Return the state of the order of mini-batches, as JSON data."""
@@ -225,7 +270,7 @@ class Updater:
 
     def prepare_optimizer(self) -> None:
         """Make the optimizer's state, as its first step would."""
-        for weight in self.weights.masters.values():
+        for weight in self.learned.values():
             if not self.optimizer.state[weight]:
                 step = torch.zeros((), dtype=torch.float32, device=weight.device)
                 first, second = torch.zeros_like(weight), torch.zeros_like(weight)
@@ -234,7 +279,7 @@ class Updater:
     def _prepare(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group["initial"] / self._first_rate
         self.prepare_optimizer()
         if self._wants_packing and not self._looked:
             self._looked = True
@@ -328,15 +373,35 @@ class Updater:
                 reference_logprobs=part.reference_logprobs,
             )
             rewarded = settings.loss.entropy_coef > 0
-            logprobs, entropy = score(
-                self._model, part, settings.temperature, packed=self._packed, entropy_gradient=rewarded
+            logprobs, entropy, values = score(
+                self._model,
+                part,
+                settings.temperature,
+                packed=self._packed,
+                entropy_gradient=rewarded,
+                head=None if settings.critic is None else self._head,
             )
             found = policy_loss(settings.loss, inputs, logprobs, entropy)
-            found.loss.backward()
-            parts.append(found.figures())
+            whole, figures = found.loss, found.figures()
+            if (critic := settings.critic) is not None:
+                assert part.values is not None
+                assert part.returns is not None
+                held = critic.cliprange_value
+                of_values = value_loss(values, part.values, part.returns, inputs.weights, cliprange=held, tokens=tokens)
+                whole = whole + critic.vf_coef * of_values.loss
+                figures |= {
+                    "value_loss": float(of_values.loss.detach()),
+                    "value_clip_fraction": float(of_values.clip_fraction),
+                }
+                figures["loss"] = float(whole.detach())
+            whole.backward()
+            parts.append(figures)
             seen |= zip(rows, _row_figures(part, logprobs, entropy, found), strict=True)
         learned = self.weights.masters.values()
         grad_norm = torch.nn.utils.clip_grad_norm_(learned, settings.max_grad_norm)
+        if self._head is not None:  # of its own: a critic that is far off must not hold the policy back
+            head_norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), settings.max_grad_norm)
+            grad_norm = grad_norm if is_finite(head_norm) else head_norm
         figures = {name: sum(part[name] for part in parts) for name in parts[0]}
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
         taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
@@ -364,9 +429,11 @@ def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) ->
 
 def _row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyLoss) -> list[RowFigures]:
     mask, seen = batch.mask, found.tokens
-    advantages = batch.advantages[:, None].expand_as(mask)
+    advantages = batch.advantages.expand_as(mask)
     of_loss = (seen.ratio, seen.clipped, seen.weight, seen.correction, seen.kl)
     columns = (batch.logprobs, logprobs.detach(), entropy.detach(), *of_loss, advantages)
+    if batch.values is not None and batch.returns is not None:
+        columns = (*columns, batch.values, batch.returns)
     ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
     split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
     return [RowFigures(*row) for row in zip(*split, strict=True)]
@@ -374,7 +441,8 @@ def _row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyL
 
 def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     taken = [figure for figure in figures if figure["taken"]]
-    names = ("loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm")
+    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
+    names += [name for name in ("value_loss", "value_clip_fraction") if name in figures[0]]
     means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
     return means | {
         "first_ratio_error": figures[0]["max_ratio_error"],

@@ -39,7 +39,7 @@ class LossInputs:
 
     Attributes:
         mask: (B, T) bool, true exactly on the tokens to train.
-        advantages: (B,) that of the rollout of each row.
+        advantages: (B, 1) that of the rollout of each row, or (B, T) that of each token.
         weights: (B, T) the rows' part of `token_weights` of the mini-batch.
         tokens: how many tokens of the whole mini-batch are trained.
         sampler_logprobs: (B, T) as the engine recorded them.
@@ -114,7 +114,7 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
     Raises:
         ValueError: The loss has a penalty and there are no `reference_logprobs`.
     """
-    mask, advantages = inputs.mask, inputs.advantages[:, None]  # (B, T), (B, 1)
+    mask, advantages = inputs.mask, inputs.advantages  # (B, T), (B, 1) or (B, T)
     old = inputs.sampler_logprobs
     correction = mask.float()
     if settings.importance_sampling_correction:

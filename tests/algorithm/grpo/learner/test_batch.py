@@ -25,7 +25,7 @@ def test_rows_are_padded_on_the_right_and_keep_their_meaning() -> None:
     assert batch.attention.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch.mask.tolist() == [[False, True, True], [False, True, False]]
     assert batch.logprobs.tolist() == [[0.0, -1.0, -1.0], [0.0, -1.0, 0.0]]
-    assert batch.advantages.tolist() == [1.0, -1.0]
+    assert batch.advantages.tolist() == [[1.0], [-1.0]]
     assert batch.rollouts.tolist() == [0, 1]
     assert batch.rows(torch.tensor([1])).tokens.tolist() == [[8, 9]]
 

@@ -57,12 +57,12 @@ def test_packed_rows_have_the_probabilities_and_the_gradient_of_single_rows(fami
     assert can_pack(model)
     batch = make_batch(rows, [1.0] * 7)
     scale = torch.linspace(-1, 1, 7)[:, None]  # so that no row's gradient can stand for another's
-    packed, entropy = score(model, batch, 0.7, packed=True)
+    packed, entropy, _ = score(model, batch, 0.7, packed=True)
     (packed * scale).sum().backward()
     of_packed = gradient(model)
     for number, row in enumerate(rows):
         single = make_batch([row], [1.0])
-        alone, entropy_alone = score(model, single, 0.7, packed=False)
+        alone, entropy_alone, _ = score(model, single, 0.7, packed=False)
         (alone * scale[number]).sum().backward()
         length = len(row.token_ids)
         assert torch.allclose(packed[number, :length], alone[0], rtol=1e-6, atol=1e-6)

@@ -43,7 +43,7 @@ def loss_of(
     entropy = rows["entropy"][at].clone().requires_grad_()
     inputs = LossInputs(
         mask=rows["mask"][at],
-        advantages=rows["advantages"][at],
+        advantages=rows["advantages"][at][:, None],
         weights=weights[at],
         tokens=tokens,
         **{name: rows[name][at] for name in ("old_logprobs", "sampler_logprobs", "reference_logprobs")},

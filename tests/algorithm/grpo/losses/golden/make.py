@@ -204,6 +204,26 @@ def verl_advantages(rows: dict[str, Tensor], name: str, **given: Any) -> list[fl
     return [found[row, last[row]].item() for row in range(6)]
 
 
+def verl_critic(seed: int) -> dict[str, Any]:
+    """Return inputs and results of VERL's advantages and value loss: (4, 9) each, tokens of tools within."""
+    make = torch.Generator().manual_seed(seed)
+    shape = (4, 9)
+    mask = (torch.rand(shape, generator=make) < 0.6).float()
+    mask[:, 0] = 1
+    values, rewards = torch.randn(shape, generator=make), torch.randn(shape, generator=make) * mask
+    found: dict[str, Any] = {"mask": mask, "values": values, "rewards": rewards, "estimates": [], "losses": []}
+    for gamma, lam in ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.9, 0.0)):
+        advantages, returns = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
+        found["estimates"].append([gamma, lam, advantages.tolist(), returns.tolist()])
+    returns = returns.detach()
+    for cliprange in (0.2, 10.0):
+        new = (values + torch.randn(shape, generator=make) * 0.5).requires_grad_()
+        loss, share = core_algos.compute_value_loss(new, returns, values, mask, cliprange, "token-mean")
+        gradient = torch.autograd.grad(loss, new)[0].tolist()
+        found["losses"].append([cliprange, new.tolist(), returns.tolist(), loss.item(), share.item(), gradient])
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
 # --- all ----------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +336,7 @@ def everything() -> dict[str, Any]:
             "trl": trl_advantages("group", "normalize_then_sum"),
         },
         "overlong": overlong(),
+        "critic": [verl_critic(seed) for seed in (0, 1)],
         "batches": batches,
     }
 
