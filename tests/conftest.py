@@ -55,6 +55,7 @@ def leaks_are_found_where_they_are_made() -> Iterator[None]:
     """What a module leaves open warns while that module runs, not in whichever test the collector runs by chance."""
     yield
     gc.collect()
+    gc.freeze()  # what stays was imported by a test, or belongs to the session
 
 
 _KEPT_OF_A_SECTION = 1_000_000
