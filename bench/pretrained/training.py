@@ -13,10 +13,10 @@ from bench.pretrained.words import Item
 
 LORA: Final[dict[str, Any]] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 SETTINGS: Final[dict[str, Any]] = {
-    "max_steps": 10,
+    "max_steps": 6,
     "batch_size": 4,
     "num_generations": 8,
-    "learning_rate": 5e-4,
+    "learning_rate": 1e-3,
     "lr_scheduler_type": "linear",
     "max_completion_length": 6,
     "save_steps": 0,
