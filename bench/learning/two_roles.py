@@ -6,6 +6,7 @@ a wrong habit in either role. The reward is that of the answer alone: nobody tel
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,12 @@ class Outcome:
 
 
 @agl.rollout
-async def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float:
-    """The agent: two roles, each with a client of its own."""
-    plan = await _ask(planner, [{"role": "user", "content": task["question"]}])
+def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float:
+    """The agent: two roles, each with a model of its own."""
+    plan = _ask(planner, [{"role": "user", "content": task["question"]}])
     messages: list[Any] = [{"role": "user", "content": plan.content or "?"}]
     for _ in range(settings.MAX_TURNS):
-        reply = await _ask(solver, messages, tools=TOOLS)
+        reply = _ask(solver, messages, tools=TOOLS)
         if not reply.tool_calls:
             return 1.0 if is_right(reply.content or "", task["answer"]) else 0.0
         messages.append(reply)
@@ -58,14 +59,20 @@ async def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float
     return 0.0
 
 
-async def _ask(llm: agl.LLM, messages: list[Any], **more: Any) -> Any:
+def _ask(llm: agl.LLM, messages: list[Any], **more: Any) -> Any:
+    client = _client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    reply = client.chat.completions.create(
+        model=llm.model, messages=messages, **more, **cast("Any", llm.sampling_parameters)
+    )
+    return reply.choices[0].message
+
+
+@functools.cache
+def _client() -> Any:
+    """Return the one client: its copies share connections and TLS settings, which take 50 ms to make."""
     import openai
 
-    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none") as client:
-        reply = await client.chat.completions.create(
-            model=llm.model, messages=messages, **more, **cast("Any", llm.sampling_parameters)
-        )
-    return reply.choices[0].message
+    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")
 
 
 def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, Any] | None = None) -> Outcome:

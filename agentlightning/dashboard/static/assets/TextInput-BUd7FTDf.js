@@ -1,1 +1,0 @@
-import{bn as e,pn as t,wn as n}from"./questions-DDYhdSRI.js";import{t as r}from"./InputBase-CnKlcust.js";var i=n(),a=t(t=>{let n=e([`Input`,`InputWrapper`,`TextInput`],null,t);return(0,i.jsx)(r,{component:`input`,...n,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};

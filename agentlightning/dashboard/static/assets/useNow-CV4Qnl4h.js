@@ -1,1 +1,0 @@
-import{S as e,lr as t,nr as n}from"./questions-DDYhdSRI.js";var r=t(n(),1);function i(t){let[n,i]=(0,r.useState)(e);return(0,r.useEffect)(()=>{if(i(e()),!t)return;let n=setInterval(()=>i(e()),t);return()=>clearInterval(n)},[t]),n}export{i as t};

@@ -1,1 +1,0 @@
-var e=/[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;function t(t){return t.replace(e,e=>`⟨U+${e.charCodeAt(0).toString(16).toUpperCase().padStart(4,`0`)}⟩`).toWellFormed()}export{t};
