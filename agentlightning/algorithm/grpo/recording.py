@@ -18,7 +18,7 @@ from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.vocabulary import vocabulary_id, vocabulary_of
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.learner.update import RowFigures
+    from agentlightning.algorithm.grpo.learner.row_figures import RowFigures
     from agentlightning.algorithm.grpo.policies.learners import Learners
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentlightning.algorithm.grpo.learner.update import RowFigures
+from agentlightning.algorithm.grpo.learner.row_figures import RowFigures
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.updating import StepUpdate, update_learners
 from agentlightning.algorithm.grpo.rows import StepRows

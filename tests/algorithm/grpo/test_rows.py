@@ -53,7 +53,7 @@ def _loss(mask: torch.Tensor, aggregation: Aggregation, share: float) -> float:
     rows = len(mask)
     inputs = LossInputs(
         mask=mask > 0,
-        advantages=torch.tensor([1.0, -2.0, 0.0])[:rows],
+        advantages=torch.tensor([[1.0], [-2.0], [0.0]])[:rows],
         weights=token_weights(mask, torch.arange(rows), aggregation, constant_length=4, share=share),
         tokens=6,
         sampler_logprobs=torch.full((rows, 4), -1.0),

@@ -10,14 +10,12 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,9 +29,10 @@ from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
 from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.algorithm.grpo.learner.reference import Reference
+from agentlightning.algorithm.grpo.learner.row_figures import RowFigures, row_figures, summary
 from agentlightning.algorithm.grpo.losses.kl import kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
-from agentlightning.algorithm.grpo.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
+from agentlightning.algorithm.grpo.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.algorithm.grpo.losses.weights import token_weights
 from agentlightning.errors import OutOfMemoryError
 
@@ -41,38 +40,6 @@ if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class RowFigures:
-    """What the loss used of one row on the first pass over it: (R,) each, one per trained token in order.
-
-    Attributes:
-        engine_logprobs: float32, natural log-probability when the token was sampled.
-        trainer_logprobs: float32, the learner's own, when the row was first gone over.
-        entropy: float32, nats, of the learner's distribution.
-        ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
-            step; see `TokenFigures` for this and the next four.
-        clipped: uint8, which bound of the ratio counts; 0 for none.
-        weight: float32, share of the token in the loss of its optimizer step.
-        correction: float32, for what engine and learner differ in.
-        kl: float32, divergence from the reference.
-        advantage: float32.
-        value: float32, of the critic before its first optimizer step; None without a critic.
-        returns: float32, what that is to become; None without a critic.
-    """
-
-    engine_logprobs: NDArray[np.float32]
-    trainer_logprobs: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    ratio: NDArray[np.float32]
-    clipped: NDArray[np.uint8]
-    weight: NDArray[np.float32]
-    correction: NDArray[np.float32]
-    kl: NDArray[np.float32]
-    advantage: NDArray[np.float32]
-    value: NDArray[np.float32] | None = None
-    returns: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +158,7 @@ class Updater:
         counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
         notes, self._notes = self._notes, []
         return UpdateResult(
-            _summary(figures) | of_critic | counts, [first_pass[row] for row in range(len(samples))], notes
+            summary(figures) | of_critic | counts, [first_pass[row] for row in range(len(samples))], notes
         )
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
@@ -396,7 +363,7 @@ class Updater:
                 figures["loss"] = float(whole.detach())
             whole.backward()
             parts.append(figures)
-            seen |= zip(rows, _row_figures(part, logprobs, entropy, found), strict=True)
+            seen |= zip(rows, row_figures(part, logprobs, entropy, found), strict=True)
         learned = self.weights.masters.values()
         grad_norm = torch.nn.utils.clip_grad_norm_(learned, settings.max_grad_norm)
         if self._head is not None:  # of its own: a critic that is far off must not hold the policy back
@@ -425,27 +392,3 @@ def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) ->
     for row in sorted(range(len(keys)), key=keys.__getitem__):
         rollouts.setdefault(samples[row].rollout_id, []).append(row)
     return [row for rows in sorted(rollouts.values(), key=lambda rows: [keys[row] for row in rows]) for row in rows]
-
-
-def _row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyLoss) -> list[RowFigures]:
-    mask, seen = batch.mask, found.tokens
-    advantages = batch.advantages.expand_as(mask)
-    of_loss = (seen.ratio, seen.clipped, seen.weight, seen.correction, seen.kl)
-    columns = (batch.logprobs, logprobs.detach(), entropy.detach(), *of_loss, advantages)
-    if batch.values is not None and batch.returns is not None:
-        columns = (*columns, batch.values, batch.returns)
-    ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
-    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
-    return [RowFigures(*row) for row in zip(*split, strict=True)]
-
-
-def _summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    taken = [figure for figure in figures if figure["taken"]]
-    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
-    names += [name for name in ("value_loss", "value_clip_fraction") if name in figures[0]]
-    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
-    return means | {
-        "first_ratio_error": figures[0]["max_ratio_error"],
-        "steps": len(taken),
-        "skipped_steps": len(figures) - len(taken),
-    }

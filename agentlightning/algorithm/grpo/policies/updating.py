@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from agentlightning.algorithm.grpo.learner.row_figures import RowFigures
 from agentlightning.algorithm.grpo.learner.step import update_policy
-from agentlightning.algorithm.grpo.learner.update import RowFigures, UpdateResult
+from agentlightning.algorithm.grpo.learner.update import UpdateResult
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 
 if TYPE_CHECKING:

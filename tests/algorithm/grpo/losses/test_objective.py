@@ -251,7 +251,7 @@ def test_a_ratio_of_a_first_step_is_one_and_what_the_engine_differs_in_is_the_co
     )
     inputs = LossInputs(
         mask=rows["mask"],
-        advantages=rows["advantages"],
+        advantages=rows["advantages"][:, None],
         weights=weights_of(wanted, rows),
         tokens=int(rows["mask"].sum()),
         sampler_logprobs=rows["sampler_logprobs"],
