@@ -295,7 +295,11 @@ async def test_a_step_does_not_wait_longer_than_its_limit(untrained_model: Path,
             released.wait(30)
         return _share()
 
-    settings: dict[str, Any] = {"step_timeout_seconds": 2.0, "trainer_runner": _wide_runner()}
+    settings: dict[str, Any] = {
+        "step_timeout_seconds": 2.0,
+        "rollout_timeout_seconds": 60.0,  # so that it is the step that ends them
+        "trainer_runner": _wide_runner(),
+    }
     store, result = await _run(agent, untrained_model, tmp_path, ["quick", "hangs"], **settings)
     released.set()
     _assert_balanced(result)
