@@ -44,6 +44,7 @@ CREATE TABLE agl_summaries (
     PRIMARY KEY (partition, rollout_id)
 ) WITH (fillfactor = 80);
 CREATE INDEX agl_summaries_step ON agl_summaries (partition, run_id, step);
+CREATE INDEX agl_summaries_start ON agl_summaries (partition, start_time, number);
 CREATE TABLE agl_inputs (
     partition text COLLATE "C" NOT NULL,
     rollout_id text COLLATE "C" NOT NULL,

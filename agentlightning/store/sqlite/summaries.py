@@ -37,6 +37,7 @@ CREATE TABLE summaries (
     error_type TEXT, reward REAL, rewards TEXT, PRIMARY KEY (run, number)
 ) WITHOUT ROWID;
 CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, mode, start_time, end_time);
+CREATE INDEX summaries_start ON summaries (start_time, number);
 CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
 """
 """`run` is empty for a rollout of no run, else its id behind a `/`. `number` is that of the rollout."""
