@@ -49,8 +49,12 @@ export function Rollouts() {
   if (told !== undefined && told !== total) setTotal(told);
   const list = JSON.stringify([filter, order]);
   useEffect(() => setHeld(null), [list]);
-  const latest = useQuery(summariesQuery(filter, { sort_by: "start_time", sort_order: "desc" }, 0, 1));
-  const newest = latest.data?.items[0]?.start_time;
+  const byStart = order.sort_by === "start_time" && order.sort_order === "desc";
+  const latest = useQuery({
+    ...summariesQuery(filter, { sort_by: "start_time", sort_order: "desc" }, 0, 1),
+    enabled: held === null && !(byStart && rows.has(0)),
+  });
+  const newest = (byStart ? rows.get(0) : latest.data?.items[0])?.start_time;
   const hold = (): void => {
     if (newest !== undefined) setHeld((known) => known ?? newest + 1e-6);
   };
