@@ -85,7 +85,7 @@ def order(plan: SummaryPlan, value: str, number: str) -> str:
 
 
 _ALWAYS_THERE = {"start_time", "status", "attempts", "spans"}
-"""What no rollout is without: in its order a database may read along an index, and compares less where there is none."""
+"""What no rollout is without: in its order a database may read along an index."""
 
 
 def columns_of_groups(plan: AggregatePlan) -> str:
