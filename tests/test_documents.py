@@ -25,7 +25,8 @@ from tests.stubs.model_server import ModelServer
 from tests.test_one_rollout import agent as two_calls
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+OF_THE_ROOT = ("README", "CONTRIBUTING", "AGENTS", "CODE_OF_CONDUCT", "SECURITY")
+DOCUMENTS = (*(ROOT / f"{name}.md" for name in OF_THE_ROOT), *sorted((ROOT / "docs").rglob("*.md")))
 MIGRATION = ROOT / "docs/reference/migration.md"
 ABSENT = "## Not in this release"
 

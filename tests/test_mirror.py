@@ -12,6 +12,7 @@ FOLDERS = {
     "deploy": "the recipes of deploy/",
     "drift": "tokenizers, templates and agents against the adapter and the gateway together",
     "frameworks": "agents of other frameworks, through gateway, runner and adapter",
+    "packaging": "the wheel, its installation, and the files of the repository around the package",
     "seeds": "the documents, snippet by snippet, word for word",
     "store/conformance": "what every store promises, by kinds of work; runs on each backend and over HTTP",
 }
