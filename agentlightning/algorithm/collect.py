@@ -66,6 +66,7 @@ async def collect(
     timeout_seconds: float,
     on_done: Callable[[int], None] | None = None,
     on_ended: OnEnded | None = None,
+    on_enqueued: Callable[[Sequence[Rollout]], None] | None = None,
     late: LatePolicy = "drop",
 ) -> list[Rollout]:
     """Enqueue the requests and return their rollouts, in order, once all are at an end.
@@ -73,9 +74,11 @@ async def collect(
     Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
     wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
     told how many are done, from time to time; `on_ended` is awaited with those that have ended since, while others are
-    still open. When the caller is cancelled, so are the open rollouts.
+    still open; `on_enqueued` is told the rollouts as soon as the store has them. When the caller is cancelled, so are
+    the open rollouts.
     """
-    first = _collect_once(store, requests, timeout_seconds, on_done, on_ended, patient=late == "wait")
+    told = on_enqueued or _nobody
+    first = _collect_once(store, requests, timeout_seconds, on_done, on_ended, told, patient=late == "wait")
     rollouts, again = await first
     if late != "resubmit" or not again:
         return rollouts
@@ -86,10 +89,15 @@ async def collect(
         if on_done:
             on_done(done + count)
 
-    fresh, _ = await _collect_once(store, [requests[i] for i in again], timeout_seconds, tell, on_ended, patient=False)
+    once_more = [requests[i] for i in again]
+    fresh, _ = await _collect_once(store, once_more, timeout_seconds, tell, on_ended, told, patient=False)
     for i, rollout in zip(again, fresh, strict=True):
         rollouts[i] = rollout
     return rollouts + given_up
+
+
+def _nobody(rollouts: Sequence[Rollout]) -> None:
+    """Is told of rollouts and does nothing."""
 
 
 async def _collect_once(
@@ -98,11 +106,13 @@ async def _collect_once(
     timeout_seconds: float,
     on_done: Callable[[int], None] | None,
     on_ended: OnEnded | None,
+    on_enqueued: Callable[[Sequence[Rollout]], None],
     *,
     patient: bool,
 ) -> tuple[list[Rollout], list[int]]:
     """Return the rollouts, and the places of those that were late and cancelled."""
     rollouts = await store.enqueue_many_rollouts(requests)
+    on_enqueued(rollouts)
     ids = [rollout.rollout_id for rollout in rollouts]
     end = time.monotonic() + timeout_seconds
     ended: dict[str, Rollout] = {}

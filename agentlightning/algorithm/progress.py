@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from typing_extensions import override
 
@@ -58,6 +58,10 @@ class StepFigures:
     """Share of these calls that ended at the limit of their tokens."""
     versions_behind: float | None = None
     """Mean age of the trained calls, in updates; None if none was trained."""
+    flight: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of asynchronous collection: `in_flight` (groups, when the collection of the step began), `waited_seconds` (for
+    its groups), `mean_staleness` and `max_staleness` (of the trained calls, in weight versions), `dropped_groups`; and
+    which groups were `taken` and `dropped`. Empty where a step collects its own rollouts."""
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None

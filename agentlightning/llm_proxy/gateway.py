@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from agentlightning.llm_proxy.access.address import MODELS, RESPONSE, CallAddress, dialect_of, parse_address
@@ -74,6 +74,10 @@ class Gateway:
     def in_hand(self) -> int:
         """Calls in progress: arrived and not answered."""
         return self._slots.taken
+
+    def in_hand_outside(self, rollouts: Collection[str]) -> int:
+        """Return how many of them are of no rollout among `rollouts`."""
+        return self._slots.taken_outside(rollouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

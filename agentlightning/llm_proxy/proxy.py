@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -303,6 +303,10 @@ class LLMProxy(BatchQueries, WeightChanges):
             "weight_version": self._gate.version,
             "endpoints": self._upstream.states(self._table.all_endpoints) if self._upstream else {},
         }
+
+    def calls_in_hand(self, *, outside: Collection[str] = ()) -> int:
+        """Return how many calls arrived and are not answered, those of the rollouts `outside` left out."""
+        return self._gateway.in_hand_outside(outside) if self._gateway else 0
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

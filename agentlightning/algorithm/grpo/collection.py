@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.algorithm.grpo.checkpoint.resume import metadata_of
@@ -21,6 +23,30 @@ from agentlightning.algorithm.grpo.rows import (
 )
 from agentlightning.algorithm.ledger.ledger import Ledger, RolloutRecord
 from agentlightning.types import EnqueueRolloutRequest, Rollout
+
+
+@dataclass
+class ReadRollouts:
+    """The rollouts of a step at their end: (N,) each, in one order."""
+
+    rollouts: list[Rollout] = field(default_factory=list[Rollout])
+    found: list[Evidence] = field(default_factory=list[Evidence])
+    records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
+    groups: list[int] = field(default_factory=list[int])
+    """The group of each; -1 for one that was enqueued once more."""
+
+    def add(
+        self,
+        rollouts: Sequence[Rollout],
+        found: Sequence[Evidence],
+        records: Sequence[RolloutRecord],
+        groups: Sequence[int],
+    ) -> None:
+        """Take in further ones."""
+        self.rollouts += rollouts
+        self.found += found
+        self.records += records
+        self.groups += groups
 
 
 class RolloutCollection:
@@ -42,10 +68,7 @@ class RolloutCollection:
     ) -> tuple[list[Rollout], StepRows]:
         """Run the tasks, and others in place of those whose rewards are all equal; choose the rows to train on."""
         settings = self._parts.settings
-        rollouts: list[Rollout] = []
-        found: list[Evidence] = []
-        records: list[RolloutRecord] = []
-        groups: list[int] = []
+        read = ReadRollouts()
         replaced: set[int] = set()
         seen = list(tasks)
         in_hand = 0
@@ -53,55 +76,97 @@ class RolloutCollection:
             first = len(seen) - len(tasks)
             ended = await self._run_tasks(step, tasks, resources_id, first=first)
             in_hand = max(in_hand, self._parts.proxy.stats()["in_hand"])
-            read = [await evidence(self._parts.store, rollout, note=True) for rollout in ended]
+            found = [await evidence(self._parts.store, rollout, note=True) for rollout in ended]
             wanted = len(tasks) * settings.num_generations  # those that were enqueued once more come after these
             numbers = [first + i // settings.num_generations if i < wanted else -1 for i in range(len(ended))]
-            if (group_reward := self._parts.group_reward) is not None:
-                asked: dict[str, Questions] = {}
-                read = await with_group_rewards(group_reward, read, numbers, self._tell_not_judged, asked)
-                await store_group_rewards(self._parts.store, read, asked)
-                self._look_at(read)
-            rollouts += ended
-            found += read
-            train_refused = settings.refused_calls == "train"
-            records += read_records(
-                read,
-                self._parts.adapter,
-                decode=self._parts.guard.decode,
-                train_refused=train_refused,
-                policies=self._parts.learners.names,
-            )
-            groups += numbers
+            found = await self._judged(found, numbers)
+            read.add(ended, found, self._records(found), numbers)
             if batch == settings.max_num_gen_batches:
                 break
-            equal = [g for g in groups_of_equal_rewards(records, groups, settings) if g not in replaced]
+            equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
             tasks = self._other_tasks(seen, len(equal), f"{settings.seed} {step} {batch}")
             if not tasks:
                 break
             replaced.update(equal[: len(tasks)])
             seen += tasks
             self._parts.note(f"step {step}: {len(tasks)} groups of equal rewards are replaced by others")
-        kl = await self._divergences(records) if settings.penalizes_rollouts else None
-        rows = choose_rows(records, groups, ledger, settings, replaced=replaced, kl=kl)
-        self._watch(ledger.step, found, rows, in_hand)
-        return rollouts, rows
+        kl = await self._divergences(read.records) if settings.penalizes_rollouts else None
+        return read.rollouts, self._chosen(read, ledger, in_hand, replaced=replaced, kl=kl)
+
+    # --- what asynchronous collection has and this has not -----------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what `restore` takes, as JSON data; None if there is nothing between two steps."""
+        return None
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from an earlier start of the run."""
+
+    @property
+    def in_flight(self) -> Collection[str]:
+        """The rollouts that a later step trains."""
+        return ()
+
+    def is_to_come(self, rollout: Rollout) -> bool:
+        """Return whether a rollout of an earlier start will be asked for in a later step."""
+        return False
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the collection of the last step; see `StepFigures.flight`."""
+        return {}
+
+    async def quiet(self) -> None:
+        """Return when no rollout is in flight."""
+
+    async def close(self) -> None:
+        """Cancel what is in flight."""
+
+    # --- what both do ------------------------------------------------------------------------------------------------
+
+    async def _judged(self, found: list[Evidence], groups: Sequence[int]) -> list[Evidence]:
+        """Return rollouts with the rewards that were given to their groups, if the run has such."""
+        if (group_reward := self._parts.group_reward) is None:
+            return found
+        asked: dict[str, Questions] = {}
+        found = await with_group_rewards(group_reward, found, groups, self._tell_not_judged, asked)
+        await store_group_rewards(self._parts.store, found, asked)
+        self._look_at(found)
+        return found
+
+    def _records(self, found: Sequence[Evidence]) -> list[RolloutRecord]:
+        """Return what each rollout gives to a step."""
+        return read_records(
+            found,
+            self._parts.adapter,
+            decode=self._parts.guard.decode,
+            train_refused=self._parts.settings.refused_calls == "train",
+            policies=self._parts.learners.names,
+        )
+
+    def _chosen(
+        self,
+        read: ReadRollouts,
+        ledger: Ledger,
+        in_hand: int,
+        *,
+        replaced: Collection[int] = (),
+        kl: Mapping[str, float] | None = None,
+    ) -> StepRows:
+        """Choose the rows of a step, and let the watchers of the run see what became of its rollouts."""
+        rows = choose_rows(read.records, read.groups, ledger, self._parts.settings, replaced=replaced, kl=kl)
+        self._watch(ledger.step, read.found, rows, in_hand)
+        return rows
 
     def _tell_not_judged(self, text: str) -> None:
         self._parts.alarm(text, "not_judged")
 
     async def _run_tasks(self, step: int, tasks: Sequence[object], resources_id: str, *, first: int) -> list[Rollout]:
         """Run a group of rollouts for each task; `first` is the number of the first task within the step."""
-        settings = self._parts.settings
+        settings, take = self._parts.settings, self._parts.resume.take_of(step)
         requests = [
-            EnqueueRolloutRequest(
-                input=task,
-                mode="train",
-                resources_id=resources_id,
-                config=self._parts.limits(),
-                metadata=metadata_of(step, number, sample, self._parts.resume.take_of(step)),
-            )
+            request
             for number, task in enumerate(tasks, start=first)
-            for sample in range(settings.num_generations)
+            for request in self._requests(task, step, number, take, resources_id)
         ]
         what = f"step {step}"
         return await collect(
@@ -112,6 +177,21 @@ class RolloutCollection:
             on_ended=None if self._parts.guard.has_looked or self._parts.group_reward else self._look_at_first,
             late=settings.late_rollouts,
         )
+
+    def _requests(
+        self, task: object, step: int, number: int, take: str | None, resources_id: str
+    ) -> list[EnqueueRolloutRequest]:
+        """Return what is to be asked of the store for a group: the rollouts of one task."""
+        return [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=resources_id,
+                config=self._parts.limits(),
+                metadata=metadata_of(step, number, sample, take),
+            )
+            for sample in range(self._parts.settings.num_generations)
+        ]
 
     def _other_tasks(self, seen: Sequence[object], count: int, seed: str) -> list[object]:
         """Return up to `count` tasks that the step has not seen, always the same ones for a seed."""

@@ -21,6 +21,7 @@ from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, Checkpoin
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import figures_of, write_lines
 from agentlightning.algorithm.grpo.checkpoint.resume import figures_by_step
 from agentlightning.algorithm.grpo.collection import RolloutCollection
+from agentlightning.algorithm.grpo.flight.collection import FlightCollection
 from agentlightning.algorithm.grpo.held_out import HeldOut
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult, StepClock
@@ -52,7 +53,8 @@ class GRPORun:
     _is_cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self._collection = RolloutCollection(self.parts, self.tasks)
+        kind = FlightCollection if self.parts.settings.max_staleness else RolloutCollection
+        self._collection = kind(self.parts, self.tasks)
         self._updates = WeightUpdates(self.parts)
         self._held_out = HeldOut(self.parts, self.held_out)
 
@@ -81,6 +83,7 @@ class GRPORun:
                 self._after = self._stand(figures, result, evaluated=False)
                 try:
                     self._check_cancelled()
+                    await self._quiet_if_due(figures.step, result)
                     await self._evaluate_if_due(figures, result)
                     self._after = self._stand(figures, result, evaluated=True)
                 finally:
@@ -91,7 +94,10 @@ class GRPORun:
             try:
                 await self.keeper.end(self._after)
             finally:
-                self.parts.learners.save(self.folder.model)
+                try:
+                    self.parts.learners.save(self.folder.model)
+                finally:
+                    await self._collection.close()
         self._collection.endings.require_scored()
         return result
 
@@ -104,6 +110,7 @@ class GRPORun:
         if state:
             self._updates.skipped, self._told_constrained = state["skipped"], state["told_constrained"]
             self._collection.endings.restore(state["endings"])
+            self._collection.restore(state.get("flight"))
             self.parts.guard.restore(state["guard"])
             result.train_seconds = state["train_seconds"]
             result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
@@ -114,7 +121,7 @@ class GRPORun:
 
     def _stand(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> AfterStep:
         """Return where the run stands after a step."""
-        fixed = {
+        fixed: dict[str, object] = {
             "skipped": self._updates.skipped,
             "told_constrained": self._told_constrained,
             "endings": self._collection.endings.state(),
@@ -125,6 +132,8 @@ class GRPORun:
             "evaluated": evaluated,
             "threads": torch.get_num_threads(),
         }
+        if (flight := self._collection.state()) is not None:
+            fixed["flight"] = flight
         evaluations = list(result.evaluations)
 
         def state() -> dict[str, object]:
@@ -146,6 +155,13 @@ class GRPORun:
         """Raise what was held back while the weights changed."""
         if self._is_cancelled:
             raise asyncio.CancelledError
+
+    async def _quiet_if_due(self, step: int, result: GRPOResult) -> None:
+        """Wait for the rollouts in flight before an evaluation, so that its calls have the engine for themselves."""
+        if self._held_out.is_due(step):
+            began = time.monotonic()
+            await self._collection.quiet()
+            result.train_seconds += time.monotonic() - began
 
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
         if self._held_out.is_due(figures.step):
@@ -217,15 +233,18 @@ class GRPORun:
             **replies,
             weights=digest,
             take=self.parts.resume.take_of(step),
+            flight=self._collection.figures(),
         )
 
-    async def _enter_late_calls(self, ledger: Ledger, rollouts: Sequence[Rollout]) -> None:
+    async def _enter_late_calls(self, ledger: Ledger, rollouts: Sequence[Rollout], *, is_last: bool = False) -> None:
         """Enter the calls that ended after the step of their rollout, and those that earlier starts have left open."""
-        present = {rollout.rollout_id for rollout in rollouts}
-        for calls, reason in await self.parts.resume.unaccounted(self.parts.store, present):
+        present, collection = {rollout.rollout_id for rollout in rollouts}, self._collection
+        is_to_come = None if is_last else collection.is_to_come
+        for calls, reason in await self.parts.resume.unaccounted(self.parts.store, present, is_to_come):
             ledger.capture(calls)
             ledger.exclude([call.ref for call in calls], reason)
-        await self._collection.late.enter(self.parts.store, ledger, in_hand=self.parts.proxy.stats()["in_hand"])
+        in_hand = self.parts.proxy.calls_in_hand(outside=collection.in_flight)
+        await collection.late.enter(self.parts.store, ledger, in_hand=in_hand)
 
     def _note_constrained(self, step: int, summary: LedgerSummary) -> None:
         """Say once that calls were constrained, and by what."""
@@ -241,7 +260,7 @@ class GRPORun:
         """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
         called when no further call can come in."""
         ledger = Ledger(step=self.parts.settings.max_steps + 1)
-        await self._enter_late_calls(ledger, [])
+        await self._enter_late_calls(ledger, [], is_last=True)
         summary = ledger.close()
         await self.parts.recorder.ledger(ledger)
         excluded = {str(reason): count for reason, count in summary.excluded.items()}

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from agentlightning.algorithm.alarms.alarms import AlarmSettings, make_rules
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.critic.critic_settings import CriticSettings
+from agentlightning.algorithm.grpo.flight.flight_settings import FlightSettings
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
@@ -46,6 +47,8 @@ _OTHER_NAMES = {
     "max_refills": "max_num_gen_batches",
     "loss_agg_mode": "aggregation",
     "clip_ratio_c": "delta",
+    "staleness_threshold": "max_staleness, in weight versions",
+    "max_head_offpolicyness": "max_staleness",
     "kl_loss_type": "kl_estimator",
     **{f"vllm_importance_sampling_{name}": f"importance_sampling_{name}" for name in _CORRECTION},
 }
@@ -53,7 +56,7 @@ _OTHER_NAMES = {
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
+class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, FlightSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
@@ -164,6 +167,8 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
         self.check_rewards()
         self.check_loss()
         self.check_vllm(has_adapters=self.lora is not None)
+        self.check_flight()
+        refuse_pairs(self._pairs_of_flight())
         self._check_pairs_of_groups()
         self.by_policy()
 
@@ -188,6 +193,26 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings):
             "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
         }
         refuse_pairs(pairs)
+
+    def _pairs_of_flight(self) -> dict[str, bool]:
+        ahead = self.max_staleness > 0
+        given = f"max_staleness={self.max_staleness} and "
+        return {
+            given + "deterministic=True: which weights answer a call depends on the timing; leave one of them out": (
+                ahead and self.deterministic
+            ),
+            given + "use_kl_in_reward=True: the divergences of a group would stop the others; give beta without it": (
+                ahead and self.use_kl_in_reward
+            ),
+            given
+            + f"max_num_gen_batches={self.max_num_gen_batches}: a step does not wait for groups in place of those "
+            "of equal rewards; leave it out": ahead and self.max_num_gen_batches > 1,
+            given + f"importance_sampling_mode={self.importance_sampling_mode!r} with importance_sampling_correction="
+            "True: a row may have been sampled by several versions of the weights; take 'token_truncate' or "
+            "'token_mask'": ahead
+            and self.importance_sampling_correction
+            and self.importance_sampling_mode.startswith("sequence"),
+        }
 
     @property
     def critic(self) -> CriticSettings | None:

@@ -18,6 +18,11 @@ MAX_SKIPPED = 3
 """Steps in a row whose loss was not finite, before the run ends."""
 
 
+MAX_DRAINS = 3
+"""Times that asynchronous collection waits for the calls in progress before a weight change; between two, calls that
+were held back go on."""
+
+
 class _NothingTaken(Exception):
     """Leaves a weight change without a new version: the weights are the old ones."""
 
@@ -50,11 +55,26 @@ class WeightUpdates:
         return update.figures, update.rows
 
     async def _change_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        """Update while the gateway holds calls back; they are stamped with a new version only if there is one."""
+        """Update while the gateway holds calls back; they are stamped with a new version only if there is one.
+
+        Raises:
+            TimeoutError: model calls still ran after `step_timeout_seconds`; no weight was changed.
+        """
+        if not self._parts.settings.max_staleness:
+            return await self._change_weights_once(step, rows, self._parts.settings.step_timeout_seconds)
+        seconds = self._parts.settings.step_timeout_seconds / MAX_DRAINS
+        for _ in range(MAX_DRAINS - 1):
+            try:
+                return await self._change_weights_once(step, rows, seconds)
+            except TimeoutError as error:
+                self._parts.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
+        return await self._change_weights_once(step, rows, seconds)
+
+    async def _change_weights_once(self, step: int, rows: StepRows, drain_seconds: float) -> StepUpdate:
         update: StepUpdate | None = None
         with contextlib.suppress(_NothingTaken):
             async with self._parts.proxy.weight_change(
-                self._parts.learners.weight_version + 1, drain_timeout=self._parts.settings.step_timeout_seconds
+                self._parts.learners.weight_version + 1, drain_timeout=drain_seconds
             ):
                 update = await asyncio.to_thread(self._update, step, rows)
                 for note in update.notes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -131,6 +131,10 @@ class Slots:
         self._calls, self._calls_per_attempt = calls, calls_per_attempt
         self._by_attempt: Counter[tuple[str, str]] = Counter()
         self.taken = 0
+
+    def taken_outside(self, rollouts: Collection[str]) -> int:
+        """Return how many calls in progress are of no rollout among `rollouts`; may be called from any thread."""
+        return sum(count for (rollout_id, _), count in list(self._by_attempt.items()) if rollout_id not in rollouts)
 
     @contextmanager
     def take(self, rollout_id: str, attempt_id: str) -> Generator[None, None, None]:

@@ -16,9 +16,7 @@ class StaleWeights(Rule):
     """The trained calls were served by weights that are several updates old."""
 
     name = "stale_weights"
-    what_to_try = (
-        "a smaller max_staleness; fewer groups in flight; more or faster runners; importance_sampling_correction=True"
-    )
+    what_to_try = "a smaller max_staleness of agl.GRPO; more or faster runners; a smaller staleness_clip_max"
 
     limit: float = 2.0
     """Largest mean age of the trained calls, in updates."""

@@ -145,16 +145,20 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     for record in records:
         advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
         turns: dict[int, list[tuple[int, int]]] = {}
+        versions: dict[int, list[int]] = {}
         for place, call in enumerate(record.data["calls"]):
             if call["row"] is not None:
                 turns.setdefault(call["row"], []).append((place, call["tokens"]))
+                versions.setdefault(call["row"], []).append(call["weight_version"])
         for row in record.data.get("rows", ()):
             numbers = numbers_of(row)
             mask = list(numbers["mask"])
             engine = iter(numbers["engine_logprobs"])
             logprobs = [next(engine) if trained else 0.0 for trained in mask]
             ids = record.name, str(record.data["attempt_id"])
-            sample = Sample(*ids, list(numbers["tokens"]), mask, logprobs, [], [], row.get("policy"), turns[row["row"]])
+            number, tokens = row["row"], list(numbers["tokens"])
+            of = versions[number], row.get("policy"), turns[number]
+            sample = Sample(*ids, tokens, mask, logprobs, [], *of)
             rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
     wanted = int(figures["rows"])
     if len(rows) < wanted:

@@ -10,7 +10,7 @@ and their calls are entered as excluded (`step_undone`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from agentlightning.algorithm.grpo.checkpoint.begin import check_same, read_run_
 from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.keeper import record_of
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import read_lines, write_lines
+from agentlightning.algorithm.grpo.flight.plan import Standing
 from agentlightning.algorithm.ledger.record import ExclusionReason
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.run_folder import held_folder
@@ -93,14 +94,20 @@ class Resumption:
             write_lines(self.folder / "metrics.jsonl", self.lines.values())
 
     async def unaccounted(
-        self, store: LightningStore, present: Collection[str]
+        self,
+        store: LightningStore,
+        present: Collection[str],
+        is_to_come: Callable[[Rollout], bool] | None = None,
     ) -> list[tuple[list[ModelCall], ExclusionReason]]:
         """Return the calls that earlier starts have left out of every ledger, each with the reason of its exclusion.
 
-        To be asked in the first step that is recorded; a second time there are none. `present` are the rollouts of that
-        step, which account for themselves.
+        To be asked in each step that is recorded; what was told once is not told again. `present` are the rollouts of
+        that step, which account for themselves; so will those that a later step asks for (`is_to_come`).
         """
-        old, self._old = self._old, []
+        waiting = [rollout for rollout in self._old if is_to_come is not None and is_to_come(rollout)]
+        later = {rollout.rollout_id for rollout in waiting}
+        old = [rollout for rollout in self._old if rollout.rollout_id not in later]
+        self._old = [rollout for rollout in waiting if rollout.rollout_id not in present]
         watched, self._watched = self._watched, []
         if not old and not watched:
             return []
@@ -202,9 +209,13 @@ async def _read_steps(found: Resumption) -> None:
 async def _old_rollouts(store: LightningStore, found: Resumption) -> list[Rollout]:
     """Return the training rollouts of the steps after the checkpoint that an earlier start has made."""
     takes = {found.state.get(_OPEN), *(line.get(_OPEN) for line in found.recorded.values()), found.take}
+    standing = None if found.state.get("flight") is None else Standing(found.state["flight"])
     old: list[Rollout] = []
     async for page in pages_of(store, sort_order="desc"):
         steps = [(r, r.metadata or {}) for r in page if r.mode == "train"]
+        if standing is not None:  # it knows of groups that were planned before the checkpoint and are still to come
+            old += [r for r, about in steps if standing.concerns(about, takes)]
+            continue
         old += [r for r, about in steps if about.get("step", 0) > found.steps and about.get(_OPEN) in takes]
         if any(0 < about.get("step", 0) <= found.steps for _, about in steps):
             break  # what was made before a step of the checkpoint is in the checkpoint, or was undone

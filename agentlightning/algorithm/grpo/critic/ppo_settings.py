@@ -37,6 +37,7 @@ _WITHOUT_MEANING: Final = {
     "max_num_gen_batches": "groups of equal rewards teach it as well",
     "policies": "one policy learns beside one critic; agl.GRPO trains several",
     "max_staleness": "it collects synchronously; agl.GRPO has it",
+    "staleness_clip_max": "it collects synchronously; agl.GRPO has it, beside max_staleness",
 }
 
 

@@ -30,6 +30,8 @@ class Batch:
         reference_logprobs: (B, T) of the reference, where the loss needs them.
         values: (B, T) of the critic before its first optimizer step, where there is one.
         returns: (B, T) what those are to become.
+        stale: (B, T) bool, true on trained tokens that other weights sampled than those before the update; None where
+            there are none.
     """
 
     tokens: Tensor
@@ -43,6 +45,7 @@ class Batch:
     reference_logprobs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    stale: Tensor | None = None
 
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""
@@ -59,15 +62,24 @@ class Batch:
             None if self.reference_logprobs is None else self.reference_logprobs[index, :longest],
             None if self.values is None else self.values[index, :longest],
             None if self.returns is None else self.returns[index, :longest],
+            None if self.stale is None else self.stale[index, :longest],
         )
 
 
 def make_batch(
-    samples: Sequence[Sample], advantages: Sequence[float], *, pad_id: int = 0, device: torch.device | str = "cpu"
+    samples: Sequence[Sample],
+    advantages: Sequence[float],
+    *,
+    pad_id: int = 0,
+    device: torch.device | str = "cpu",
+    weight_version: int | None = None,
 ) -> Batch:
     """Return the samples as one batch.
 
     Shapes: samples: (B,) rows, advantages: (B,) one per row.
+
+    Args:
+        weight_version: of the weights that learn; tokens of other versions are stale. None asks no token for its age.
 
     Raises:
         ValueError: There is no row, the number of advantages differs, or a row is malformed: lists of unequal length,
@@ -82,6 +94,7 @@ def make_batch(
     length = max(len(sample.token_ids) for sample in samples)
     numbers: dict[str, int] = {}
     rollouts = [numbers.setdefault(sample.rollout_id, len(numbers)) for sample in samples]
+    stale = None if weight_version is None else [_stale(sample, weight_version) for sample in samples]
     return Batch(
         tokens=_padded([sample.token_ids for sample in samples], length, pad_id, torch.int64).to(device),
         attention=_padded([[1] * len(sample.token_ids) for sample in samples], length, 0, torch.int64).to(device),
@@ -90,7 +103,19 @@ def make_batch(
         advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device)[:, None],
         rollouts=torch.tensor(rollouts, dtype=torch.int64, device=device),
         times=_padded([_times(sample) for sample in samples], length, 0, torch.int64).to(device),
+        stale=None if stale is None or not any(map(any, stale)) else _padded(stale, length, 0, torch.bool).to(device),
     )
+
+
+def _stale(sample: Sample, weight_version: int) -> list[bool]:
+    """Return of each token whether other weights sampled it: (T,)."""
+    trained, calls = sum(sample.mask), sample.weight_versions
+    if all(version == weight_version for version in calls):
+        return [False] * len(sample.mask)
+    versions = [version for version, (_, tokens) in zip(calls, sample.turns, strict=False) for _ in range(tokens)]
+    # without the tokens of each call, all tokens of a row are as old as its oldest call
+    left = iter(versions if len(versions) == trained else [min(calls)] * trained)
+    return [bool(is_trained) and next(left) != weight_version for is_trained in sample.mask]
 
 
 def _times(sample: Sample) -> list[int]:

@@ -25,7 +25,7 @@ class RowFigures:
             step; see `TokenFigures` for this and the next four.
         clipped: uint8, which bound of the ratio counts; 0 for none.
         weight: float32, share of the token in the loss of its optimizer step.
-        correction: float32, for what engine and learner differ in.
+        correction: float32, for what engine and learner differ in; of a stale token, for what older weights do.
         kl: float32, divergence from the reference.
         advantage: float32.
         value: float32, of the critic before its first optimizer step; None without a critic.
@@ -62,7 +62,7 @@ def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of the optimizer steps that were taken, and how many were; NaN where none was."""
     taken = [figure for figure in figures if figure["taken"]]
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
-    names += [name for name in ("value_loss", "value_clip_fraction") if name in figures[0]]
+    names += [name for name in ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl") if name in figures[0]]
     means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
     return means | {
         "first_ratio_error": figures[0]["max_ratio_error"],

@@ -35,4 +35,5 @@ def update_policy(
         temperature=settings.temperature,
         max_grad_norm=settings.max_grad_norm,
         learning_rate=settings.learning_rate_at(step),
+        weight_version=policy.weight_version if settings.max_staleness else None,
     )

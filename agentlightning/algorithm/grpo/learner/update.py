@@ -33,6 +33,7 @@ from agentlightning.algorithm.grpo.learner.row_figures import RowFigures, row_fi
 from agentlightning.algorithm.grpo.losses.kl import kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.objective import LossInputs, is_finite, policy_loss
+from agentlightning.algorithm.grpo.losses.staleness import stale_figures
 from agentlightning.algorithm.grpo.losses.weights import token_weights
 from agentlightning.errors import OutOfMemoryError
 
@@ -69,6 +70,8 @@ class UpdateSettings:
     share: float = 1.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    weight_version: int | None = None
+    """Of the weights before the update; tokens that others sampled are stale. None treats all tokens alike."""
 
     def __post_init__(self) -> None:
         for name in ("num_iterations", "minibatch_rollouts"):
@@ -78,11 +81,10 @@ class UpdateSettings:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {self.temperature}")
 
-    @property
-    def needs_old_logprobs(self) -> bool:
+    def needs_old_logprobs(self, *, some_are_stale: bool) -> bool:
         """Whether the loss compares with the learner before its first optimizer step, and there is more than one."""
         several = self.num_iterations > 1 or self.minibatch_rollouts is not None
-        return self.loss.importance_sampling_correction and several
+        return several and (self.loss.importance_sampling_correction or some_are_stale)
 
 
 class Updater:
@@ -141,6 +143,7 @@ class Updater:
             [advantages[row] for row in order],
             pad_id=self._pad_id,
             device=self._model.device,
+            weight_version=settings.weight_version,
         )
         batch = self._with_what_the_loss_compares_with(batch, settings)
         of_critic: dict[str, float] = {}
@@ -178,7 +181,7 @@ class Updater:
 
     def _with_what_the_loss_compares_with(self, batch: Batch, settings: UpdateSettings) -> Batch:
         """Return the batch with the log-probabilities that the loss needs beside the engine's."""
-        if settings.needs_old_logprobs:
+        if settings.needs_old_logprobs(some_are_stale=batch.stale is not None):
             batch = replace(batch, old_logprobs=self._logprobs(self._model, batch, settings.temperature))
         if settings.loss.has_kl_loss or (settings.critic is not None and settings.loss.needs_reference):
             with self._reference_model() as model:
@@ -338,6 +341,7 @@ class Updater:
                 sampler_logprobs=part.logprobs,
                 old_logprobs=part.old_logprobs,
                 reference_logprobs=part.reference_logprobs,
+                stale=part.stale,
             )
             rewarded = settings.loss.entropy_coef > 0
             logprobs, entropy, values = score(
@@ -350,6 +354,9 @@ class Updater:
             )
             found = policy_loss(settings.loss, inputs, logprobs, entropy)
             whole, figures = found.loss, found.figures()
+            if part.stale is not None:
+                old, present = stale_figures(logprobs, part.logprobs, part.mask, part.stale, tokens).tolist()
+                figures |= {"stale_kl": old, "fresh_kl": present}
             if (critic := settings.critic) is not None:
                 assert part.values is not None
                 assert part.returns is not None

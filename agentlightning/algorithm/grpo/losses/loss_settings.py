@@ -71,6 +71,10 @@ class LossSettings:
     """Upper bound of that weight; None is none. [`rollout_correction.rollout_is_threshold`]"""
     importance_sampling_clip_min: float | None = None
     """Lower bound of that weight; None is none. [the first number of `rollout_is_threshold`]"""
+    staleness_clip_max: float | None = 5.0
+    """Upper bound of the weight of a token that older weights sampled, which is what the probability of the learner
+    before its first optimizer step is over that of sampling; None is none. Such tokens are there with `max_staleness`
+    alone. [no counterpart]"""
     entropy_coef: float = 0.0
     """Weight of the mean entropy per token, in nats, which the loss is lowered by. [`actor.entropy_coeff`]"""
 
@@ -99,7 +103,7 @@ class LossSettings:
             check_number("delta", self.delta, float, above=1)
         check_number("beta", self.beta, float, at_least=0)
         check_number("entropy_coef", self.entropy_coef, float, at_least=0)
-        for name in ("importance_sampling_clip_max", "importance_sampling_clip_min"):
+        for name in ("importance_sampling_clip_max", "importance_sampling_clip_min", "staleness_clip_max"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), float, above=0)
         self._check_pairs()

@@ -18,7 +18,8 @@ advantage of its rollout, `w` its weight and `c` its correction (1 without), the
 
 The ratio is between the weights that learn and those that sampled, whose log-probabilities are the engine's own record;
 with `importance_sampling_correction` it is to the learner's own before the first optimizer step, and `c` carries what
-engine and learner differ in (`correction.py`).
+engine and learner differ in (`correction.py`). A token that older weights sampled is compared with the learner before
+the first optimizer step in any case, and `c` carries what lies between (`staleness.py`).
 """  # noqa: E501 -- a row of a table is one line
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 from agentlightning.algorithm.grpo.losses.correction import correction_weights
 from agentlightning.algorithm.grpo.losses.kl import MAX_LOG_RATIO, kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
+from agentlightning.algorithm.grpo.losses.staleness import staleness_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class LossInputs:
         sampler_logprobs: (B, T) as the engine recorded them.
         old_logprobs: (B, T) of the learner before the first optimizer step; None if that is the step at hand.
         reference_logprobs: (B, T) of the reference; needed with `settings.has_kl_loss`.
+        stale: (B, T) bool, true on trained tokens that other weights sampled than those before the first optimizer
+            step; None where there are none.
     """
 
     mask: Tensor
@@ -54,6 +58,7 @@ class LossInputs:
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    stale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ class TokenFigures:
         ratio: of the learner to what it is compared with, before it is bounded.
         clipped: uint8; 0: the ratio counts as it is, 1: the lower bound counts, 2: the upper one, 3: `delta`.
         weight: share of the token in the loss of its optimizer step.
-        correction: how engine and learner differ, bounded; 1 without `importance_sampling_correction`.
+        correction: how engine and learner differ, bounded; 1 without `importance_sampling_correction`. Of a stale
+            token what older weights differ in, bounded.
         kl: what the penalty took, before `beta`; 0 without.
     """
 
@@ -127,6 +133,11 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
             settings.importance_sampling_clip_max,
             settings.importance_sampling_clip_min,
         )
+    if inputs.stale is not None:
+        proximal = logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        weights = staleness_weights(proximal, inputs.sampler_logprobs, inputs.stale, settings.staleness_clip_max)
+        old = torch.where(inputs.stale, proximal, old)
+        correction = torch.where(inputs.stale, weights, correction)
     ratio = _ratio(logprobs, old, mask, of_rows=settings.loss_type == "gspo")  # (B, T)
     policy, clipped = _policy(settings, ratio, advantages, logprobs)
     per_token = policy * correction

@@ -82,6 +82,8 @@ def _combined(found: Mapping[str | None, UpdateResult]) -> dict[str, float]:
     each = {str(name): result.figures for name, result in found.items()}
     combined: dict[str, float] = {}
     for key in next(iter(each.values())):
+        if any(key not in figures for figures in each.values()):  # not every policy had stale tokens
+            continue
         of = {name: figures[key] for name, figures in each.items()}
         if key in _COUNTS:
             combined[key] = sum(of.values())

@@ -1,0 +1,31 @@
+"""The setting of asynchronous collection, and what it does not go together with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentlightning.algorithm.grpo.setting_checks import check_number
+from agentlightning.field_help import explain_fields
+
+LARGEST = 64
+"""Weight versions; groups in flight take store and gateway in proportion."""
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class FlightSettings:
+    """How far sampling may be ahead of learning."""
+
+    max_staleness: int = 0
+    """How many weight versions the weights of a reply may be behind those that learn from it. 0 collects synchronously:
+    a step waits for all its rollouts. With n, rollouts go on while the weights are updated, at most n + 1 times
+    `batch_size` groups at a time; a group that is older when it ends is dropped as `too_stale`, and stale tokens of the
+    others are corrected (`staleness_clip_max`). [`async_training.staleness_threshold`]"""
+
+    def check_flight(self) -> None:
+        """Check the value.
+
+        Raises:
+            BadRequestError: it is out of its range.
+        """
+        check_number("max_staleness", self.max_staleness, int, at_least=0, at_most=LARGEST)
