@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,6 +102,19 @@ def _nobody(rollouts: Sequence[Rollout]) -> None:
     """Is told of rollouts and does nothing."""
 
 
+async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    """Return the rollouts of the requests. A caller that is cancelled meanwhile leaves none of them open."""
+    enqueuing = asyncio.ensure_future(store.enqueue_many_rollouts(requests))
+    try:
+        return list(await asyncio.shield(enqueuing))
+    except asyncio.CancelledError:
+        await asyncio.wait([enqueuing])
+        for rollout in [] if enqueuing.exception() else enqueuing.result():
+            with suppress(ConflictError):  # one that a run has found again may have ended
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
+        raise
+
+
 async def _collect_once(
     store: LightningStore,
     requests: Sequence[EnqueueRolloutRequest],
@@ -111,7 +126,7 @@ async def _collect_once(
     patient: bool,
 ) -> tuple[list[Rollout], list[int]]:
     """Return the rollouts, and the places of those that were late and cancelled."""
-    rollouts = await store.enqueue_many_rollouts(requests)
+    rollouts = await _enqueued(store, requests)
     on_enqueued(rollouts)
     ids = [rollout.rollout_id for rollout in rollouts]
     end = time.monotonic() + timeout_seconds

@@ -1,6 +1,7 @@
 """A program that trains under one name, and that kills its whole process group where it is told to.
 
-`python -m tests.algorithm.resumed MODEL FOLDER [POINT]`; a point is a place and a step, such as `update 2`.
+`python -m tests.algorithm.resumed MODEL FOLDER [POINT]`; a point is a place and a step, such as `update 2`. With
+`MAX_STALENESS=1` in the environment it collects asynchronously.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo import collection, held_out
 from agentlightning.algorithm.grpo.checkpoint import folder as folder_module
 from agentlightning.algorithm.grpo.checkpoint import keeper
+from agentlightning.algorithm.grpo.flight import collection as flight_collection
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
@@ -68,7 +70,8 @@ def kill_at(point: str) -> None:
         setattr(owner, name, wrapped)
 
     if place == "rollouts":
-        during(collection, "collect", lambda store, requests, **_: requests[0].metadata["step"])
+        for owner in (collection, flight_collection):
+            during(owner, "collect", lambda store, requests, **_: requests[0].metadata["step"])
     elif place == "evaluation":
         during(held_out, "evaluate_tasks", lambda *_, place, **__: place["step"])
     elif place == "update":
@@ -93,7 +96,9 @@ def main() -> None:
     model, folder = sys.argv[1], Path(sys.argv[2])
     if len(sys.argv) > 3:
         kill_at(sys.argv[3])
-    settings = {"max_steps": STEPS, "save_steps": 2, "eval_steps": 3, "deterministic": True}
+    ahead = int(os.environ.get("MAX_STALENESS", "0"))
+    how = {"max_staleness": ahead} if ahead else {"deterministic": True}
+    settings = {"max_steps": STEPS, "save_steps": 2, "eval_steps": 3, **how}
     trainer = agl.Trainer(
         algorithm=agl.GRPO(**{**SMALL, "model": model, "output_dir": folder / "run", **settings}),
         runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},

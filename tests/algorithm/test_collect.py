@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from agentlightning.algorithm.collect import Evidence, collect, evidence
 from agentlightning.emitter import emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Span
+from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Rollout, Span
 
 
 @pytest.fixture
@@ -185,3 +186,43 @@ async def test_a_rollout_that_nobody_claimed_has_no_attempt_and_no_reward(store:
     rollout = await store.enqueue_rollout(input="a", mode="train")
     found = await evidence(store, rollout)
     assert (found.latest, found.counted, found.reward) == (None, [], None)
+
+
+class _SlowToAnswer(InMemoryLightningStore):
+    """Enqueues, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enqueued, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        made = await super().enqueue_many_rollouts(rollouts)
+        self.enqueued.set()
+        await self.may_answer.wait()
+        return made
+
+
+async def test_a_caller_that_is_cancelled_while_it_enqueues_leaves_nothing_open() -> None:
+    store = _SlowToAnswer()
+    running = asyncio.ensure_future(collect(store, _requests("a", "b"), timeout_seconds=10))
+    await store.enqueued.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    store.may_answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "cancelled"]
+
+
+async def test_the_rollouts_are_told_as_soon_as_the_store_has_them(store: InMemoryLightningStore) -> None:
+    told: list[str] = []
+    requests = _requests("a", "b")
+    found = await collect(
+        store,
+        requests,
+        timeout_seconds=0.01,
+        late="resubmit",
+        on_enqueued=lambda new: told.extend(r.rollout_id for r in new),
+    )
+    assert sorted(told) == sorted(rollout.rollout_id for rollout in found)
+    assert len(told) == 4

@@ -55,3 +55,26 @@ def test_a_malformed_row_is_refused_by_the_name_of_its_rollout(row: Broken, text
         make_batch([row], [1.0])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="at least one row"):
         make_batch([], [])
+
+
+def test_stale_tokens_are_those_that_other_weights_sampled() -> None:
+    turns = [(0, 2), (1, 1)]
+    mixed = Sample(
+        "r", "a", [1, 2, 3, 4, 5], [0, 1, 1, 0, 1], [0.0, -1.0, -1.0, 0.0, -1.0], ["c", "d"], [3, 4], None, turns
+    )
+    fresh = Sample("s", "a", [1, 2], [0, 1], [0.0, -1.0], ["e"], [4], None, [(0, 1)])
+    batch = make_batch([mixed, fresh], [1.0, 1.0], weight_version=4)
+    assert batch.stale is not None
+    assert batch.stale.tolist() == [[False, True, True, False, False], [False] * 5]
+    rows = batch.rows(torch.tensor([1])).stale
+    assert rows is not None
+    assert rows.tolist() == [[False, False]]
+    assert make_batch([mixed, fresh], [1.0, 1.0]).stale is None
+    assert make_batch([fresh], [1.0], weight_version=4).stale is None
+
+
+def test_without_the_tokens_of_each_call_a_row_is_as_old_as_its_oldest_call() -> None:
+    row = Sample("r", "a", [1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], ["c", "d"], [4, 3])
+    stale = make_batch([row], [1.0], weight_version=4).stale
+    assert stale is not None
+    assert stale.tolist() == [[False, True, True]]
