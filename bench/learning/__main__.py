@@ -1,5 +1,7 @@
 """`make bench-learning`: the demo with several seeds, the game, two roles, and speed. Exit 0 only on target.
 
+`--only async` compares synchronous with asynchronous collection.
+
 Targets of the demo, each seed: held-out accuracy sampled from below 40 % and greedily from below 30 % to 90 % or more,
 better at p < 0.01; on two quiet cores a median of at most 60 s of training and of three minutes in all. Of the game:
 0.8 of the best policy's expected reward. Of two roles with a policy each: 85 % from a start below 40 % in 120 s.
@@ -17,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.learning.asynchronous import AGENTS, Side, compare, lines
 from bench.learning.game import best_deaf_value, best_value, random_value
 from bench.learning.game_run import train_player
 from bench.learning.speed import measure_speed
@@ -59,7 +62,7 @@ def learned(outcome: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
-    parser.add_argument("--only", choices=["demo", "game", "roles", "speed"], action="append")
+    parser.add_argument("--only", choices=["demo", "game", "roles", "speed", "async"], action="append")
     options = parser.parse_args()
     only, seeds = options.only or ["demo", "game", "roles", "speed"], range(options.seeds)
     good = True
@@ -87,6 +90,18 @@ def main() -> int:
                 found = train_two(Path(folder), seed)
             print(f"{seed:>6}  {found.before:.1%} {found.after:.1%} {found.seconds:.0f} s", flush=True)
             good &= found.before < 0.4 and found.after >= 0.85 and found.seconds <= 120
+    if "async" in only:
+        print("    agent  seed  max_staleness: rollouts/s, held out, share of the time waited, mean staleness, dropped")
+        pairs: dict[str, list[tuple[Side, Side]]] = {name: [] for name in AGENTS}
+        for seed in seeds[:3]:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, found in pairs.items():
+                    found.append(compare(Path(folder), seed, name))
+                    print("\n".join(lines(name, seed, found[-1])), flush=True)
+        for name, found in pairs.items():
+            ratio = statistics.median(ahead.rollouts_per_second / sync.rollouts_per_second for sync, ahead in found)
+            print(f"{name}: {ratio:.2f} times the rollouts per second (median)")
+            good &= all(ahead.accuracy >= 0.9 for _, ahead in found)
     if "speed" in only:
         speed = measure_speed()
         print(f"update: {speed.update_tokens:,.0f} tokens per CPU second")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import http.server
+import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -15,8 +16,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.grpo.checkpoint.replay import replay
+from agentlightning.algorithm.runs.check import check_ledger
 from agentlightning.types import AttemptedRollout
-from tests.algorithm.parts import ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
+from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -124,6 +126,7 @@ def test_a_group_that_outlives_its_weights_is_dropped_and_holds_nobody_up(untrai
     assert set(entries) == {call.ref for call in asyncio.run(calls_of(store, asyncio.run(rollouts_of(store))))}
     dropped = {call["rollout"] for call in endings if call["reason"] == "too_stale"}
     assert len(dropped) == 4
+    assert asyncio.run(check_ledger(store, "slow")).adds_up
 
 
 def test_an_evaluation_has_the_engine_for_itself(untrained_model: Path) -> None:
@@ -181,84 +184,112 @@ def test_zero_is_the_synchronous_run_bit_for_bit(untrained_model: Path, tmp_path
     assert all(line["flight"] == {} for line in zero)
 
 
-def run_named(agent: Any, model: Path, folder: Path, **settings: Any) -> Any:
-    """Run under one name with a store of its own connection."""
-    settings = {"max_steps": 5, "max_staleness": 1, "save_steps": 2, **settings}
-    store = agl.SQLiteLightningStore(folder / "store.db")
-    return fit(agent, TASKS, store=store, model=model, output_dir=folder / "run", trainer_run_id="named", **settings)
+class _HeldModel(http.server.BaseHTTPRequestHandler):
+    """A model server beside the policy's engine, whose answer waits until the loop has given up to drain once."""
+
+    asked = threading.Event()
+    may_answer = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.asked.set()
+        assert self.may_answer.wait(60)
+        message = {"role": "assistant", "content": "done"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        body = json.dumps({"id": "x", "object": "chat.completion", "model": "held", "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
-async def adds_up(folder: Path) -> list[dict[str, Any]]:
-    """Check that each call of the run's training rollouts is in its ledger once; return how each ended."""
-    store = agl.SQLiteLightningStore(folder / "store.db")
-    entries, endings = await books(store, "named")
-    rollouts = await rollouts_of(store)
-    assert {call.ref for call in await calls_of(store, rollouts)} == set(entries)
-    assert max(entries.values()) == 1
-    assert all(rollout.status in ("succeeded", "failed", "cancelled") for rollout in rollouts)
-    records = await store.query_run_records("named", kind_in=["step"])
-    taken = Counter(tuple(key) for record in records for key in record.data["flight"]["taken"])
-    assert set(taken.values()) == {1}
-    await store.close()
-    return endings
+class _OnRetry(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if "it is tried again" in record.getMessage():
+            _HeldModel.may_answer.set()
 
 
-@agl.rollout
-def sends_a_signal_once(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
-    """Ends the run while groups of its third step are in flight."""
-    reward = two_turns(task, llm)
-    if place_of(rollout)[0] == 3 and (number := os.environ.pop("AGL_TEST_SIGNAL", None)):
-        os.kill(os.getpid(), int(number))
-    return reward + rollout.start_time % 1
+def test_a_call_that_is_in_progress_holds_the_weights_only_until_they_are_tried_again(untrained_model: Path) -> None:
+    @agl.rollout
+    def asks_another(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
+        if place_of(rollout) == (2, 0, 0):
+            ask(llm.model_copy(update={"model": "held"}), [say(task)])
+        elif place_of(rollout)[0] == 1:
+            assert _HeldModel.asked.wait(60)  # so that the call is in progress when the weights are to change
+        return len(ask(llm, [say(task)])["content"]) + rollout.start_time % 1
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _HeldModel)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    parameters = {
+        "model": "hosted_vllm/held",
+        "api_base": f"http://127.0.0.1:{server.server_port}/v1",
+        "api_key": "none",
+    }
+    handler = _OnRetry()
+    logging.getLogger("agentlightning").addHandler(handler)
+    try:
+        result = fit(
+            asks_another,
+            TASKS,
+            model=untrained_model,
+            max_steps=3,
+            max_staleness=1,
+            step_timeout_seconds=9.0,
+            trainer_llm_proxy=agl.LLMProxy(model_list=[{"model_name": "held", "litellm_params": parameters}]),
+            trainer_runner={"type": "agentlightning.LitAgentRunner", "concurrency": 16},
+        )
+    finally:
+        logging.getLogger("agentlightning").removeHandler(handler)
+        server.shutdown()
+        server.server_close()
+    assert _HeldModel.may_answer.is_set()
+    assert [figures.flight["dropped_groups"] for figures in result.metrics] == [0, 0, 0]
+    assert result.steps == 3
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_cancels_what_is_in_flight_and_the_run_goes_on_later(
-    untrained_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    raised: type[BaseException],
-) -> None:
-    monkeypatch.setenv("AGL_TEST_SIGNAL", str(int(number)))
-    with pytest.raises(raised):
-        run_named(sends_a_signal_once, untrained_model, tmp_path)
+def test_several_policies_learn_ahead_of_their_weights(untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def plans_and_solves(task: str, planner: agl.LLM, solver: agl.LLM) -> float:
+        plan = ask(planner, [say(task)])["content"]
+        return float(len(ask(solver, [say(plan or "?")])["content"])) + len(plan) / 100
 
-    async def still_open() -> list[str]:
-        store = agl.SQLiteLightningStore(tmp_path / "store.db")
-        rollouts = await rollouts_of(store)
-        await store.close()
-        return [rollout.status for rollout in rollouts if rollout.status not in ("succeeded", "failed", "cancelled")]
-
-    assert asyncio.run(still_open()) == []
-    result = run_named(sends_a_signal_once, untrained_model, tmp_path)
-    assert [line["step"] for line in metrics_of(result)] == [1, 2, 3, 4, 5]
-    asyncio.run(adds_up(tmp_path))
+    store = agl.InMemoryLightningStore()
+    result = fit(
+        plans_and_solves,
+        TASKS,
+        store=store,
+        model=untrained_model,
+        policies=["planner", "solver"],
+        max_steps=4,
+        max_staleness=1,
+        output_dir=tmp_path / "run",
+        trainer_run_id="roles",
+    )
+    assert max(figures.flight.get("max_staleness", 0) for figures in result.metrics) == 1
+    assert all(figures.update["planner/tokens"] and figures.update["solver/tokens"] for figures in result.metrics)
+    assert asyncio.run(check_ledger(store, "roles")).adds_up
 
 
-@pytest.mark.heavy
-def test_a_run_whose_weights_come_out_otherwise_takes_the_later_steps_anew(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    """As on a GPU: here the record of the second step is changed, and the newest checkpoints are broken."""
-    settings = {"max_steps": 4, "save_steps": 1, "save_total_limit": None}
-    run_named(two_turns, untrained_model, tmp_path, **settings)
-    for step in (2, 3, 4):
-        (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "model.safetensors").unlink()
+def test_the_rollouts_of_a_group_in_flight_are_rewarded_together(untrained_model: Path) -> None:
+    def by_length(task: object, answers: Any) -> list[float]:
+        return [float(len(answer[-1]["content"])) + number / 10 for number, answer in enumerate(answers)]
 
-    async def change() -> None:
-        opened = agl.SQLiteLightningStore(tmp_path / "store.db")
-        records = list(await opened.query_run_records("named", step_from=2))
-        await opened.rewind_run("named", 1)
-        for record in records:
-            if (record.kind, record.step) == ("step", 2):
-                record.data["weights"] = "of another machine"
-        await opened.add_run_records("named", records)
-        await opened.close()
+    @agl.rollout
+    def says_something(task: str, llm: agl.LLM) -> None:
+        ask(llm, [say(task)])
 
-    asyncio.run(change())
-    result = run_named(two_turns, untrained_model, tmp_path, **settings)
-    assert [line["step"] for line in metrics_of(result)] == [1, 2, 3, 4]
-    endings = asyncio.run(adds_up(tmp_path))
-    assert sum(call["reason"] == "step_undone" for call in endings) >= 8 * 2
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(untrained_model, group_reward=by_length, **{**SMALL, "max_steps": 3, "max_staleness": 1}),
+        store=store,
+        strategy="shm",
+        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
+        run_id="judged",
+    )
+    trainer.fit(says_something, train_dataset=TASKS)
+    assert all(figures.calls_trained == 8 for figures in trainer.result.metrics)
+    assert asyncio.run(check_ledger(store, "judged")).adds_up
