@@ -6,7 +6,6 @@ Names are imported on first use, so that the import is cheap and a runner never 
 from agentlightning.lazy import attach_stub, explain_absent_modules
 
 _REMOVED: dict[str, str] = {
-    "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
     "RedisLightningStore": "Write a subclass of agl.LightningStore, or use agl.SQLiteLightningStore.",
     "SamplingParameters": "Use agl.LLM(sampling_parameters={...}).",

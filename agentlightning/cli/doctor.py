@@ -42,6 +42,7 @@ _SPARE_MIB = 500
 EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
     "trl": ("trl",),
+    "verl": ("verl", "transfer_queue"),
     "demo": ("openai",),
     "apo": ("openai", "gepa"),
     "gguf": ("gguf",),

@@ -20,11 +20,9 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.trainer.arguments import check_hooks
 from agentlightning.trainer.init_utils import ComponentSpec, build_component, load_class
 from agentlightning.trainer.registry import (
-    ABSENT_ALGORITHMS,
     AlgorithmRegistry,
     ExecutionStrategyRegistry,
     TrackerRegistry,
-    short_name,
 )
 from agentlightning.trainer.stores import check_address_is_used, default_store, named_store
 from agentlightning.types import Hook, NamedResources
@@ -71,9 +69,6 @@ class TrainerParts:
         return _made(made)
 
     def _make_algorithm(self, algorithm: ComponentSpec[Algorithm]) -> Algorithm | None:
-        name = short_name(algorithm)
-        if name is not None and name in ABSENT_ALGORITHMS and name not in AlgorithmRegistry:
-            raise ValueError(f"algorithm={name!r}: {ABSENT_ALGORITHMS[name]}")
         return build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=AlgorithmRegistry
         )

@@ -22,6 +22,7 @@ AlgorithmRegistry: dict[str, str] = {
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
     "ppo": "agentlightning.algorithm.ppo.ppo.PPO",
     "trl": "agentlightning.algorithm.trl.trl.TRL",
+    "verl": "agentlightning.algorithm.verl.verl.VERL",
 }
 """Short name in lower case to import path; looked up in any case."""
 
@@ -32,11 +33,6 @@ TrackerRegistry: dict[str, str] = {
     "wandb": "agentlightning.trackers.wandb_tracker.WandbTracker",
 }
 """Short name in lower case to import path."""
-
-ABSENT_ALGORITHMS: dict[str, str] = {
-    "verl": "training through VERL is not part of this release; 'grpo' trains with transformers",
-}
-"""Names that programs use and this release does not have, with what to do instead."""
 
 
 def short_name(spec: Any) -> str | None:

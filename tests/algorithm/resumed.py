@@ -83,7 +83,7 @@ def kill_at(point: str) -> None:
     elif place == "record":
         after(RunRecorder, "step", lambda recorder, figures: figures.step)
     elif place == "files":
-        after(keeper, "save_policy", lambda policy, folder: int(folder.name.rpartition("-")[2]))
+        after(keeper, "save_policies", lambda learners, folder: int(folder.name.rpartition("-")[2]))
     elif place == "checkpoint":
         after(folder_module.CheckpointFolder, "write", lambda folder, number, *_: number)
     elif place == "end":

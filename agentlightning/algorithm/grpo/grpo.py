@@ -8,19 +8,16 @@ formulas are in `losses/`: `advantages.py` (group-relative advantage, DeepSeekMa
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
 import inspect
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import override
 
 import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
-from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
-from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
@@ -47,6 +44,7 @@ from agentlightning.algorithm.grpo.policies.loading import load_policies
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.algorithm.grpo.run_inputs import check_model, decoder_of, items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.grpo.vllm_engine.engine import VLLMEngine
 from agentlightning.algorithm.progress import make_progress
@@ -119,10 +117,10 @@ class GRPO(Algorithm):
             TooMuchDriftError: more turns drifted than `max_drift` allows.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        tasks, held_out = _items(train_dataset), _items(val_dataset)
+        tasks, held_out = items_of(train_dataset), items_of(val_dataset)
         self._check_tasks(tasks, held_out)
         for own in self.settings.by_policy().values():
-            _check_model(own.model)
+            check_model(own.model)
         adapter = self._triplet_adapter()
         settings, store, log = self.settings, self.get_store(), self.get_run_log()
         run_id = log.run_id or getattr(store, "run_id", None) or ""
@@ -159,7 +157,7 @@ class GRPO(Algorithm):
                 progress=progress,
                 resume=resume,
                 recorder=RunRecorder(log, learners, settings.record_tokens, has_held_out=bool(held_out)),
-                guard=DriftGuard(settings.max_drift, _decoder(learners)),
+                guard=DriftGuard(settings.max_drift, decoder_of(learners)),
                 rollout_config=self.get_rollout_config(),
                 group_reward=self.group_reward,
                 alarms=Alarms(settings.alarms),
@@ -203,19 +201,11 @@ class GRPO(Algorithm):
         return Learners(learners)
 
     def _triplet_adapter(self) -> TraceToTripletBase:
-        try:
-            adapter = self.get_adapter()
-        except ValueError:
-            return TracerTraceToTriplet()
+        adapter = triplet_adapter(self)
         if self.settings.policies is not None and getattr(adapter, "policy", None) is not None:
             raise BadRequestError(
                 f"GRPO trains {', '.join(self.settings.policies)}, and the adapter selects policy={adapter.policy!r}: "  # pyright: ignore[reportAttributeAccessIssue]
                 "leave the adapter's policy= out"
-            )
-        if not isinstance(adapter, TraceToTripletBase):
-            raise BadRequestError(
-                f"GRPO trains on triplets; the adapter {type(adapter).__name__} makes none. "
-                "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
             )
         return adapter
 
@@ -249,20 +239,6 @@ def _place_in(store: LightningStore) -> PlaceOf:
     return place
 
 
-def _decoder(learners: Learners) -> Decode | None:
-    """Return what turns token ids into text; None if the policies have several vocabularies."""
-    tokenizers = [each.policy.tokenizer for each in learners.all]
-    if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
-        return None
-    own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast("str", text)
-
-    return decode
-
-
 def _signature() -> inspect.Signature:
     """Return the constructor's signature with every setting by name, for help texts and command lines."""
     own = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str | Path")]
@@ -275,21 +251,3 @@ def _signature() -> inspect.Signature:
 
 
 GRPO.__signature__ = _signature()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _check_model(model: str) -> None:
-    """Refuse at once what transformers would look for on the network."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if Path(model).is_dir():
-        return
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # it cannot be the name of a model
-        found = None
-    if not isinstance(found, str):
-        raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
-
-
-def _items(dataset: Dataset[Any] | None) -> list[object]:
-    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]

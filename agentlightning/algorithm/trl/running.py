@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
-from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
@@ -16,12 +15,12 @@ from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_f
 from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.grpo import _check_model, _decoder, _items
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.algorithm.grpo.run_inputs import check_model, decoder_of, items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
@@ -37,7 +36,7 @@ async def run_trl(
     algorithm: Algorithm, settings: TRLSettings, train: Dataset[Any] | None, val: Dataset[Any] | None
 ) -> GRPOResult:
     """Train with TRL's trainer; see `TRL.run`."""
-    tasks, held_out = _items(train), _items(val)
+    tasks, held_out = items_of(train), items_of(val)
     if not tasks:
         raise BadRequestError("TRL needs tasks: pass train_dataset to fit, with at least one task")
     grpo = settings.as_grpo(len(tasks))
@@ -46,8 +45,8 @@ async def run_trl(
             f"eval_steps={grpo.eval_steps} has no effect without tasks to evaluate on: pass val_dataset to fit, or "
             "leave eval_steps out"
         )
-    _check_model(grpo.model)
-    adapter = _adapter_of(algorithm)
+    check_model(grpo.model)
+    adapter = triplet_adapter(algorithm)
     store, log = algorithm.get_store(), algorithm.get_run_log()
     run_id = log.run_id or getattr(store, "run_id", None) or ""
     facts = await asyncio.to_thread(facts_of, run_id, grpo, tasks, held_out)
@@ -82,7 +81,7 @@ async def run_trl(
             progress=progress,
             resume=resume,
             recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
-            guard=DriftGuard(grpo.max_drift, _decoder(learners)),
+            guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
             rollout_config=algorithm.get_rollout_config(),
             alarms=Alarms(grpo.alarms),
         )
@@ -121,16 +120,3 @@ def _learners(session: TRLSession, grpo: GRPOSettings, resume: Resumption) -> Le
         )
     engine = InferenceEngine(policy, max_batch=grpo.engine_batch, seed=grpo.seed + resume.steps)
     return Learners([Learner(None, grpo, policy)], [engine])
-
-
-def _adapter_of(algorithm: Algorithm) -> TraceToTripletBase:
-    try:
-        adapter = algorithm.get_adapter()
-    except ValueError:
-        return TracerTraceToTriplet()
-    if not isinstance(adapter, TraceToTripletBase):
-        raise BadRequestError(
-            f"TRL trains on triplets; the adapter {type(adapter).__name__} makes none. Use TracerTraceToTriplet (the "
-            "default) or LlmProxyTraceToTriplet"
-        )
-    return adapter

@@ -1,0 +1,72 @@
+"""What a run of the learning loop is given, read and checked: tasks, the model's place, the adapter, the decoder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.adapter.rows.samples import Decode
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Dataset
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.base import Algorithm
+    from agentlightning.algorithm.grpo.policies.learners import Learners
+
+
+def items_of(dataset: Dataset[Any] | None) -> list[object]:
+    """Return the tasks of a dataset; none without one."""
+    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
+
+
+def check_model(model: str) -> None:
+    """Refuse at once what transformers would look for on the network.
+
+    Raises:
+        BadRequestError: it is neither a folder nor in the local cache.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(model).is_dir():
+        return
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # it cannot be the name of a model
+        found = None
+    if not isinstance(found, str):
+        raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
+
+
+def triplet_adapter(algorithm: Algorithm) -> TraceToTripletBase:
+    """Return the adapter of a run, by default one that reads the spans of the tracer and the gateway.
+
+    Raises:
+        BadRequestError: it makes no triplets.
+    """
+    try:
+        adapter = algorithm.get_adapter()
+    except ValueError:
+        return TracerTraceToTriplet()
+    if not isinstance(adapter, TraceToTripletBase):
+        raise BadRequestError(
+            f"{type(algorithm).__name__} trains on triplets; the adapter {type(adapter).__name__} makes none. "
+            "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
+        )
+    return adapter
+
+
+def decoder_of(learners: Learners) -> Decode | None:
+    """Return what turns token ids into text; None if the policies have several vocabularies."""
+    tokenizers = [each.policy.tokenizer for each in learners.all]
+    if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
+        return None
+    own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast("str", text)
+
+    return decode

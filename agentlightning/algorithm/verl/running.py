@@ -1,0 +1,148 @@
+"""A VERL run put together: the parts of GRPO's loop, with VERL's processes as learner and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+from agentlightning.algorithm.alarms.alarms import Alarms
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.drift_guard import DriftGuard
+from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
+from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.learners import Learner
+from agentlightning.algorithm.grpo.policies.serving import serve_policies
+from agentlightning.algorithm.grpo.recording import RunRecorder
+from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.algorithm.grpo.run_inputs import decoder_of, items_of, triplet_adapter
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.progress import make_progress
+from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.algorithm.verl.served import RemoteEngine, RemoteLearners, RemotePolicy
+from agentlightning.algorithm.verl.session import VERLSession
+from agentlightning.algorithm.verl.updates import PLACE, VERLKeeper, VERLRun
+from agentlightning.algorithm.verl.verl_settings import VERLSettings
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Dataset
+
+
+async def run_verl(
+    algorithm: Algorithm, settings: VERLSettings, train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> GRPOResult:
+    """Train with VERL's trainer; see `VERL.run`."""
+    tasks, held_out = items_of(train), items_of(val)
+    config = _scheduled(settings, len(tasks), len(held_out))
+    settings = VERLSettings(config=config, given=settings.given)
+    grpo = settings.as_grpo(len(tasks))
+    adapter = triplet_adapter(algorithm)
+    store, log = algorithm.get_store(), algorithm.get_run_log()
+    run_id = log.run_id or getattr(store, "run_id", None) or ""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest)
+    facts = await asyncio.to_thread(facts_of, run_id, grpo, tasks, held_out)
+    facts["settings"]["verl"] = settings.recorded()
+    async with AsyncExitStack() as stack:
+        held = stack.enter_context(ExitStack())
+        resume = await find_resumption(store, log, facts, grpo.output_dir, held)
+        folder = RunFolder(resume.folder or grpo.output_dir or new_run_folder())
+        if resume.folder is None:
+            folder.check_unused()
+            held.enter_context(held_folder(folder.path))
+            facts["folder"] = str(folder.path.resolve())
+            write_run_file(folder.path, facts)
+            await log.state(0, facts, STATE_NAME)
+        folder.write_config(verl=settings.recorded(), grpo=grpo.as_json())
+        if resume.checkpoint is not None:
+            policy.weight_version = resume.checkpoint.facts["weight_version"]
+        session = VERLSession(
+            _resumed(config, resume),
+            _link(policy, grpo),
+            folder.path.resolve() / "verl",
+            steps=grpo.max_steps,
+            held_out=len(held_out),
+        )
+        stack.push_async_callback(asyncio.to_thread, session.stop)
+        await asyncio.to_thread(session.start)
+        progress = make_progress(grpo.progress)
+        stack.callback(progress.close)
+        progress.note("VERL starts its processes and loads the model")
+        learners = RemoteLearners(Learner(None, grpo, policy), session)
+        learners.serve_at(await session.addresses())
+        proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
+        parts = RunParts(
+            settings=grpo,
+            store=store,
+            learners=learners,
+            proxy=proxy,
+            adapter=adapter,
+            progress=progress,
+            resume=resume,
+            recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
+            guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
+            rollout_config=algorithm.get_rollout_config(),
+            alarms=Alarms(grpo.alarms),
+        )
+        keeper = VERLKeeper(
+            folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=grpo.save_total_limit),
+            learners=learners,
+            log=log,
+            run_facts=facts,
+            every=session.saves_every,
+            saved=resume.steps,
+        )
+        keeper.session = session
+        run = VERLRun(parts=parts, folder=folder, keeper=keeper, tasks=tasks, held_out=held_out)
+        run.learn_by(session, config)
+        result = await run.train()
+        await session.end()
+    result.late_calls = await run.late_calls()
+    return result
+
+
+def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
+    """Return the configuration with validation where there is something to validate on.
+
+    Raises:
+        BadRequestError: there is no task, or a schedule of validation without held-out tasks.
+    """
+    config = settings.config
+    if not tasks:
+        raise BadRequestError("VERL needs tasks: pass train_dataset to fit, with at least one task")
+    if not held_out:
+        if config.trainer.test_freq > 0:
+            raise BadRequestError(
+                f"trainer.test_freq={config.trainer.test_freq} has no effect without tasks to validate on: pass "
+                "val_dataset to fit, or leave it out"
+            )
+        return OmegaConf.merge(config, {"trainer": {"val_before_train": False, "test_freq": -1}})
+    every = config.trainer.test_freq if config.trainer.test_freq > 0 else settings.steps(tasks)
+    return OmegaConf.merge(config, {"trainer": {"test_freq": every}})
+
+
+def _link(policy: RemotePolicy, grpo: GRPOSettings) -> dict[str, Any]:
+    """Return what VERL's processes need to know to serve the model as the run does."""
+    return {
+        "model_name": RemoteEngine.model_name,
+        "eos_ids": sorted(policy.eos_ids),
+        "vocabulary": int(policy.config.vocab_size),
+        "context_length": policy.context_length,
+        "max_new_tokens": grpo.max_completion_length,
+        "seed": grpo.seed,
+        "node": "",
+    }
+
+
+def _resumed(config: Any, resume: Resumption) -> Any:
+    """Return the configuration that goes on from the checkpoint of an earlier start."""
+    if resume.checkpoint is None:
+        return OmegaConf.merge(config, {"trainer": {"resume_mode": "disable"}})
+    place = json.loads((resume.checkpoint.path / PLACE).read_text())["path"]
+    told = {"resume_mode": "resume_path", "resume_from_path": place, "val_before_train": False}
+    return OmegaConf.merge(config, {"trainer": told})

@@ -1,0 +1,112 @@
+"""The model that VERL trains and serves, as the parts of a run see it from outside: its weights are elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from typing_extensions import override
+
+from agentlightning.algorithm.grpo.engine.decode_thread import EngineStats
+from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
+from agentlightning.algorithm.verl.session import VERLSession
+from agentlightning.errors import BadRequestError
+
+
+class RemotePolicy(Policy):
+    """A policy of which only the tokenizer is here."""
+
+    def __init__(self, path: str, longest: int) -> None:
+        """Read the tokenizer and the settings of a model. `longest`: tokens that its server takes.
+
+        Raises:
+            BadRequestError: there is no such model, or it has no chat template or no end-of-sequence token.
+        """
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+            self.config: Any = AutoConfig.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise BadRequestError(f"actor_rollout_ref.model.path={path!r} is no model: {error}") from None
+        if not self.tokenizer.chat_template or self.tokenizer.eos_token_id is None:
+            raise BadRequestError(
+                f"the tokenizer of {path!r} needs a chat template (to render messages) and an end-of-sequence token "
+                "(to know when a reply is over)"
+            )
+        try:
+            ends: Any = GenerationConfig.from_pretrained(path).eos_token_id
+        except OSError:
+            ends = None
+        several = ends if isinstance(ends, list) else [ends]
+        self._ends = frozenset(one for one in (self.tokenizer.eos_token_id, *several) if one is not None)
+        self._longest = longest
+        self.weight_version = 0
+        self.lock = threading.RLock()
+
+    @property
+    @override
+    def eos_ids(self) -> frozenset[int]:
+        return self._ends
+
+    @property
+    @override
+    def context_length(self) -> int:
+        return min(self._longest, getattr(self.config, "max_position_embeddings", None) or self._longest)
+
+    @property
+    @override
+    def is_small(self) -> bool:
+        return False
+
+    @override
+    def gives_probabilities(self) -> bool:
+        return True
+
+
+class RemoteEngine:
+    """One of the endpoints at which VERL's model answers."""
+
+    model_name = ONLY_POLICY
+
+    def __init__(self, base_url: str, api_key: str) -> None:
+        self.base_url, self.api_key = base_url, api_key
+
+    def start(self) -> None:
+        """Do nothing: VERL started it."""
+
+    def stop(self) -> None:
+        """Do nothing: VERL ends it."""
+
+    @contextmanager
+    def swap(self, timeout: float = 30.0) -> Generator[None]:
+        """Return the block in which the weights may change: VERL sees to it."""
+        yield
+
+    def stats(self) -> EngineStats:
+        """Return nothing: VERL measures its engines."""
+        return EngineStats()
+
+
+class RemoteLearners(Learners):
+    """VERL's model as the only policy of a run."""
+
+    def __init__(self, learner: Learner, session: VERLSession) -> None:
+        super().__init__([learner])
+        self._session = session
+
+    def serve_at(self, addresses: list[str]) -> None:
+        """Send calls to these endpoints."""
+        self.engines = tuple(RemoteEngine(address, self._session.token) for address in addresses)
+
+    @override
+    def digest(self) -> str:
+        return ""  # the weights lie on VERL's machines
+
+    @override
+    def save(self, folder: Path) -> None:
+        self._session.save_model(folder)

@@ -1,0 +1,65 @@
+"""VERL's synchronous trainer, which says after each step what its update was like. Loaded in VERL's processes."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import open_dict
+from typing_extensions import override
+from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+NAME = "agentlightning"
+
+
+@register_trainer(NAME)
+class StepTrainer(PPOTrainerSync):
+    """The steps are VERL's; the loop of the run is told of each, once its weights are served."""
+
+    def __init__(self, config: Any) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # which VERL asks for by name
+        super().__init__(config)
+        self._told: dict[str, Any] = {}
+
+    @override
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        fields = ["advantages", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        padded = data.to_padded_tensor()
+        advantages, mask = padded["advantages"], padded["response_mask"].bool()  # (B, T) each
+        first = mask.int().argmax(dim=1)  # the same on every token of a session
+        self._told["advantages"] = {
+            key: float(advantages[row, first[row]])
+            for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True))
+            if not tag.get("is_padding", False)
+        }
+        return batch
+
+    @override
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._update_actor(batch, metrics)
+        self._told["metrics"] = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, numbers.Real)
+        }
+        return batch
+
+    @override
+    def on_step_end(self) -> None:
+        super().on_step_end()  # the new weights are served from here on
+        told, self._told = self._told, {}
+        link = self.config.agentlightning_link
+        bridge = ray.get_actor(link.bridge, namespace=link.namespace)
+        ray.get(bridge.stepped.remote(self.global_steps, told))
+
+
+_Runner: Any = TaskRunnerV1.__ray_actor_class__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class TaskRunner(_Runner):
+    """VERL's task runner, in whose process the trainer above is known by its name."""

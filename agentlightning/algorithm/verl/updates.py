@@ -1,0 +1,161 @@
+"""The updates, evaluations and checkpoints of a run that VERL takes: the loop of GRPO drives them as its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from agentlightning.algorithm.collect import evidence
+from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
+from agentlightning.algorithm.grpo.held_out import HeldOut
+from agentlightning.algorithm.grpo.learner.row_figures import RowFigures
+from agentlightning.algorithm.grpo.loop import GRPORun
+from agentlightning.algorithm.grpo.parts import RunParts
+from agentlightning.algorithm.grpo.policies.updating import StepUpdate
+from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult
+from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
+from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.algorithm.verl.rows import rows_of_evaluation, rows_of_step
+from agentlightning.algorithm.verl.session import VERLSession
+
+PLACE: Final = "verl.json"
+"""File of a checkpoint that says where VERL's own one is."""
+_FIGURES: Final = {
+    "actor/pg_loss": "loss",
+    "actor/loss": "loss",
+    "actor/pg_clipfrac": "clip_fraction",
+    "actor/ppo_kl": "approx_kl",
+    "actor/kl_loss": "kl",
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "learning_rate",
+    "training/rollout_probs_diff_max": "sampler_difference",
+}
+"""VERL's figures of an update, and their names in ours."""
+
+
+class VERLRun(GRPORun):
+    """The loop of GRPO, with VERL in the place of its learner and its engine."""
+
+    def learn_by(self, session: VERLSession, config: Any) -> None:
+        """Let VERL take the updates, and validate where the loop evaluates."""
+        self._session, self._config = session, config
+        self._updates = VERLUpdates(self.parts, session, config)
+        self._held_out = VERLHeldOut(self.parts, self.held_out, session, config)
+
+    @override
+    async def _evaluate_at_start(self, result: GRPOResult) -> None:
+        if self._config.trainer.val_before_train:
+            await super()._evaluate_at_start(result)
+
+
+class VERLUpdates(WeightUpdates):
+    """Hands the rows of each step to VERL while no call is served."""
+
+    def __init__(self, parts: RunParts, session: VERLSession, config: Any) -> None:
+        super().__init__(parts)
+        self._session, self._config = session, config
+
+    @override
+    async def learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
+        update = await self._change_weights(step, rows)
+        changed = bool(update.changed)
+        rows.enter(ledger, trained=lambda sample: changed)
+        self._count_skipped(update.figures)
+        return update.figures, update.rows
+
+    @override
+    async def _change_weights(self, step: int, rows: StepRows) -> StepUpdate:
+        settings, learners = self._parts.settings, self._parts.learners
+        version = learners.weight_version + bool(rows.samples)
+        async with self._parts.proxy.weight_change(version, drain_timeout=settings.step_timeout_seconds):
+            told = await self._taken(step, rows)
+        figures = _figures(told["metrics"])
+        tokens = sum(sum(sample.mask) for sample in rows.samples)
+        figures |= {
+            "rows": len(rows.samples),
+            "tokens": tokens,
+            "steps": 1.0 if rows.samples else 0.0,
+            "skipped_steps": 0.0,
+        }
+        if not rows.samples:
+            return StepUpdate(figures, [], frozenset())
+        self._take_advantages(rows, told)
+        learners.advance(version)
+        return StepUpdate(figures, [], frozenset((None,)))
+
+    async def _taken(self, step: int, rows: StepRows) -> dict[str, Any]:
+        settings, config = self._parts.settings, self._config
+        actor = config.actor_rollout_ref.actor
+        moves_idle = bool(actor.use_kl_loss or actor.entropy_coeff or config.algorithm.use_kl_in_reward)
+        given = rows_of_step(
+            rows,
+            settings.batch_size,
+            settings.num_generations,
+            filler=min(self._parts.learners.all[0].policy.eos_ids),
+            masks_idle=moves_idle,
+        )
+        await self._session.give("train", step, given)
+        return await self._session.step(step)
+
+    def _take_advantages(self, rows: StepRows, told: Mapping[str, Any]) -> None:
+        """Note the advantage that VERL gave each row."""
+        sessions, places = self._parts.settings.num_generations, told["places"]
+        found: dict[tuple[int, int], float] = {}
+        for key, advantage in told["advantages"].items():
+            uid, session, _ = key.rsplit("_", 2)
+            found[places[uid], int(session)] = advantage
+        numbers = {record.rollout_id: divmod(n, sessions) for n, record in enumerate(rows.records)}
+        rows.advantages[:] = [found[numbers[sample.rollout_id]] for sample in rows.samples]
+
+
+class VERLHeldOut(HeldOut):
+    """Evaluates when VERL validates, and gives VERL the same rollouts."""
+
+    def __init__(self, parts: RunParts, tasks: list[object], session: VERLSession, config: Any) -> None:
+        super().__init__(parts, tasks)
+        self._session, self._config = session, config
+
+    @override
+    async def measure(self, step: int, *, greedy: bool) -> list[Evaluation]:
+        found = await super().measure(step, greedy=greedy)
+        if found:
+            store = self._parts.store
+            rollouts = await store.query_rollouts(rollout_id_in=found[0].rollout_ids)
+            known = {rollout.rollout_id: rollout for rollout in rollouts}
+            read = [await evidence(store, known[rollout_id]) for rollout_id in found[0].rollout_ids]
+            filler = min(self._parts.learners.all[0].policy.eos_ids)
+            await self._session.give("val", step, rows_of_evaluation(read, found[0].rewards, filler=filler))
+        return found
+
+
+class VERLKeeper(CheckpointKeeper):
+    """Keeps where the run stood after those steps whose weights VERL has saved."""
+
+    session: VERLSession
+
+    @override
+    def _write(self, after: AfterStep) -> None:
+        place = self.session.saved(after.step)
+        if place is None or after.step <= self.saved:
+            return
+        facts = {**self.run_facts, "digest": after.digest, "weight_version": after.weight_version}
+        with self._writing:
+            self._unrecorded = self.folder.write(
+                after.step, lambda folder: _tell(folder, place), {**facts, "state": after.state()}
+            )
+            self.saved = after.step
+
+
+def _tell(folder: Path, place: Path) -> None:
+    (folder / PLACE).write_text(json.dumps({"path": str(place.resolve())}))
+
+
+def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
+    found = {ours: metrics[theirs] for theirs, ours in _FIGURES.items() if theirs in metrics}
+    return found

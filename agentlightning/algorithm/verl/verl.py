@@ -1,0 +1,85 @@
+"""VERL: rollouts as in `agl.GRPO`, and VERL's trainer and engines in the place of its learner and its engine.
+
+The loop, the records and the ledger are those of GRPO. VERL makes advantages, loss, optimizer's steps, weight transfer
+and checkpoints on its Ray workers; its agent loops wait for the rows that the loop of the run collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.verl.verl_settings import VERLSettings, make_settings
+from agentlightning.errors import BadRequestError
+from agentlightning.types import Dataset, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo.result import GRPOResult
+
+__all__ = ["VERL"]
+
+
+class VERL(Algorithm):
+    """Train the weights of a transformers model with VERL on the rewards of an agent's rollouts.
+
+    `VERL({"actor_rollout_ref": {"model": {"path": "..."}, "rollout": {"n": 8, "name": "vllm"}}, "data":
+    {"train_batch_size": 32}, "trainer": {"n_gpus_per_node": 8, "total_epochs": 2}})`: settings of VERL's `ppo_trainer`
+    configuration, nested or with dots in their names; what is not said is as VERL has it, or as a run of ours needs it
+    (`verl_settings.py`). Under `agentlightning` stand settings that `agl.GRPO` has too.
+
+    Args:
+        config: VERL's settings.
+
+    Attributes:
+        config: the whole configuration that they make, an `omegaconf.DictConfig`.
+
+    Raises:
+        ImportError: verl is not installed, or not in the version that this was made for.
+        TypeError: `config` is no dict.
+        BadRequestError: a setting does not go with a run of ours, or is out of its range; says which, and what to do.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.settings: VERLSettings = make_settings(config)
+        self.config: Any = self.settings.config
+
+    @property
+    @override
+    def shows_progress(self) -> bool:
+        return self.settings.own.get("progress") != "none"
+
+    @override
+    def unused_parts(self) -> frozenset[str]:
+        return frozenset(("initial_resources",))
+
+    @override
+    def recorded_settings(self) -> dict[str, object]:
+        return self.settings.recorded()
+
+    @override
+    def check_rollout_config(self, config: RolloutConfig) -> None:
+        own = self.settings.own.get("rollout_timeout_seconds")
+        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
+            raise BadRequestError(
+                f"agentlightning.rollout_timeout_seconds={own} of VERL and rollout_config timeout_seconds="
+                f"{config.timeout_seconds} of the Trainer are one limit and differ; leave one of them out"
+            )
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> GRPOResult:
+        """Train on `train_dataset`; measure on `val_dataset`, if given, before and after, and every
+        `trainer.test_freq` steps.
+
+        Raises:
+            BadRequestError: there is no task to train on, the model is not there, or a setting does not fit.
+            RuntimeError: VERL or Ray ended with an error; says which.
+            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+            NoScoredRolloutError: no rollout of the whole run could be learned from.
+        """
+        from agentlightning.algorithm.verl.running import run_verl
+
+        return await run_verl(self, self.settings, train_dataset, val_dataset)

@@ -1,0 +1,1 @@
+"""`python -m agentlightning.verl key=value ...`; see `__main__.py`. The algorithm: `agentlightning.algorithm.verl`."""

@@ -1,0 +1,227 @@
+"""A whole run of VERL on the processor: real store, gateway, runners and Ray, and VERL's own trainer: `make test-verl`.
+
+The platform and the engine over transformers are test code (`cpu_platform.py`); VERL's trainer, agent loops, transfer
+of weights, FSDP workers, validation and checkpoints are its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.store import LightningStore
+from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_model, say
+
+pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+TASKS = ["one", "two", "three", "four"]
+
+
+@pytest.fixture(scope="module")
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_untrained_model(tmp_path_factory.mktemp("model"))
+
+
+def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
+    plain = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return {
+        "actor_rollout_ref": {
+            "model": {
+                "path": str(model),
+                "override_config": {"attn_implementation": "sdpa"},
+                "use_remove_padding": False,
+                "enable_gradient_checkpointing": False,
+            },
+            "actor": {
+                "strategy": "fsdp2",
+                "ppo_mini_batch_size": 4,
+                "ppo_max_token_len_per_gpu": 4096,
+                "use_torch_compile": False,
+                "optim": {"lr": 5e-3, "weight_decay": 0},
+                "fsdp_config": {"strategy": "fsdp2", "use_torch_compile": False, "mixed_precision": plain},
+            },
+            "rollout": {"name": "hfcpu", "n": 4, "tensor_model_parallel_size": 1, "agent": {"num_workers": 1}},
+        },
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 4096,
+        "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 16},
+        "trainer": {"device": "cpu", "n_gpus_per_node": 1, "nnodes": 1, "total_training_steps": 2, **trainer},
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "ray_kwargs.ray_init": {"num_cpus": 16, "num_gpus": 1, "object_store_memory": 300_000_000},
+        "agentlightning": {"output_dir": str(folder), "max_completion_length": 4, "progress": "none"},
+    }
+
+
+def fit(agent: Any, settings: dict[str, Any], *, store: LightningStore, run_id: str | None = None, **data: Any) -> Any:
+    trainer = agl.Trainer(
+        algorithm=agl.VERL(settings),
+        strategy="shm",
+        store=store,
+        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 8},
+        **({} if run_id is None else {"run_id": run_id}),
+    )
+    trainer.fit(agent, train_dataset=TASKS, **data)
+    return trainer.result
+
+
+def digits(text: str) -> float:
+    return sum(character.isdigit() for character in text) / max(1, len(text))
+
+
+async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_probabilities(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """Rollouts of two calls with rows of their own, one that crashes in each step, and held-out tasks."""
+    turns = itertools.count()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        place = rollout.metadata or {}
+        if rollout.mode == "train" and (place["task"], place["sample"]) == (1, 2):
+            raise RuntimeError("the tool broke")
+        first = ask(llm, [say(task)])["content"]
+        second = ask(llm, [say(f"{task} {next(turns)}")])["content"]
+        return digits(first + second)
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", save_freq=1)
+    result = fit(agent, settings, store=store, run_id="exact", val_dataset=["five", "six"])
+    rollouts = await rollouts_of(store)
+    assert len(rollouts) == 32
+    assert [(step.rollouts_done, step.rollouts_failed) for step in result.metrics] == [(15, 1)] * 2
+    for step in result.metrics:
+        excluded = sum(step.calls_excluded.values())
+        assert step.calls_captured == step.calls_trained + excluded
+        assert step.update["sampler_difference"] < 1e-4
+        assert step.update["steps"] == 1
+    captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
+    assert captured == len(await calls_of(store, rollouts))
+    assert result.steps == 2
+    assert [(e.step, e.sampling) for e in result.evaluations] == [
+        (0, "sampled"),
+        (0, "greedy"),
+        (2, "sampled"),
+        (2, "greedy"),
+    ]
+
+    records = await store.query_run_records("exact", kind_in=["ledger"])
+    entries = {str(record.name): record.data for record in records.items}
+    assert set(entries) == {rollout.rollout_id for rollout in rollouts}
+    rewards: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    for rollout in rollouts:
+        entry, place = entries[rollout.rollout_id], rollout.metadata or {}
+        trained = [call for call in entry["calls"] if call["ending"] == "trained"]
+        for call in trained:
+            rewards.setdefault((place["step"], place["task"]), []).append((entry["reward"], call["advantage"]))
+    assert rewards
+    for group in rewards.values():  # a greater reward, a greater advantage: those of VERL, within each group
+        assert [advantage for _, advantage in sorted(group)] == sorted(advantage for _, advantage in group)
+
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(result.model_path)
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import agentlightning as agl
+from tests.algorithm.verl.test_verl_run import config, fit, digits
+from tests.algorithm.parts import ask, say
+
+@agl.rollout
+def agent(task: str, llm: agl.LLM) -> float:
+    return digits(ask(llm, [say(task)])["content"])
+
+if __name__ == "__main__":
+    model, folder, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    store = agl.SQLiteLightningStore(folder / "store.db")
+    settings = config(model, folder / "run", save_freq=1, total_training_steps=steps)
+    result = fit(agent, settings, store=store, run_id="again")
+    print("RESULT", result.steps, [step.step for step in result.metrics], flush=True)
+"""
+
+
+def start(program: Path, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    first = start(program, untrained_model, tmp_path, 4)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    end = time.monotonic() + 300
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert first.poll() is None, first.stdout and first.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    os.kill(first.pid, signal.SIGINT)
+    told, _ = first.communicate(timeout=120)
+    assert first.returncode != 0, told
+    taken = len(metrics.read_text().splitlines())
+    assert 2 <= taken < 4, told
+    assert not _processes_of(first.pid), _processes_of(first.pid)
+
+    second = start(program, untrained_model, tmp_path, 4)
+    told, _ = second.communicate(timeout=400)
+    assert "RESULT 4 [1, 2, 3, 4]" in told, told
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    assert not _processes_of(second.pid), _processes_of(second.pid)
+
+
+def _processes_of(pid: int) -> list[str]:
+    """Return what is left of the processes that a program's Ray has started."""
+    found: list[str] = []
+    for place in Path("/proc").iterdir():
+        try:
+            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (place / "environ").read_bytes()
+        except (OSError, ValueError):
+            continue
+        if b"VERL_PLATFORM=cpu" in environment and ("ray" in command or "gcs" in command):
+            found.append(command[:200])
+    return found
+
+
+def test_what_verl_refuses_is_told(untrained_model: Path, tmp_path: Path) -> None:
+    settings = config(untrained_model, tmp_path / "run")
+    settings["data"]["train_batch_size"] = 1
+    settings["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] = 8
+    with pytest.raises(ValueError, match="train_batch_size"):
+        fit(lambda task: 0.0, settings, store=agl.InMemoryLightningStore())
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' does not go with agl.VERL: .*must be 'grpo'"),
+        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 does not go with agl.VERL"),
+        ({"trainer": {"use_v1": False}}, r"use_v1=False does not go with agl.VERL"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_name(said: dict[str, Any], says: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=says):
+        agl.VERL({"actor_rollout_ref.model.path": "m", **said})
+
+
+def test_without_a_model_it_says_where_it_stands() -> None:
+    with pytest.raises(agl.BadRequestError, match=r"'actor_rollout_ref': \{'model': \{'path'"):
+        agl.VERL({})
