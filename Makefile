@@ -16,6 +16,8 @@ ON_TRL := .venv-trl
 ON_TRL_STAMP := $(ON_TRL)/.agl-setup
 FOR_TRL := .venv-for-trl
 FOR_TRL_STAMP := $(FOR_TRL)/.agl-setup
+FOR_VERL := .venv-for-verl
+FOR_VERL_STAMP := $(FOR_VERL)/.agl-setup
 ON_ENGINE := .venv-engine
 ON_ENGINE_STAMP := $(ON_ENGINE)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
@@ -24,7 +26,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-verl test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -199,6 +201,16 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/algorithm/trl/requirement
 test-trl: $(FOR_TRL_STAMP)
 	$(FOR_TRL)/bin/python -m pytest tests/algorithm/trl tests/algorithm/preferences $(ARGS)
 
+$(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
+	$(PYTHON) -m venv $(FOR_VERL)
+	$(if $(TORCH_INDEX),$(FOR_VERL)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" torch==2.13.0)
+	$(FOR_VERL)/bin/python -m pip install --quiet -r tests/algorithm/verl/requirements.txt --editable '.[demo,verl]'
+	@touch $@
+
+# agl.VERL with the real verl and Ray, on the processor
+test-verl: $(FOR_VERL_STAMP)
+	$(FOR_VERL)/bin/python -m pytest tests/algorithm/verl $(ARGS)
+
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
 	$(BIN)/python -m tests.chaos.running
@@ -210,4 +222,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis

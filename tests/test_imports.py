@@ -81,7 +81,7 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["VERL", "SystemPrompt", "RedisLightningStore"],
+    ["SystemPrompt", "RedisLightningStore"],
 )
 def test_a_name_that_is_not_there_says_what_to_use(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"agentlightning.{name} does not exist\. .*agl\."):

@@ -2,8 +2,4 @@
 
 from agentlightning.lazy import attach_stub
 
-_REMOVED: dict[str, str] = {
-    "VERL": "Training through VERL is not part of this release; use agl.GRPO.",
-}
-
-__getattr__, __dir__ = attach_stub(__name__, _REMOVED)
+__getattr__, __dir__ = attach_stub(__name__)

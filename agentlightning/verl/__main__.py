@@ -21,7 +21,7 @@ from agentlightning.cli.support.training import in_foreground
 from agentlightning.errors import AgentLightningError, BadRequestError
 
 _PORT: Final = 4747
-_OURS: Final = ("agent", "n_runners", "port")
+OURS: Final = ("agent", "n_runners", "port")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,7 +80,7 @@ def read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     listed = OmegaConf.from_dotlist([each.lstrip("+") for each in arguments])
     read = cast("dict[str, Any]", OmegaConf.to_container(listed, resolve=True))
     own: dict[str, Any] = read.get("agentlightning") or {}
-    return read, {name: own.pop(name) for name in _OURS if name in own}
+    return read, {name: own.pop(name) for name in OURS if name in own}
 
 
 def _whole(ours: dict[str, Any], name: str, default: int) -> int:

@@ -150,9 +150,7 @@ def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url:
 
 
 @pytest.mark.usefixtures("without_grpc")
-@pytest.mark.snippet(
-    "002/dockerfile", because=f"{GRPC}. What pip installs here is agl-framework, and it trains without VERL"
-)
+@pytest.mark.snippet("002/dockerfile", because=f"{GRPC}. What pip installs here is agl-framework")
 def test_an_image_with_the_variables_set(shown: Shown) -> None:
     shown.export()
     with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):

@@ -73,7 +73,6 @@ def room_selector(task: dict[str, str], main_prompt: agl.PromptTemplate) -> dict
         ("from agentlightning import SystemPrompt", r"agl\.PromptTemplate"),
         ("from agentlightning import SamplingParameters", r"agl\.LLM\(sampling_parameters="),
         ("from agentlightning import TrainerLegacy", r"Use agl\.Trainer"),
-        ("from agentlightning.algorithm import VERL", r"use agl\.GRPO"),
     ],
 )
 def test_imports_of_what_there_is_not_say_what_there_is(statement: str, instead: str) -> None:

@@ -62,7 +62,7 @@ def test_settings_are_given_by_name_only() -> None:
         ({"initial_resources": {"llm": "gpt"}}, TypeError, r"initial_resources\['llm'\] must be an agl.LLM"),
         ({"strategy": "thread"}, ValueError, "unknown name 'thread'.* one of 'cs', .*'shm'"),
         ({"strategy": "shm", "execution_strategy": "cs"}, TypeError, "two names of one setting and differ"),
-        ({"algorithm": {"type": "VERL"}}, ValueError, "'grpo' trains with transformers"),
+        ({"algorithm": {"type": "VERL"}}, TypeError, "VERL needs settings that are missing: config"),
         ({"algorithm": "gpro"}, ValueError, "did you mean 'grpo'"),
         ({"algorithm": Needy}, TypeError, "Needy needs settings that are missing: rate"),
         ({"store": "redis"}, ValueError, "'redis' names no store; expected one of: memory, sqlite:///run.db"),

@@ -27,7 +27,7 @@ OWN: Final = (
 _NO_LEGACY = "there is one mode, in which the Trainer's store and gateway are used"
 _MERGED = "turns are merged where one goes on with another token by token, and stay apart elsewhere; leave it out"
 _LENGTHS = "rows are bounded by data.max_prompt_length and data.max_response_length"
-_GONE: Final = {
+GONE: Final = {
     "port": _NO_LEGACY,
     "trace_aggregator": _MERGED,
     "trajectory_max_prompt_length": _LENGTHS,
@@ -216,8 +216,8 @@ def _check_own(own: object) -> None:
     if not isinstance(own, Mapping):
         raise TypeError(f"'agentlightning' of VERL's configuration must be a dict; got {own!r}")
     for name in cast("Mapping[str, object]", own):
-        if name in _GONE:
-            raise BadRequestError(f"agentlightning.{name} has no effect: {_GONE[name]}")
+        if name in GONE:
+            raise BadRequestError(f"agentlightning.{name} has no effect: {GONE[name]}")
         if name not in OWN:
             near = closest_name(str(name), list(OWN))
             hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(OWN)}"
