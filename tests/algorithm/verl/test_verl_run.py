@@ -211,12 +211,12 @@ def _processes_of_ray() -> list[str]:
     return found
 
 
-def test_what_verl_refuses_is_told(untrained_model: Path, tmp_path: Path) -> None:
+def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model: Path, tmp_path: Path) -> None:
     settings = config(untrained_model, tmp_path / "run")
-    settings["data"]["train_batch_size"] = 1
-    settings["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] = 8
-    with pytest.raises(ValueError, match="train_batch_size"):
+    settings["actor_rollout_ref"]["rollout"]["name"] = "no_such_engine"
+    with pytest.raises(RuntimeError, match=r"VERL ended with an error: .*no_such_engine"):
         fit(lambda task: 0.0, settings, store=agl.InMemoryLightningStore())
+    assert _are_gone(), _processes_of_ray()
 
 
 @pytest.mark.parametrize(
