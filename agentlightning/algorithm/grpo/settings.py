@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from agentlightning.algorithm.alarms.alarms import AlarmSettings, make_rules
 from agentlightning.algorithm.collect import LatePolicy
 from agentlightning.algorithm.grpo.critic.critic_settings import CriticSettings
-from agentlightning.algorithm.grpo.flight.flight_settings import FlightSettings
+from agentlightning.algorithm.grpo.flight.flight_settings import MOST_GROUPS, FlightSettings
 from agentlightning.algorithm.grpo.learner.learner_settings import LearnerSettings
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.reward_settings import RewardSettings
@@ -195,12 +195,14 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, 
         refuse_pairs(pairs)
 
     def _pairs_of_flight(self) -> dict[str, bool]:
-        ahead = self.max_staleness > 0
+        ahead, groups = self.max_staleness > 0, (self.max_staleness + 1) * self.batch_size
         given = f"max_staleness={self.max_staleness} and "
         return {
             given + "deterministic=True: which weights answer a call depends on the timing; leave one of them out": (
                 ahead and self.deterministic
             ),
+            given + f"batch_size={self.batch_size}: {groups} groups would be in flight, of which at most {MOST_GROUPS} "
+            "may be; take a smaller one": ahead and groups > MOST_GROUPS,
             given + "use_kl_in_reward=True: the divergences of a group would stop the others; give beta without it": (
                 ahead and self.use_kl_in_reward
             ),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from agentlightning.algorithm.grpo.setting_checks import check_number
 from agentlightning.field_help import explain_fields
 
-LARGEST = 64
-"""Weight versions; groups in flight take store and gateway in proportion."""
+LARGEST: Final = 64
+"""Weight versions."""
+MOST_GROUPS: Final = 512
+"""In flight; each waits for its end by a request of its own, which a store on another machine holds open."""
 
 
 @explain_fields

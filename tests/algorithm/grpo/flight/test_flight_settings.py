@@ -16,6 +16,7 @@ import agentlightning as agl
         ({"use_kl_in_reward": True, "beta": 0.1}, "max_staleness=1 and use_kl_in_reward=True"),
         ({"max_num_gen_batches": 2}, "max_staleness=1 and max_num_gen_batches=2"),
         ({"importance_sampling_correction": True}, "importance_sampling_mode='sequence_mask' .* take 'token_truncate'"),
+        ({"batch_size": 257}, "max_staleness=1 and batch_size=257: 514 groups would be in flight, .* at most 512"),
         ({"staleness_clip_max": 0}, "staleness_clip_max must be a number above 0; got 0"),
     ],
 )
