@@ -1,15 +1,17 @@
-"""Synchronous against asynchronous collection (`max_staleness=1`) on the demo, pair by pair: speed and final accuracy.
+"""Synchronous against asynchronous collection (`max_staleness=1`) on the demo: speed in short runs in turn, and what
+whole runs learn.
 
 Two agents: the demo's own, whose tool answers at once, so that engine, agents and learner want the processor all the
-time; and the same with a tool that takes its time without any work, as a search or a test suite elsewhere does: most
-calls 0.05 s, one of ten a second. Within a pair both begin with the same weights; which goes first alternates.
+time; and the same with a tool that takes its time without any work, as a search or a test suite elsewhere does: 0.05 s,
+and one of ten rollouts a second. A machine that does other work besides is as fast as it is left alone, so speed is
+the median of ratios of runs that follow each other, which of the two is first alternating.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,29 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
+from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.demo import settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import make_policy
 from agentlightning.demo.tasks import Task, make_tasks
 
-STEPS: Final = settings.STEPS
-STALENESS: Final = (0, 1)
-
-
-@dataclass(frozen=True)
-class Side:
-    """What one run of a pair gave."""
-
-    rollouts_per_second: float
-    """Of training, evaluations left out."""
-    accuracy: float
-    """Of the held-out tasks at the end, sampled."""
-    waited: float
-    """Share of the training time that the loop waited for rollouts."""
-    staleness: float
-    """Mean age of the trained calls, in weight versions."""
-    dropped: int
-    """Groups that were too stale."""
+SPEED_STEPS: Final = 6
+PAIRS: Final = 5
 
 
 def slow_tool(task: Task, llm: agl.LLM) -> float:
@@ -52,26 +39,72 @@ def slow_tool(task: Task, llm: agl.LLM) -> float:
 AGENTS: Final[dict[str, Callable[..., float]]] = {"demo": calc_agent, "slow tool": slow_tool}
 
 
-def compare(folder: Path, seed: int, agent: str) -> tuple[Side, Side]:
-    """Return the synchronous and the asynchronous side of a pair; which of them runs first alternates with the seed."""
+@dataclass(frozen=True)
+class Learned:
+    """What a whole run of the demo gave."""
+
+    accuracy: float
+    """Of the held-out tasks at the end, sampled."""
+    staleness: float
+    """Mean age of the trained calls, in weight versions."""
+    seconds: float
+    """Of training."""
+
+
+def compare_speed(agent: str, *, seed: int = 0) -> list[tuple[float, float]]:
+    """Return rollouts per second, synchronous and asynchronous, pair by pair."""
+    pairs: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = _warm(Path(folder), seed)
+        for number in range(PAIRS):
+            found: dict[int, float] = {}
+            for staleness in (0, 1) if number % 2 == 0 else (1, 0):
+                place = Path(folder) / f"{number}-{staleness}"
+                result = _run(AGENTS[agent], model, place, seed, staleness, steps=SPEED_STEPS)
+                rollouts = SPEED_STEPS * settings.BATCH_SIZE * settings.NUM_GENERATIONS
+                found[staleness] = rollouts / result.train_seconds
+            pairs.append((found[0], found[1]))
+    return pairs
+
+
+def ratio_of(pairs: list[tuple[float, float]]) -> float:
+    """Return the median of the ratios of asynchronous to synchronous."""
+    return statistics.median(ahead / synchronous for synchronous, ahead in pairs)
+
+
+def learn(seed: int, staleness: int) -> Learned:
+    """Train the demo as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = _warm(Path(folder), seed)
+        result = _run(calc_agent, model, Path(folder) / "run", seed, staleness, steps=settings.STEPS, measures=True)
+    last = result.evaluation("sampled", last=True)
+    assert last is not None
+    age = statistics.fmean(figures.versions_behind or 0.0 for figures in result.metrics)
+    return Learned(last.accuracy, age, result.train_seconds)
+
+
+def _warm(folder: Path, seed: int) -> Path:
     train, held_out = make_tasks(seed)
-    model = folder / "model"
-    if not model.exists():
-        make_policy(model, [*train, *held_out], seed=seed)
-    sides: dict[int, Side] = {}
-    for staleness in STALENESS if seed % 2 == 0 else STALENESS[::-1]:
-        place = folder / f"{agent.replace(' ', '-')}-{staleness}"
-        sides[staleness] = _side(AGENTS[agent], model, place, seed, train, held_out, staleness)
-    return sides[0], sides[1]
+    make_policy(folder / "model", [*train, *held_out], seed=seed)
+    return folder / "model"
 
 
-def _side(
-    agent: Callable[..., float], model: Path, folder: Path, seed: int, train: Any, held_out: Any, staleness: int
-) -> Side:
+def _run(
+    agent: Callable[..., float],
+    model: Path,
+    folder: Path,
+    seed: int,
+    staleness: int,
+    *,
+    steps: int,
+    measures: bool = False,
+) -> GRPOResult:
+    train, held_out = make_tasks(seed)
+    store = agl.SQLiteLightningStore(folder.with_suffix(".db"))
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
-            max_steps=STEPS,
+            max_steps=steps,
             num_generations=settings.NUM_GENERATIONS,
             batch_size=settings.BATCH_SIZE,
             learning_rate=settings.LEARNING_RATE,
@@ -88,33 +121,9 @@ def _side(
             max_staleness=staleness,
         ),
         runner={"concurrency": settings.CONCURRENCY},
-        store=agl.SQLiteLightningStore(folder.with_suffix(".db")),
+        store=store,
         strategy=agl.ClientServerExecutionStrategy(n_runners=2, server_port=0),
     )
-    trainer.fit(agent, train_dataset=train, val_dataset=held_out)
-    result = trainer.result
-    last = result.evaluation("sampled", last=True)
-    assert last is not None
-    seconds = result.train_seconds
-    flights = [figures.flight for figures in result.metrics]
-    waited = [figures.seconds["generate"] + figures.seconds["wait"] for figures in result.metrics]
-    if staleness:
-        waited = [flight["waited_seconds"] for flight in flights]
-    return Side(
-        rollouts_per_second=STEPS * settings.BATCH_SIZE * settings.NUM_GENERATIONS / seconds,
-        accuracy=last.accuracy,
-        waited=sum(waited) / seconds,
-        staleness=statistics.fmean(figures.versions_behind or 0.0 for figures in result.metrics),
-        dropped=sum(flight.get("dropped_groups", 0) for flight in flights),
-    )
-
-
-def lines(name: str, seed: int, pair: tuple[Side, Side]) -> list[str]:
-    """Return the two lines of a pair."""
-    ratio = pair[1].rollouts_per_second / pair[0].rollouts_per_second
-    found: list[str] = []
-    for staleness, side in zip(STALENESS, pair, strict=True):
-        figures = dataclasses.astuple(side)
-        text = "{:>7.1f} {:>8.1%} {:>7.0%} {:>6.2f} {:>4d}".format(*figures)
-        found.append(f"{name:>9} {seed:>5} {staleness:>4} {text}{f'   {ratio:.2f} times' if staleness else ''}")
-    return found
+    data: Any = held_out if measures else None
+    trainer.fit(agent, train_dataset=train, val_dataset=data)
+    return trainer.result

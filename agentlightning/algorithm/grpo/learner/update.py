@@ -355,8 +355,7 @@ class Updater:
             found = policy_loss(settings.loss, inputs, logprobs, entropy)
             whole, figures = found.loss, found.figures()
             if part.stale is not None:
-                old, present = stale_figures(logprobs, part.logprobs, part.mask, part.stale, tokens).tolist()
-                figures |= {"stale_kl": old, "fresh_kl": present}
+                figures |= stale_figures(logprobs, part.logprobs, part.mask, part.stale, tokens)
             if (critic := settings.critic) is not None:
                 assert part.values is not None
                 assert part.returns is not None

@@ -26,9 +26,11 @@ def staleness_weights(
     return weights if clip_max is None else weights.clamp(max=clip_max)
 
 
-def stale_figures(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, stale: Tensor, tokens: int) -> Tensor:
-    """Return two sums over trained tokens, divided by `tokens`: of the estimated divergence of the engine from the
-    learner on stale tokens, and on all others; so they add up over micro-batches, and to `approx_kl`: (2,)."""
+def stale_figures(
+    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, stale: Tensor, tokens: int
+) -> dict[str, float]:
+    """Return the estimated divergence of the engine from the learner on stale tokens (`stale_kl`) and on all others
+    (`fresh_kl`), each divided by all `tokens` of the mini-batch: they add up over micro-batches, and to `approx_kl`."""
     off = torch.where(mask, logprobs.detach() - sampler_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    each = off.exp() - 1 - off
-    return torch.stack([each[stale].sum(), each[mask & ~stale].sum()]) / tokens
+    each = (off.exp() - 1 - off) / tokens
+    return {"stale_kl": float(each[stale].sum()), "fresh_kl": float(each[mask & ~stale].sum())}

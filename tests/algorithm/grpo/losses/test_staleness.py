@@ -103,7 +103,8 @@ def test_staleness_and_what_engine_and_learner_differ_in_are_told_apart_and_add_
     stale[2:] = False
     found, _ = loss_of(settings, rows, inputs_of(settings, rows, stale))
     tokens = int(rows["mask"].sum())
-    old, fresh = stale_figures(rows["logprobs"], rows["sampler_logprobs"], rows["mask"], stale, tokens).tolist()
+    figures = stale_figures(rows["logprobs"], rows["sampler_logprobs"], rows["mask"], stale, tokens)
+    old, fresh = figures["stale_kl"], figures["fresh_kl"]
     assert old > 0
     assert fresh > 0
     assert old + fresh == pytest.approx(float(found.approx_kl), rel=1e-5)
