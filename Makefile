@@ -26,7 +26,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-verl test-golden golden test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-verl test-golden golden test-examples test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -210,6 +210,10 @@ $(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
 # agl.VERL with the real verl and Ray, on the processor
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/python -m pytest tests/algorithm/verl $(ARGS)
+
+# The programs of examples/, against what their READMEs show
+test-examples: setup-dev
+	$(BIN)/python -m pytest tests/examples $(ARGS)
 
 test-chaos: setup-dev
 	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+DOCUMENTS = (
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted((*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"))),
+)
 
 
 def program() -> str:

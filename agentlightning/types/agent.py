@@ -20,7 +20,7 @@ class Triplet(Value):
     prompt: Any
     """What the model was given, such as `{"token_ids": [...]}`."""
     response: Any
-    """What the model answered, such as `{"token_ids": [...], "logprobs": [...]}`."""
+    """What the model answered, such as `{"token_ids": [...], "token_logprobs": [...]}`."""
     reward: float | None = None
     """What the call earned; None if no reward belongs to it."""
     metadata: dict[str, Any] = Field(default_factory=dict)

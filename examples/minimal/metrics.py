@@ -1,0 +1,38 @@
+"""What a run counts and measures: a page for Prometheus, without a Prometheus, and a metric of one's own beside it."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from prometheus_client import generate_latest
+
+import agentlightning as agl
+from agentlightning.utils.metrics import PrometheusMetricsBackend, get_prometheus_registry
+
+metrics = PrometheusMetricsBackend()
+metrics.register_counter("shop.coins", ["coin"])
+
+
+@agl.rollout
+def flips_coins(task: int) -> float:
+    if task == 7:
+        raise RuntimeError("the coin rolled away")
+    time.sleep(0.01)
+    heads = random.Random(task).random() < 0.5
+    metrics.count("shop.coins", labels={"coin": "heads" if heads else "tails"})
+    return float(heads)
+
+
+def main() -> None:
+    store = agl.InMemoryLightningStore(tracker=metrics)
+    trainer = agl.Trainer(store=store, strategy="shm", n_runners=4, algorithm="baseline", initial_resources={})
+    trainer.fit(flips_coins, train_dataset=list(range(20)))
+    wanted = ("agl_rollouts_total", "agl_attempts_total", "agl_rollouts_duration_count", "shop_coins_total")
+    for line in sorted(generate_latest(get_prometheus_registry()).decode().splitlines()):
+        if line.startswith(wanted):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

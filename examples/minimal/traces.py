@@ -1,0 +1,49 @@
+"""What a rollout leaves behind: the spans of one attempt, as a tree, and the rewards in them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import agentlightning as agl
+from agentlightning.adapter.tree.tree import TraceTree
+
+PRICES = {"apple": 0.5, "pear": 0.75}
+
+
+@agl.operation
+def look_up(fruit: str) -> float:
+    """An operation is a span: its name, its arguments, what it returned, and when it ran."""
+    return PRICES[fruit]
+
+
+@agl.rollout
+async def shopper(task: dict[str, int]) -> None:
+    with agl.operation(name="add up", fruits=len(task)) as step:
+        total = sum(look_up(fruit) * count for fruit, count in task.items())
+        step.set_output(total)
+    agl.emit_message(f"that comes to {total}")
+    agl.emit_object({"basket": task, "total": total})
+    agl.emit_reward({"reward": 1.0, "speed": 0.5}, primary_key="reward")  # or return the reward
+
+
+def show(node: TraceTree, depth: int = 0) -> None:
+    """Print a span and those below it."""
+    attributes = {key.removeprefix("agentlightning."): value for key, value in node.span.attributes.items()}
+    print("  " * depth + node.span.name, attributes or "")
+    for child in sorted(node.children, key=lambda child: child.span.start_time or 0.0):
+        show(child, depth + 1)
+
+
+async def main() -> None:
+    store = agl.InMemoryLightningStore()
+    runner = agl.LitAgentRunner[dict[str, int]](agl.OtelTracer())
+    async with runner.run_context(agent=shopper, store=store) as ready:
+        rollout = await ready.step({"apple": 2, "pear": 4}, resources={})
+    spans = await store.query_spans(rollout.rollout_id)
+    show(TraceTree.from_spans(spans))
+    print("reward:", agl.find_final_reward(spans))
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
