@@ -47,7 +47,7 @@ _OTHER_NAMES = {
     "max_refills": "max_num_gen_batches",
     "loss_agg_mode": "aggregation",
     "clip_ratio_c": "delta",
-    "staleness_threshold": "max_staleness, in weight versions",
+    "staleness_threshold": "max_staleness, which counts weight versions",
     "max_head_offpolicyness": "max_staleness",
     "kl_loss_type": "kl_estimator",
     **{f"vllm_importance_sampling_{name}": f"importance_sampling_{name}" for name in _CORRECTION},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
@@ -61,7 +62,7 @@ class FlightCollection(RolloutCollection):
         key = key_of(rollout.metadata or {})
         return (
             key in self._again
-            or key in self._flight.keys
+            or key in self._flight
             or (key.place >= self._plan.next and key.take == self._parts.resume.take)
         )
 
@@ -84,8 +85,7 @@ class FlightCollection(RolloutCollection):
         self, step: int, tasks: Sequence[object], resources_id: str, ledger: Ledger
     ) -> tuple[list[Rollout], StepRows]:
         """Take the groups of a step; `tasks` are not looked at, since those in flight are of several steps."""
-        settings, began = self._parts.settings, time.monotonic()
-        version = self._parts.learners.weight_version
+        settings, version = self._parts.settings, self._parts.learners.weight_version
         self._fill(step, resources_id)
         in_flight, wanted = len(self._flight), self._plan.size
         before = self._before(step)
@@ -105,20 +105,18 @@ class FlightCollection(RolloutCollection):
         if left_out:
             text = f"step {step}: {len(left_out)} groups were older than max_staleness={settings.max_staleness} allows"
             self._parts.note(text + " and are dropped")
-        waited = time.monotonic() - began
-        in_hand = self._parts.proxy.calls_in_hand(outside=self.in_flight)
-        read = ReadRollouts()
-        for number, group in enumerate([*_in_order(taken), *_in_order(left_out)]):
+        read, groups = ReadRollouts(), [*_in_order(taken), *_in_order(left_out)]
+        for number, group in enumerate(groups):
             numbers = [number if i < settings.num_generations else -1 for i in range(len(group.rollouts))]
             found, records = group.found, group.records
             if self._parts.group_reward is not None and group.key in taken:
                 found = await self._judged(found, numbers)
                 records = self._records(found)
             read.add(group.rollouts, found, records, numbers)
-        rows = self._chosen(read, ledger, in_hand)
+        rows = self._chosen(read, ledger, max(group.in_hand for group in groups))
         self._figures = {
             "in_flight": in_flight,
-            "waited_seconds": waited,
+            "waited_seconds": sum(group.waited for group in groups),
             **staleness_figures(rows.samples, version),
             "dropped_groups": len(left_out),
             "taken": [list(group.key) for group in _in_order(taken)],
@@ -132,10 +130,12 @@ class FlightCollection(RolloutCollection):
         return {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
 
     async def _next_group(self, among: Collection[GroupKey]) -> _Group:
-        among = [key for key in self._flight.keys if key in among]
-        key, rollouts = await self._flight.take(among or None)
+        began = time.monotonic()
+        key, rollouts = await self._flight.take([key for key in among if key in self._flight] or None)
+        waited = time.monotonic() - began
+        in_hand = self._parts.proxy.calls_in_hand(outside=self.in_flight)
         found = [await evidence(self._parts.store, rollout, note=True) for rollout in rollouts]
-        return _Group(key, rollouts, found, self._records(found))
+        return _Group(key, rollouts, found, self._records(found), in_hand, waited)
 
     def _fill(self, step: int, resources_id: str, *, taken: int = 0) -> None:
         """Start groups until as many are in flight as may be, and no more than the run will train."""
@@ -163,13 +163,18 @@ class FlightCollection(RolloutCollection):
         )
 
 
+@dataclass
 class _Group:
     """A group at its end, as it was read."""
 
-    def __init__(
-        self, key: GroupKey, rollouts: list[Rollout], found: list[Evidence], records: list[RolloutRecord]
-    ) -> None:
-        self.key, self.rollouts, self.found, self.records = key, rollouts, found, records
+    key: GroupKey
+    rollouts: list[Rollout]
+    found: list[Evidence]
+    records: list[RolloutRecord]
+    in_hand: int
+    """Calls that the gateway had in hand before it was read, those of groups in flight left out."""
+    waited: float
+    """Seconds."""
 
 
 def _in_order(groups: Mapping[GroupKey, _Group]) -> list[_Group]:

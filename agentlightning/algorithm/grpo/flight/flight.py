@@ -23,6 +23,9 @@ class Flight:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._tasks
+
     @property
     def keys(self) -> list[GroupKey]:
         """The groups in flight, those that have ended and were not taken among them, in the order of the plan."""

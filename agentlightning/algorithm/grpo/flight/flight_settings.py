@@ -23,7 +23,8 @@ class FlightSettings:
     """How many weight versions the weights of a reply may be behind those that learn from it. 0 collects synchronously:
     a step waits for all its rollouts. With n, rollouts go on while the weights are updated, at most n + 1 times
     `batch_size` groups at a time; a group that is older when it ends is dropped as `too_stale`, and stale tokens of the
-    others are corrected (`staleness_clip_max`). [`async_training.staleness_threshold`]"""
+    others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share of
+    samples]"""
 
     def check_flight(self) -> None:
         """Check the value.
