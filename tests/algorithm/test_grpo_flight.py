@@ -18,7 +18,7 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo.checkpoint.replay import replay
 from agentlightning.algorithm.runs.check import check_ledger
 from agentlightning.types import AttemptedRollout
-from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
+from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -27,6 +27,34 @@ def place_of(rollout: AttemptedRollout) -> tuple[int, int, int]:
     """Return step, task and sample of a rollout."""
     about: dict[str, Any] = rollout.metadata or {}
     return about["step"], about["task"], about["sample"]
+
+
+class OneAhead:
+    """Lets the first rollout of a run wait until one of the second step was answered: more groups than the first step
+    takes have replies of the first weights then, so that one is a version old when it is trained."""
+
+    def __init__(self) -> None:
+        self._answered = threading.Event()
+
+    def __call__(self, rollout: AttemptedRollout) -> None:
+        if place_of(rollout) == (2, 0, 0):
+            self._answered.set()
+        elif place_of(rollout) == (1, 0, 0):
+            assert self._answered.wait(60)
+
+
+def digits_one_ahead() -> Any:
+    """Return the agent `wants_digits`, some of whose rollouts are a version old."""
+    waits = OneAhead()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
+        reply = ask(llm, [say(task)])["content"]
+        waits(rollout)
+        digits = sum(character.isdigit() for character in reply) / max(1, len(reply))
+        return digits + 1e-3 * (rollout.start_time % 1)
+
+    return agent
 
 
 async def books(store: Any, run_id: str) -> tuple[Counter[tuple[str, str, str]], list[dict[str, Any]]]:
@@ -42,7 +70,7 @@ async def books(store: Any, run_id: str) -> tuple[Counter[tuple[str, str, str]],
 def test_a_run_ahead_of_its_weights_learns_and_its_ledger_adds_up(untrained_model: Path, tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
     result = fit(
-        wants_digits,
+        digits_one_ahead(),
         TASKS,
         store=store,
         model=untrained_model,
@@ -80,7 +108,7 @@ def test_every_step_can_be_taken_again_from_its_records(
 ) -> None:
     store = agl.SQLiteLightningStore(tmp_path / "store.db")
     settings = {"max_steps": 4, "max_staleness": 2, "output_dir": tmp_path / "run", **settings}
-    result = fit(wants_digits, TASKS, store=store, model=untrained_model, trainer_run_id="again", **settings)
+    result = fit(digits_one_ahead(), TASKS, store=store, model=untrained_model, trainer_run_id="again", **settings)
     stale = [figures for figures in result.metrics if figures.flight.get("max_staleness", 0) > 0]
     assert stale
     for figures in stale:
@@ -131,11 +159,14 @@ def test_a_group_that_outlives_its_weights_is_dropped_and_holds_nobody_up(untrai
 
 def test_an_evaluation_has_the_engine_for_itself(untrained_model: Path) -> None:
     spans: list[tuple[str, float, float]] = []
+    waits = OneAhead()
 
     @agl.rollout
     def timed(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
         began = time.monotonic()
         reward = two_turns(task, llm)
+        if rollout.mode == "train":
+            waits(rollout)
         spans.append((str(rollout.mode), began, time.monotonic()))
         return reward + began % 1
 
@@ -252,10 +283,14 @@ def test_a_call_that_is_in_progress_holds_the_weights_only_until_they_are_tried_
 
 
 def test_several_policies_learn_ahead_of_their_weights(untrained_model: Path, tmp_path: Path) -> None:
+    waits = OneAhead()
+
     @agl.rollout
-    def plans_and_solves(task: str, planner: agl.LLM, solver: agl.LLM) -> float:
+    def plans_and_solves(task: str, planner: agl.LLM, solver: agl.LLM, rollout: AttemptedRollout) -> float:
         plan = ask(planner, [say(task)])["content"]
-        return float(len(ask(solver, [say(plan or "?")])["content"])) + len(plan) / 100
+        reply = ask(solver, [say(plan or "?")])["content"]
+        waits(rollout)
+        return len(reply) + rollout.start_time % 1
 
     store = agl.InMemoryLightningStore()
     result = fit(
