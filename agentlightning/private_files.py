@@ -38,7 +38,7 @@ def make_private(path: str | Path) -> None:
     """
     place = os.path.realpath(path)
     try:
-        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         tighten(place)
 
@@ -63,13 +63,18 @@ def private_folder(path: str | Path) -> Path:
     return folder
 
 
+def _ours(found: os.stat_result) -> bool:
+    """True where files have no owner (Windows)."""
+    return not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+
+
 def _opener(path: Any, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return os.open(path, flags, 0o600)
 
 
 def _tighten(found: os.stat_result, file: int | str) -> None:
     mode = stat.S_IMODE(found.st_mode)
     wanted = mode & (_SHARED if mode & _GROUP_WRITES else _OURS)
-    if mode != wanted and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+    if mode != wanted and stat.S_ISREG(found.st_mode) and _ours(found):
         with contextlib.suppress(PermissionError, NotImplementedError):  # a file system without modes
             os.chmod(file, wanted)

@@ -183,7 +183,7 @@ def read_secret(path: str, named: str) -> str:
         ValueError: it cannot be read, is empty or too long, or others may read it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise ValueError(f"{named}: {error.strerror}") from error
     try:
@@ -191,9 +191,10 @@ def read_secret(path: str, named: str) -> str:
         is_file = stat.S_ISREG(found.st_mode)
         if not (is_file or stat.S_ISFIFO(found.st_mode)):
             raise ValueError(f"{named} is no file and no pipe")
-        ours = found.st_uid == os.geteuid()
+        has_owners = hasattr(os, "geteuid")  # else Windows, which has no modes either
+        ours = has_owners and found.st_uid == os.geteuid()
         forbidden = found.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
-        if is_file and forbidden:
+        if is_file and has_owners and forbidden:
             mode = stat.S_IMODE(found.st_mode)
             raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
         text = _whole(descriptor).decode("utf-8").strip()
@@ -214,7 +215,8 @@ def _whole(descriptor: int) -> bytes:
     """
     until, read = time.monotonic() + _WAIT_SECONDS, b""
     while len(read) <= _MOST_BYTES:
-        select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))
+        if hasattr(os, "O_NONBLOCK"):  # Windows waits for sockets alone
+            select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))
         try:
             part = os.read(descriptor, _MOST_BYTES + 1 - len(read))
         except BlockingIOError:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Final
 
 TERMINATE_SECONDS = 0.5
 """How long a process that was left behind may clean up after SIGTERM."""
@@ -24,6 +24,8 @@ KILL_SECONDS = 2.0
 """How long SIGKILL may take: it is at once, but in a system call that cannot be broken off."""
 LOOK_SECONDS = 0.02
 """How often a process is looked at where nothing tells of its end."""
+KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""The signal that no process survives. Windows has no SIGKILL; there `os.kill` with SIGTERM ends a process at once."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -45,7 +47,7 @@ def adopt_orphans() -> bool:
 
 def killed_with_parent(parent_pid: int) -> bool:
     """Have the kernel kill this process when its parent ends; False where the system cannot."""
-    if not _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+    if not _prctl(_PR_SET_PDEATHSIG, KILL):
         return False
     if os.getppid() != parent_pid:  # it went before the request
         os._exit(1)
@@ -104,7 +106,7 @@ def end_descendants(
             killed_since = now
         for child in living:
             if killed_since is not None:
-                _send(child.pid, signal.SIGKILL)
+                _send(child.pid, KILL)
             elif child.pid not in terminated:
                 terminated.add(child.pid)
                 _send(child.pid, signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import shutil
 import socket
@@ -46,7 +45,9 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, object]:
 @functools.cache
 def memory_capacity_bytes() -> int:
     """Return how much memory this process may use: that of the machine, or of its control group if that is less."""
-    capacity = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    capacity = psutil.virtual_memory().total
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             with open(path) as file:

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from starlette.routing import Route
 
 from agentlightning.cli.support.output import say
 from agentlightning.errors import AgentLightningError
+from agentlightning.utils.concurrency.loops import on_signal
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Scope, check_bind, server_token
 from agentlightning.utils.http.errors import describe_error
@@ -45,7 +47,7 @@ def end_of_process() -> asyncio.Future[None]:
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, note, number)
+        on_signal(loop, number, partial(note, number))
     return asked
 
 

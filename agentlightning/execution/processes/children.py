@@ -33,7 +33,14 @@ from agentlightning.process_secrets import Handed
 from agentlightning.runner.base import worker_label
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run
-from agentlightning.utils.descendants import end_descendants, helpers_of_python, join, killed_with_parent, pidfd_of
+from agentlightning.utils.descendants import (
+    KILL,
+    end_descendants,
+    helpers_of_python,
+    join,
+    killed_with_parent,
+    pidfd_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -324,7 +331,7 @@ class ChildProcesses:
     def close(self) -> None:
         """Kill what is left, and wait until it is gone. May be called twice."""
         for index in self._children:
-            self.signal(index, signal.SIGKILL)
+            self.signal(index, KILL)
         deadline = time.monotonic() + CLOSE_SECONDS
         for index in list(self._children):
             process = self._children[index].process

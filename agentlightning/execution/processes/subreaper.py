@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import shutil
 import signal
@@ -29,7 +28,11 @@ from agentlightning.utils.descendants import (
 )
 
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
-_HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+def _held_back() -> tuple[signal.Signals, ...]:
+    """Return the signals that must not come while the process divides."""
+    return signal.SIGTERM, signal.SIGINT, signal.SIGCHLD
 
 
 def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bool:
@@ -47,7 +50,7 @@ def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bo
     if not adopt_orphans():
         os.close(parent)
         return False
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _held_back())
     subreaper = os.getpid()
     with warnings.catch_warnings():  # threads stay with the subreaper, which uses nothing that they may hold
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -90,7 +93,7 @@ class _Subreaper:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, self._pass_on)
             signal.signal(signal.SIGCHLD, self._reap)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _held_back())
             poll = select.poll()
             poll.register(self._parent, select.POLLIN)
             poll.register(ended, select.POLLIN)
@@ -104,6 +107,8 @@ class _Subreaper:
         finally:  # without running anything else
             code = 1 if self._status is None else os.waitstatus_to_exitcode(self._status)
             if code < 0:
+                import resource
+
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
                 if -code != signal.SIGKILL:
                     signal.signal(-code, signal.SIG_DFL)
@@ -114,5 +119,5 @@ class _Subreaper:
         if self._status is None:
             os.kill(self._child, signum)
 
-    def _reap(self, _signum: int = signal.SIGCHLD, _frame: FrameType | None = None) -> None:
+    def _reap(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         self._status = reap_children().get(self._child, self._status)

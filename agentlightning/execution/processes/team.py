@@ -22,6 +22,7 @@ from agentlightning.execution.processes.subreaper import uses_accelerator
 from agentlightning.execution.run.supervisor import Patience
 from agentlightning.utils.backoff import doubled
 from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.descendants import KILL
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class ProcessTeam:
         self.event.set()
         self._due.clear()
         steps = ((0, patience.ask), (signal.SIGINT, patience.interrupt))
-        steps += ((signal.SIGTERM, patience.terminate), (signal.SIGKILL, patience.kill))
+        steps += ((signal.SIGTERM, patience.terminate), (KILL, patience.kill))
         for signum, seconds in steps:
             if signum and self._alive:
                 names = ", ".join(name_of(self.prefix, index) for index in sorted(self._alive))
@@ -188,7 +189,7 @@ class ProcessTeam:
     def abandon(self) -> None:
         """Kill every child."""
         for index in self._alive:
-            self.starter.signal(index, signal.SIGKILL)
+            self.starter.signal(index, KILL)
 
     def _start(self, index: int) -> None:
         self._alive.add(index)

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ def term_left_to_parent(event: ExecutionEvent) -> Generator[None]:
     Whoever takes a machine away signals every process of a service. The parent answers by setting the event, and
     ends by force what does not heed it.
     """
-    if multiprocessing.parent_process() is None:
+    if multiprocessing.parent_process() is None or sys.platform == "win32":  # where SIGTERM ends a process at once
         yield
         return
     loop = asyncio.get_running_loop()

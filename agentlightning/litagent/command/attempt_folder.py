@@ -13,7 +13,6 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
 
 
@@ -26,7 +25,7 @@ class AttemptFolder:
 
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="agl-attempt-"))
-        self._descriptor = os.open(self.path, _FOLDER)
+        self._descriptor = _open_folder(self.path)
         self._owner = owner
         if owner is not None:
             os.fchown(self._descriptor, *owner)
@@ -144,7 +143,11 @@ def _entries(folder: int) -> Iterator[tuple[str, bool]]:
 
 def _opened(name: str | Path, folder: int | None) -> int:
     _free(name, folder)
-    return os.open(name, _FOLDER, dir_fd=folder)
+    return _open_folder(name, folder)
+
+
+def _open_folder(path: str | Path, folder: int | None = None) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
 
 def _free(name: str | Path, folder: int | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import logging
+import os
 from typing import Any, Literal, Protocol, get_args
 
 from agentlightning.litagent.litagent import LitAgent
@@ -28,7 +29,12 @@ def check_isolation(isolation: str) -> Isolation:
 
     Raises:
         ValueError: it is none.
+        RuntimeError: this system cannot end a process with all that it has started.
     """
+    if isolation == "process" and not hasattr(os, "killpg"):
+        raise RuntimeError(
+            "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
+        )
     for known in get_args(Isolation):
         if isolation == known:
             return known

@@ -218,4 +218,5 @@ def _after_fork() -> None:
     _reaper = _Reaper()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

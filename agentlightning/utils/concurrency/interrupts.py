@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import signal
@@ -142,6 +143,9 @@ class _Watchdog:
         while os.read(self._reader, 1) == b"!":
             if not self._disarmed.wait(REACTION_SECONDS) and not self._closed:
                 self.fired = True
-                signal.pthread_kill(self._main, signal.SIGINT)
+                if hasattr(signal, "pthread_kill"):
+                    signal.pthread_kill(self._main, signal.SIGINT)
+                else:  # Windows
+                    _thread.interrupt_main(signal.SIGINT)
             if not self._closed:
                 self._disarmed.clear()

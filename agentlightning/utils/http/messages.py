@@ -8,7 +8,6 @@ at the latest after the piece of data in which it happened.
 from __future__ import annotations
 
 import logging
-import resource
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -25,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 def _connections() -> int:
     """Return how many connections fit into the open files of the process, at most 4096."""
+    try:
+        import resource
+    except ImportError:  # Windows, whose sockets are no open files
+        return 4096
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if files == resource.RLIM_INFINITY else max(32, min(4096, files * 3 // 4))
 

@@ -1,0 +1,90 @@
+"""The extras: which there are, and which of them a resolver can install together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
+APART = {"all", "dev", "verl", "vllm"}
+"""What the extra `all` does not name."""
+
+
+def of_itself(requirements: list[str]) -> set[str]:
+    """Return the extras of this distribution that requirements name."""
+    return {
+        name
+        for one in requirements
+        if (own := re.fullmatch(r"agl-framework\[(.*)\]", one))
+        for name in own[1].split(",")
+    }
+
+
+def addresses() -> list[str]:
+    """Return the options of uv for the package indexes that pip is told to use on this machine."""
+    config = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    options: list[str] = []
+    for line in config.splitlines():
+        name, _, value = line.partition("=")
+        option = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
+        if (known := option.get(name.rpartition(".")[2].strip())) is not None:
+            options += [part for address in value.strip("'").split() for part in (known, address)]
+    return options
+
+
+def resolve(extras: str, python: str = "3.12", *, lowest: bool = False) -> tuple[dict[str, str], str]:
+    """Return the versions that a resolver chooses for Linux, and what it says where there are none."""
+    command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "-q", "--index-strategy", "unsafe-best-match"]
+    command += [*addresses(), "--python-version", python, "--python-platform", "linux", "pyproject.toml"]
+    command += [part for extra in extras.split(",") for part in ("--extra", extra)]
+    command += ["--resolution", "lowest-direct"] if lowest else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    chosen = dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", done.stdout, re.MULTILINE))
+    return (chosen if done.returncode == 0 else {}), done.stderr
+
+
+def test_all_names_each_extra_but_those_that_do_not_fit_together() -> None:
+    assert of_itself(EXTRAS["all"]) == set(EXTRAS) - APART
+    assert PYPROJECT["tool"]["uv"]["conflicts"] == [[{"extra": "verl"}, {"extra": "vllm"}]]
+
+
+def test_every_extra_that_another_names_is_there() -> None:
+    groups = PYPROJECT["dependency-groups"].values()
+    assert {name for texts in (*EXTRAS.values(), *groups) for name in of_itself(texts)} <= set(EXTRAS)
+    assert of_itself(PYPROJECT["dependency-groups"]["dev"]) >= {"dev"}
+
+
+@pytest.mark.heavy  # asks the package index
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("extras", ["all", "all,verl", "all,vllm", "demo,dev"])
+def test_these_extras_can_be_installed_together(extras: str) -> None:
+    chosen, said = resolve(extras)
+    assert chosen, said
+    assert set(extras.split(",")) & {"verl", "vllm"} <= set(chosen)
+    assert len(chosen) > 40, json.dumps(chosen)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_verl_and_vllm_cannot_be_installed_together_as_the_readme_says() -> None:
+    chosen, said = resolve("verl,vllm")
+    assert chosen == {}
+    assert "transformers" in said
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_all_can_be_installed_on_each_python(python: str) -> None:
+    chosen, said = resolve("all", python)
+    assert chosen, said
