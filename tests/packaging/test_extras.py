@@ -55,7 +55,16 @@ def resolve(extras: str, python: str = "3.12", *, lowest: bool = False) -> tuple
 
 def test_all_names_each_extra_but_those_that_do_not_fit_together() -> None:
     assert of_itself(EXTRAS["all"]) == set(EXTRAS) - APART
-    assert PYPROJECT["tool"]["uv"]["conflicts"] == [[{"extra": "verl"}, {"extra": "vllm"}]]
+
+
+WITH_VERL = ",".join(sorted(set(EXTRAS) - APART - {"agentops"} | {"verl"}))
+CONFLICTS = {"vllm": "transformers", "agentops": "packaging"}
+"""Extra that does not fit with verl, and the distribution that they want in different versions."""
+
+
+def test_uv_is_told_of_each_extra_that_does_not_fit_with_verl() -> None:
+    told = [{one["extra"] for one in pair} for pair in PYPROJECT["tool"]["uv"]["conflicts"]]
+    assert told == [{"verl", other} for other in (*CONFLICTS, "all")]
 
 
 def test_every_extra_that_another_names_is_there() -> None:
@@ -66,7 +75,7 @@ def test_every_extra_that_another_names_is_there() -> None:
 
 @pytest.mark.heavy  # asks the package index
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("extras", ["all", "all,verl", "all,vllm", "demo,dev"])
+@pytest.mark.parametrize("extras", ["all", WITH_VERL, "all,vllm", "demo,dev"], ids=["all", "verl", "vllm", "dev"])
 def test_these_extras_can_be_installed_together(extras: str) -> None:
     chosen, said = resolve(extras)
     assert chosen, said
@@ -76,10 +85,11 @@ def test_these_extras_can_be_installed_together(extras: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-def test_verl_and_vllm_cannot_be_installed_together_as_the_readme_says() -> None:
-    chosen, said = resolve("verl,vllm")
+@pytest.mark.parametrize("other", CONFLICTS)
+def test_verl_cannot_be_installed_with_these_as_the_readme_says(other: str) -> None:
+    chosen, said = resolve(f"verl,{other}")
     assert chosen == {}
-    assert "transformers" in said
+    assert CONFLICTS[other] in said
 
 
 @pytest.mark.heavy
