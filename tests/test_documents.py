@@ -112,12 +112,12 @@ SETTINGS_OF_VERL = frozenset(f"agentlightning.{name}" for name in (*OWN, *GONE, 
 
 
 def is_attribute_key(name: str) -> bool:
-    """True for a span name or attribute key, one dimension of it (`....reward.0.name`), or the start of several."""
+    """True for a span name or attribute key, a part of one (`....reward.0.name`), or the start of several."""
     keys = {value for value in vars(semconv).values() if isinstance(value, str) and value.startswith("agentlightning.")}
     for group in vars(semconv).values():
         if isinstance(group, type) and issubclass(group, Enum):
             keys |= {str(member.value) for member in group}
-    whole = re.sub(r"\.\d+(\.\w+)?$", "", name)
+    whole = re.sub(r"\.\d+(\.\w+)?$|(?<=operation\.input)\.\w+$", "", name)
     return whole in keys or any(key.startswith(name + ".") for key in keys)
 
 
