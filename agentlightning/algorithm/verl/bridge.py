@@ -24,6 +24,7 @@ class Bridge:
         self._rows: dict[tuple[str, int], asyncio.Future[Sequence[Sequence[Sequence[Row]]]]] = {}
         self._steps: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._places: dict[str, int] = {}
+        self._skipped: set[int] = set()
         self._addresses: list[str] = []
         self._first = asyncio.Event()
         self._error: str | None = None
@@ -51,9 +52,18 @@ class Bridge:
         """Return where the chat services answer that have come up so far."""
         return list(self._addresses)
 
-    async def give(self, part: Part, step: int, rows: Sequence[Sequence[Sequence[Row]]]) -> None:
-        """Give what was collected: rows[place][session], in the order of the tasks."""
+    async def give(self, part: Part, step: int, rows: Sequence[Sequence[Sequence[Row]]], skips: bool = False) -> None:
+        """Give what was collected: rows[place][session], in the order of the tasks. With `skips` there is nothing to
+        learn from, and the weights stay as they are."""
+        for known in [key for key in self._rows if key[0] == "val" and key[1] < step]:
+            del self._rows[known]
+        if skips:
+            self._skipped.add(step)
         self._of(part, step).set_result(rows)
+
+    async def skips(self, step: int) -> bool:
+        """Return whether the update of a step is left out."""
+        return step in self._skipped
 
     async def rows(self, part: Part, step: int, place: int, session: int, uid: str) -> Sequence[Row]:
         """Return the rows of a session, none if its rollout is excluded, as soon as the step is collected. `uid` is

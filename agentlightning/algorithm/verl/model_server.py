@@ -112,7 +112,12 @@ class _Submitter:
         )
         if not found.token_ids:
             raise RequestError("VERL's engine gave no token", status=503, code="no_token", retry_after=1)
-        ids, logprobs = list(found.token_ids), list(found.log_probs)
+        ids, logprobs = list(found.token_ids), list(found.log_probs or ())
+        if len(ids) != len(logprobs):
+            text = (
+                f"VERL's engine gave {len(ids)} tokens and {len(logprobs)} log-probabilities; set calculate_log_probs"
+            )
+            raise RequestError(text, status=500, code="no_logprobs")
         rule, end = completion.stop, len(ids)
         if rule is not None:
             for count in range(1, len(ids) + 1):

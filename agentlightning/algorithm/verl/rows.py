@@ -18,23 +18,22 @@ Rows = list[list[list[Row]]]
 """rows[place][session]"""
 
 
-def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int, masks_idle: bool) -> Rows:
-    """Return the rows of a training step.
+def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> Rows:
+    """Return the rows of a training step: those that teach something.
+
+    A lone rollout of a task has its reward as the advantage in VERL, and one of equal rewards what is left of rounding;
+    the ledger says that neither is trained, so neither is handed over.
 
     Args:
-        filler: a token id. A step in which nothing is trained needs one row, of reward 0 in a group of its own, which
-            has the advantage 0.
-        masks_idle: leave out the rows of groups without an advantage too, since something beside it moves the weights.
+        filler: a token id. A step in which nothing is trained needs one row; its update is left out.
     """
     trained = {sample.rollout_id for sample in rows.samples}
-    idle = set() if masks_idle else {sample.rollout_id for sample in rows.idle}
     found: Rows = [[[] for _ in range(sessions)] for _ in range(tasks)]
     for number, record in enumerate(rows.records[: tasks * sessions]):
-        if record.rollout_id in trained or record.rollout_id in idle:
+        if record.rollout_id in trained:
             place, session = divmod(number, sessions)
             found[place][session] = [_row(sample, record.reward or 0.0, len(record.calls)) for sample in record.samples]
     if not trained:
-        found = [[[] for _ in range(sessions)] for _ in range(tasks)]
         found[0][0] = [_filler(filler, 0.0)]
     return found
 

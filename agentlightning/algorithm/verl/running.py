@@ -25,6 +25,7 @@ from agentlightning.algorithm.grpo.run_inputs import decoder_of, items_of, tripl
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.algorithm.verl.endpoints import Endpoints
 from agentlightning.algorithm.verl.served import RemoteEngine, RemoteLearners, RemotePolicy
 from agentlightning.algorithm.verl.session import VERLSession
 from agentlightning.algorithm.verl.updates import PLACE, VERLKeeper, VERLRun
@@ -74,7 +75,7 @@ async def run_verl(
         stack.callback(progress.close)
         progress.note("VERL starts its processes and loads the model")
         learners = RemoteLearners(Learner(None, grpo, policy), session)
-        learners.serve_at(await session.addresses())
+        learners.serve_at((await session.addresses())[0])
         proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
         parts = RunParts(
             settings=grpo,
@@ -99,7 +100,8 @@ async def run_verl(
         )
         keeper.session = session
         run = VERLRun(parts=parts, folder=folder, keeper=keeper, tasks=tasks, held_out=held_out)
-        run.learn_by(session, config)
+        endpoints = Endpoints(proxy, session, grpo)
+        run.learn_by(session, endpoints, evaluates_first=bool(config.trainer.val_before_train))
         result = await run.train()
         await session.end()
     result.late_calls = await run.late_calls()

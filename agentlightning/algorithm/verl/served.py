@@ -99,13 +99,14 @@ class RemoteLearners(Learners):
         super().__init__([learner])
         self._session = session
 
-    def serve_at(self, addresses: list[str]) -> None:
-        """Send calls to these endpoints."""
-        self.engines = tuple(RemoteEngine(address, self._session.token) for address in addresses)
+    def serve_at(self, address: str) -> None:
+        """Begin with this endpoint."""
+        self.engines = (RemoteEngine(address, self._session.token),)
 
     @override
     def digest(self) -> str:
-        return ""  # the weights lie on VERL's machines
+        # the weights lie on VERL's machines: those of another start never count as the same
+        return f"{self._session.name}-{self.weight_version}"
 
     @override
     def save(self, folder: Path) -> None:

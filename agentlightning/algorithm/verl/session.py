@@ -88,7 +88,7 @@ class VERLSession:
                 },
             },
         )
-        self._name = name
+        self.name = name
         self._runner = _KeptRunner()
         self._owns_ray = False
         self._bridge: Any = None
@@ -120,7 +120,7 @@ class VERLSession:
                 self._start_ray()
             told = {"agentlightning_link": {"node": ray.util.get_node_ip_address()}}
             self._config = OmegaConf.merge(self._config, told)
-            options = {"name": self._name, "namespace": "agentlightning", "num_cpus": 0, "max_concurrency": _WAITING}
+            options = {"name": self.name, "namespace": "agentlightning", "num_cpus": 0, "max_concurrency": _WAITING}
             self._bridge = ray.remote(Bridge).options(**options).remote()
             self.token = ray.get(self._bridge.token.remote())
         except BaseException as error:
@@ -168,9 +168,11 @@ class VERLSession:
         """Return where the model is served by now."""
         return await _awaited(self._bridge.known_addresses.remote())
 
-    async def give(self, part: Part, step: int, rows: Sequence[Sequence[Sequence[Row]]]) -> None:
-        """Give VERL the rows of a step, or of an evaluation after one."""
-        await _awaited(self._bridge.give.remote(part, step, rows))
+    async def give(
+        self, part: Part, step: int, rows: Sequence[Sequence[Sequence[Row]]], *, skips: bool = False
+    ) -> None:
+        """Give VERL the rows of a step, or of an evaluation after one; see `Bridge.give`."""
+        await _awaited(self._bridge.give.remote(part, step, rows, skips))
 
     async def step(self, step: int) -> dict[str, Any]:
         """Return what VERL says of a step, once its weights are served.

@@ -43,6 +43,9 @@ class StepTrainer(PPOTrainerSync):
 
     @override
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if ray.get(self._bridge().skips.remote(self.global_steps)):
+            self._told["metrics"] = {}
+            return batch
         batch = super()._update_actor(batch, metrics)
         self._told["metrics"] = {
             name: float(value) for name, value in metrics.items() if isinstance(value, numbers.Real)
@@ -53,9 +56,11 @@ class StepTrainer(PPOTrainerSync):
     def on_step_end(self) -> None:
         super().on_step_end()  # the new weights are served from here on
         told, self._told = self._told, {}
+        ray.get(self._bridge().stepped.remote(self.global_steps, told))
+
+    def _bridge(self) -> Any:
         link = self.config.agentlightning_link
-        bridge = ray.get_actor(link.bridge, namespace=link.namespace)
-        ray.get(bridge.stepped.remote(self.global_steps, told))
+        return ray.get_actor(link.bridge, namespace=link.namespace)
 
 
 _Runner: Any = TaskRunnerV1.__ray_actor_class__  # pyright: ignore[reportAttributeAccessIssue]

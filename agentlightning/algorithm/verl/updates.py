@@ -20,6 +20,8 @@ from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
 from agentlightning.algorithm.ledger.ledger import Ledger
+from agentlightning.algorithm.progress import StepFigures
+from agentlightning.algorithm.verl.endpoints import Endpoints
 from agentlightning.algorithm.verl.rows import rows_of_evaluation, rows_of_step
 from agentlightning.algorithm.verl.session import VERLSession
 
@@ -42,24 +44,29 @@ _FIGURES: Final = {
 class VERLRun(GRPORun):
     """The loop of GRPO, with VERL in the place of its learner and its engine."""
 
-    def learn_by(self, session: VERLSession, config: Any) -> None:
+    def learn_by(self, session: VERLSession, endpoints: Endpoints, *, evaluates_first: bool) -> None:
         """Let VERL take the updates, and validate where the loop evaluates."""
-        self._session, self._config = session, config
-        self._updates = VERLUpdates(self.parts, session, config)
-        self._held_out = VERLHeldOut(self.parts, self.held_out, session, config)
+        self._endpoints, self._evaluates_first = endpoints, evaluates_first
+        self._updates = VERLUpdates(self.parts, session)
+        self._held_out = VERLHeldOut(self.parts, self.held_out, session)
 
     @override
     async def _evaluate_at_start(self, result: GRPOResult) -> None:
-        if self._config.trainer.val_before_train:
+        if self._evaluates_first:
             await super()._evaluate_at_start(result)
+
+    @override
+    async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
+        await self._endpoints.refresh()
+        return await super()._step(step, tasks, resources_id)
 
 
 class VERLUpdates(WeightUpdates):
     """Hands the rows of each step to VERL while no call is served."""
 
-    def __init__(self, parts: RunParts, session: VERLSession, config: Any) -> None:
+    def __init__(self, parts: RunParts, session: VERLSession) -> None:
         super().__init__(parts)
-        self._session, self._config = session, config
+        self._session = session
 
     @override
     async def learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
@@ -75,7 +82,9 @@ class VERLUpdates(WeightUpdates):
         version = learners.weight_version + bool(rows.samples)
         async with self._parts.proxy.weight_change(version, drain_timeout=settings.step_timeout_seconds):
             told = await self._taken(step, rows)
-        figures = _figures(told["metrics"])
+        figures = {
+            ours: value for theirs, ours in _FIGURES.items() if (value := told["metrics"].get(theirs)) is not None
+        }
         tokens = sum(sum(sample.mask) for sample in rows.samples)
         figures |= {
             "rows": len(rows.samples),
@@ -90,17 +99,10 @@ class VERLUpdates(WeightUpdates):
         return StepUpdate(figures, [], frozenset((None,)))
 
     async def _taken(self, step: int, rows: StepRows) -> dict[str, Any]:
-        settings, config = self._parts.settings, self._config
-        actor = config.actor_rollout_ref.actor
-        moves_idle = bool(actor.use_kl_loss or actor.entropy_coeff or config.algorithm.use_kl_in_reward)
-        given = rows_of_step(
-            rows,
-            settings.batch_size,
-            settings.num_generations,
-            filler=min(self._parts.learners.all[0].policy.eos_ids),
-            masks_idle=moves_idle,
-        )
-        await self._session.give("train", step, given)
+        settings = self._parts.settings
+        filler = min(self._parts.learners.all[0].policy.eos_ids)
+        given = rows_of_step(rows, settings.batch_size, settings.num_generations, filler=filler)
+        await self._session.give("train", step, given, skips=not rows.samples)
         return await self._session.step(step)
 
     def _take_advantages(self, rows: StepRows, told: Mapping[str, Any]) -> None:
@@ -111,15 +113,19 @@ class VERLUpdates(WeightUpdates):
             uid, session, _ = key.rsplit("_", 2)
             found[places[uid], int(session)] = advantage
         numbers = {record.rollout_id: divmod(n, sessions) for n, record in enumerate(rows.records)}
-        rows.advantages[:] = [found[numbers[sample.rollout_id]] for sample in rows.samples]
+        rows.advantages[:] = [found.get(numbers[sample.rollout_id], 0.0) for sample in rows.samples]
+        lost = {sample.rollout_id for sample in rows.samples if numbers[sample.rollout_id] not in found}
+        if lost:
+            text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
+            self._parts.alarm(text, "left_out_by_verl")
 
 
 class VERLHeldOut(HeldOut):
     """Evaluates when VERL validates, and gives VERL the same rollouts."""
 
-    def __init__(self, parts: RunParts, tasks: list[object], session: VERLSession, config: Any) -> None:
+    def __init__(self, parts: RunParts, tasks: list[object], session: VERLSession) -> None:
         super().__init__(parts, tasks)
-        self._session, self._config = session, config
+        self._session = session
 
     @override
     async def measure(self, step: int, *, greedy: bool) -> list[Evaluation]:
@@ -154,8 +160,3 @@ class VERLKeeper(CheckpointKeeper):
 
 def _tell(folder: Path, place: Path) -> None:
     (folder / PLACE).write_text(json.dumps({"path": str(place.resolve())}))
-
-
-def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    found = {ours: metrics[theirs] for theirs, ours in _FIGURES.items() if theirs in metrics}
-    return found

@@ -50,6 +50,8 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
         ("grpo",),
         "the others take each token row for a rollout, and a rollout may have several",
     ),
+    "algorithm.use_kl_in_reward": ((False,), "VERL counts the last row of a rollout only; use actor.use_kl_loss"),
+    "algorithm.rollout_correction.rollout_rs": ((None,), "VERL would leave out tokens that the ledger calls trained"),
     "algorithm.filter_groups.enable": ((False, None), "VERL would ask for more rollouts than a step has"),
     "trainer.use_v1": ((True,), "the older trainer knows no agent loops with several rows"),
     "trainer.v1.trainer_mode": (("sync",), "rollouts of a step are collected before its update"),
@@ -62,6 +64,12 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "actor_rollout_ref.actor.use_dynamic_bsz": ((True,), "rollouts give varying numbers of rows"),
     "reward.reward_model.enable": ((False,), _REWARDS),
     "reward.custom_reward_function.path": ((None,), _REWARDS),
+    "actor_rollout_ref.rollout.calculate_log_probs": ((True,), "sampler and learner are compared in each step"),
+    "actor_rollout_ref.rollout.agent.default_agent_loop": (("agentlightning",), "the agent is what fit is given"),
+    "trainer.v1.sampler.custom_sampler.path": ((None,), "rollouts of a step are collected before its update"),
+    "data.gen_batch_size": ((None,), "a step has data.train_batch_size tasks"),
+    "data.train_files": (("train",), "tasks are what fit is given"),
+    "data.val_files": (("val",), "held-out tasks are what fit is given"),
     "data.shuffle": ((False,), "the run shuffles the tasks itself"),
     "data.custom_cls.path": (("pkg://agentlightning.algorithm.verl.data_set",), "tasks are what the Trainer is given"),
 }
@@ -106,7 +114,7 @@ class VERLSettings:
             scale_rewards="group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
             eval_steps=max(0, config.trainer.test_freq),
             save_steps=max(0, config.trainer.save_freq),
-            save_total_limit=None,
+            save_total_limit=config.trainer.max_actor_ckpt_to_keep,
             seed=int(config.data.get("seed") or 0),
             record_tokens="none",
             **own,
@@ -142,7 +150,13 @@ def make_settings(given: object) -> VERLSettings:
         raise BadRequestError(
             "VERL needs the model: {'actor_rollout_ref': {'model': {'path': 'folder of a transformers model'}}}"
         )
+    _check_names(config, said, "")
     config = OmegaConf.merge(config, said)
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise BadRequestError(
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: advantages are taken among the "
+            "rollouts of a task; it must be at least 2"
+        )
     for name, (allowed, why) in _FIXED.items():
         value = OmegaConf.select(config, name)
         if value not in allowed:
@@ -172,9 +186,13 @@ def _composed() -> Any:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer")
+    state = GlobalHydra.instance()
+    before, state.hydra = state.hydra, None  # a program may use hydra itself
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer")
+    finally:
+        state.hydra = before
     OmegaConf.set_struct(config, False)
     suited = {
         "algorithm": {"adv_estimator": "grpo"},
@@ -185,11 +203,14 @@ def _composed() -> Any:
             "total_epochs": 1,
             "val_before_train": True,
             "test_freq": 0,
-            "save_freq": 0,
+            "save_freq": 10,
+            "max_actor_ckpt_to_keep": 2,
             "v1": {"trainer_mode": "sync"},
         },
         "data": {
             "custom_cls": {"path": "pkg://agentlightning.algorithm.verl.data_set", "name": "PlacesOfSteps"},
+            "train_files": "train",
+            "val_files": "val",
             "shuffle": False,
             "validation_shuffle": False,
             "dataloader_num_workers": 0,
@@ -200,6 +221,7 @@ def _composed() -> Any:
                 "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
             },
             "rollout": {
+                "n": 8,
                 "mode": "async",
                 "calculate_log_probs": True,
                 "agent": {
@@ -222,6 +244,25 @@ def _check_own(own: object) -> None:
             near = closest_name(str(name), list(OWN))
             hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(OWN)}"
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
+
+
+def _check_names(known: Any, said: Any, place: str) -> None:
+    """Refuse a name that is nearly one of VERL's. Names beyond are let through: VERL takes further ones.
+
+    Raises:
+        BadRequestError: names the right one.
+    """
+    from omegaconf import DictConfig
+
+    for name in said:
+        if name not in known:
+            near = closest_name(str(name), [str(each) for each in known])
+            if near is not None:
+                raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
+            continue
+        inner, wanted = known.get(name), said.get(name)
+        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig):
+            _check_names(inner, wanted, f"{place}{name}.")
 
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,33 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
 
 
+async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """Step 1 leaves one task a lone rollout; in step 2 all rewards are equal."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        place = rollout.metadata or {}
+        if place["step"] == 1 and place["task"] == 0 and place["sample"]:
+            raise RuntimeError("the tool broke")
+        reply = ask(llm, [say(task)])["content"]
+        return 0.9 if place["step"] == 2 else digits(reply) + place["sample"] / 10
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", total_training_steps=3)
+    settings["actor_rollout_ref"]["rollout"]["agent"]["num_workers"] = 2
+    result = fit(agent, settings, store=store, run_id="idle")
+    first, second, third = result.metrics
+    assert (first.calls_trained, first.calls_excluded) == (12, {"no_group": 1})
+    assert (second.calls_trained, second.calls_excluded) == (0, {"equal_rewards": 16})
+    assert [step.update["steps"] for step in result.metrics] == [1, 0, 1]
+    assert third.calls_trained == 16
+    assert result.steps == 2
+    calls = await calls_of(store, await rollouts_of(store))
+    assert {call.weight_version for call in calls} == {0, 1}
+
+
 PROGRAM = """
 import sys
 from pathlib import Path

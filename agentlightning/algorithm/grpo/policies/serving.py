@@ -35,7 +35,7 @@ async def serve_policies(
                 f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
                 "that learns; give the other one another name"
             )
-    proxy.update_model_list([*others, *(_entry(engine, settings) for engine in learners.engines)])
+    proxy.update_model_list([*others, *(entry_of(engine, settings) for engine in learners.engines)])
     stack.callback(proxy.update_model_list, others)
     if not proxy.is_running():
         await proxy.start()
@@ -47,7 +47,8 @@ async def serve_policies(
     return proxy
 
 
-def _entry(engine: PolicyEngine, settings: GRPOSettings) -> Any:
+def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
+    """Return an engine as one of the gateway's list of models."""
     return {
         "model_name": engine.model_name,
         "litellm_params": {
