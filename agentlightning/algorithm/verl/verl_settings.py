@@ -43,6 +43,8 @@ GONE: Final = {
 }
 """Settings of the older system that stood under `agentlightning`, and what to do."""
 
+_OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
+"""Parts of VERL's configuration that it hands on."""
 _SAMPLING = "calls are sampled by temperature alone, so that what is learned from is what was sampled"
 _REWARDS = "rewards come from the agent's rollouts"
 _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
@@ -252,15 +254,18 @@ def _check_names(known: Any, said: Any, place: str) -> None:
     Raises:
         BadRequestError: names the right one.
     """
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, OmegaConf
 
+    names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
     for name in said:
-        if name not in known:
-            near = closest_name(str(name), [str(each) for each in known])
+        if str(name) not in names:
+            near = closest_name(str(name), names)
             if near is not None:
                 raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
             continue
-        inner, wanted = known.get(name), said.get(name)
+        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), said.get(name)
+        if name in _OF_OTHERS and not place:
+            continue
         if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig):
             _check_names(inner, wanted, f"{place}{name}.")
 
