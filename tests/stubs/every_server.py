@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from agentlightning.store.memory import InMemoryLightningStore
@@ -66,6 +67,27 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 
 @asynccontextmanager
+async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
+    from agentlightning.algorithm.verl.chat_server import ChatServer, ServedAs
+    from agentlightning.demo.model import make_tokenizer
+
+    class Client:
+        """Generates as VERL's client does: tokens in, tokens out."""
+
+        async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+            return SimpleNamespace(token_ids=prompt_ids[:1], log_probs=[-1.0], extra_fields={})
+
+    tokenizer: Any = make_tokenizer()
+    served = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 4, 0)
+    server = ChatServer(Client(), tokenizer, served, token=None)
+    await server.start("127.0.0.1")
+    try:
+        yield int(server.base_url.split(":")[2].split("/")[0]), ["/v1/chat/completions"]
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
 async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.cli.servers.agentops import Traces, agentops_routes
     from agentlightning.cli.support.serving import app_with_checks, serving
@@ -92,6 +114,7 @@ EVERY_SERVER: dict[str, Serve] = {
     "store": _store,
     "gateway": _gateway,
     "engine": _engine,
+    "verl_chat": _verl_chat,
     "agentops": _agentops,
     "legacy": _legacy,
 }
