@@ -24,10 +24,17 @@ from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
 from agentlightning.algorithm.runs.run_folder import RunFolder
+from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, two_turns
 
 RUN_ID = "killed again and again"
 STEPS = 6
+
+
+@agl.rollout
+def all_differ(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
+    """The agent with rewards of which no two are equal, so that every step has an update."""
+    return two_turns(task, llm) + rollout.start_time % 1
 
 
 def kill() -> None:
@@ -107,7 +114,9 @@ def main() -> None:
         n_runners=2,
         run_id=RUN_ID,
     )
-    trainer.fit(two_turns, train_dataset=["one", "two", "three", "four"], val_dataset=["five", "six"])
+    trainer.fit(
+        all_differ if ahead else two_turns, train_dataset=["one", "two", "three", "four"], val_dataset=["five", "six"]
+    )
     asyncio.run(trainer.store.close())
 
 

@@ -20,7 +20,10 @@ from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_tu
 from tests.algorithm.resumed import RUN_ID, STEPS
 from tests.algorithm.test_grpo_flight import TASKS, books, place_of
 
-_POINTS = ("rollouts 1", "rollouts 2", "update 2", "ledger 3", "checkpoint 4", "metrics 5", "record 5", "update 6")
+_POINTS = (
+    *("rollouts 1", "update 1", "ledger 2", "record 2", "checkpoint 2"),
+    *("evaluation 3", "rollouts 4", "metrics 5", "update 6"),
+)
 
 
 def play(model: Path, folder: Path, *point: str) -> int:
