@@ -35,6 +35,7 @@ class Past:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._waiting: dict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
+        self._were_open: set[str] = set()
         self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
 
     async def add(self, rollouts: Sequence[Rollout]) -> None:
@@ -47,6 +48,8 @@ class Past:
             contents, endpoints = self._published[resources_id, version]
             key = _key(rollout.input, rollout.mode, rollout.metadata, contents)
             self._waiting[key].append((rollout.rollout_id, endpoints))
+            if rollout.status not in FINISHED:
+                self._were_open.add(rollout.rollout_id)
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
         """Return for each request the rollout that answers it, as it stands; None where there is none."""
@@ -67,9 +70,12 @@ class Past:
         answers: list[Rollout | None] = []
         for rollout_id, is_reachable in chosen:
             rollout = known.get(rollout_id)
-            if rollout is not None and rollout.status not in FINISHED and not is_reachable:
-                await cancel(self._store, rollout)  # its model answered at an address that is gone
-                rollout = None
+            if rollout is not None and not is_reachable:  # its model answered at an address that is gone
+                if rollout.status not in FINISHED:
+                    await cancel(self._store, rollout)
+                    rollout = None
+                elif rollout.rollout_id in self._were_open and _has_failed(rollout):  # a runner was faster than we are
+                    rollout = None
             answers.append(rollout)
         return answers
 
@@ -104,6 +110,12 @@ def _was_stopped(rollout: Rollout) -> bool:
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     stopped = attempt is not None and (attempt.outcome, attempt.outcome_reason) == ("cancelled", "stopped")
     return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)
+
+
+def _has_failed(rollout: Rollout) -> bool:
+    """True for a rollout that failed, and not by its policy."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    return rollout.status == "failed" and attempt is not None and attempt.outcome == "infrastructure_fault"
 
 
 async def cancel(store: LightningStore, rollout: Rollout) -> None:

@@ -142,6 +142,37 @@ async def test_the_past_of_a_run_is_read_in_pages_and_kept_without_its_tasks(mon
     assert [answer and answer.rollout_id for answer in answers] == [r.rollout_id for r in made[::-1]] + [None]
 
 
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("outcome", ["infrastructure_fault", "policy_fault"])
+@pytest.mark.parametrize("was_open", [True, False])
+async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
+    moves: bool, outcome: Any, was_open: bool
+) -> None:
+    """A runner may claim what the last start left before the algorithm has asked for it again."""
+    store = agl.InMemoryLightningStore()
+
+    async def publish(port: int) -> str:
+        resource = agl.LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="m")
+        return (await store.add_resources({"llm": resource})).resources_id
+
+    async def fail() -> None:
+        claimed = await store.dequeue_rollout(worker_id="w")
+        assert claimed is not None
+        await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="failed", outcome=outcome)
+
+    left = await store.enqueue_rollout(1, resources_id=await publish(1))
+    if not was_open:
+        await fail()
+    past = await past_of(store, "named", set(), resumable=True)
+    assert past is not None
+    if was_open:
+        await fail()
+    request = EnqueueRolloutRequest(input=1, resources_id=await publish(2 if moves else 1))
+    [answer] = await past.answers([request])
+    is_done_anew = moves and was_open and outcome == "infrastructure_fault"
+    assert (answer and answer.rollout_id) == (None if is_done_anew else left.rollout_id)
+
+
 def test_a_run_of_another_name_and_one_without_do_everything_anew(tmp_path: Path) -> None:
     first = fit(tmp_path / "run.db", [1, 2])
     assert fit(tmp_path / "run.db", [1, 2]) == first
