@@ -20,13 +20,17 @@ FOR_VERL := .venv-for-verl
 FOR_VERL_STAMP := $(FOR_VERL)/.agl-setup
 ON_ENGINE := .venv-engine
 ON_ENGINE_STAMP := $(ON_ENGINE)/.agl-setup
+OLDEST := .venv-oldest
+OLDEST_STAMP := $(OLDEST)/.agl-setup
+NEWEST := .venv-newest
+NEWEST_STAMP := $(NEWEST)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -175,6 +179,26 @@ picture-dashboard: dashboard
 bench-dashboard: setup-dev
 	$(BIN)/python -m bench.dashboard $(ARGS)
 
+# The core with the oldest versions that pyproject.toml admits, and with the newest that there are
+OF_THE_CORE := tests/packaging/test_core_anywhere.py tests/types tests/store/conformance -m "not slow and not heavy" -n $(WORKERS) --dist loadfile
+FOR_THE_CORE := '.[mongo,otlp-grpc,postgres]' pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+
+$(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt --editable $(FOR_THE_CORE)
+	@touch $@
+
+test-oldest: $(OLDEST_STAMP)
+	$(OLDEST)/bin/python -m pytest $(OF_THE_CORE) $(ARGS)
+
+$(NEWEST_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable $(FOR_THE_CORE)
+	@touch $@
+
+test-newest: $(NEWEST_STAMP)
+	$(NEWEST)/bin/python -m pytest $(OF_THE_CORE) $(ARGS)
+
 # The numbers that the losses of GRPO are tested with, against the functions of TRL and VERL themselves
 test-golden: $(GOLDEN_STAMP)
 	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py --check
@@ -230,4 +254,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis

@@ -62,6 +62,24 @@ def test_what_the_tests_ran_with_may_be_installed(file: str) -> None:
     assert refused == {}
 
 
+def test_the_oldest_versions_that_are_tested_are_the_lower_bounds() -> None:
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    oldest = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines[1:])}
+    extras = PROJECT["optional-dependencies"]
+    tested = [*PROJECT["dependencies"], *extras["mongo"], *extras["otlp-grpc"], *extras["postgres"]]
+    bounds = {
+        name: next(spec.version for spec in one.specifier if spec.operator == ">=")
+        for name, one in _requirements(tested).items()
+    }
+    assert set(oldest) == set(bounds)
+    above = {  # a bound such as 3.2 stands for the first version of that line that was published
+        name: version
+        for name, version in oldest.items()
+        if not f"{version}.".startswith(f"{bounds[name]}.") or not set(version.removeprefix(bounds[name])) <= set(".01")
+    }
+    assert above == {}
+
+
 def test_the_core_says_of_each_dependency_from_which_version_on() -> None:
     core = _requirements(PROJECT["dependencies"])
     assert [name for name, one in core.items() if not any(spec.operator == ">=" for spec in one.specifier)] == []
