@@ -49,6 +49,7 @@ from agentlightning.algorithm.evaluation.sequential import SequentialStop as Seq
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
+from agentlightning.algorithm.sft import SFT as SFT
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.verl import VERL as VERL
 from agentlightning.algorithm.promotion.gate import Promotion as Promotion, judge_promotion as judge_promotion

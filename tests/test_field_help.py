@@ -23,7 +23,19 @@ import agentlightning as agl
 from agentlightning.field_help import Value, explain_fields, field_docstrings
 
 PACKAGES = (
-    *("adapter", "algorithm", "algorithm.grpo", "emitter", "execution", "litagent", "llm_proxy", "runner", "semconv"),
+    *(
+        "adapter",
+        "algorithm",
+        "algorithm.grpo",
+        "algorithm.ppo",
+        "algorithm.sft",
+        "emitter",
+        "execution",
+        "litagent",
+        "llm_proxy",
+        "runner",
+        "semconv",
+    ),
     *("store", "tracer", "trainer", "types", "utils.otlp", "utils.server_launcher"),
 )
 

@@ -1,4 +1,13 @@
-from . import apo as apo, base as base, decorator as decorator, fast as fast, grpo as grpo, ppo as ppo, utils as utils
+from . import (
+    apo as apo,
+    base as base,
+    decorator as decorator,
+    fast as fast,
+    grpo as grpo,
+    ppo as ppo,
+    sft as sft,
+    utils as utils,
+)
 from agentlightning.algorithm.apo import APO as APO
 from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
@@ -6,5 +15,6 @@ from agentlightning.algorithm.decorator import FunctionalAlgorithm as Functional
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
+from agentlightning.algorithm.sft import SFT as SFT
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.verl import VERL as VERL

@@ -21,6 +21,7 @@ AlgorithmRegistry: dict[str, str] = {
     "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
     "ppo": "agentlightning.algorithm.ppo.ppo.PPO",
+    "sft": "agentlightning.algorithm.sft.sft.SFT",
     "trl": "agentlightning.algorithm.trl.trl.TRL",
     "verl": "agentlightning.algorithm.verl.verl.VERL",
 }

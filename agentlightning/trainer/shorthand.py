@@ -18,9 +18,15 @@ from agentlightning.types import Dataset, PromptTemplate
 
 logger = logging.getLogger(__name__)
 
-_EPOCHS: Final = {"apo": "beam_rounds", "baseline": "n_epochs", "grpo": "max_steps", "ppo": "max_steps"}
+_EPOCHS: Final = {
+    "apo": "beam_rounds",
+    "baseline": "n_epochs",
+    "grpo": "max_steps",
+    "ppo": "max_steps",
+    "sft": "max_steps",
+}
 """What counts the passes of an algorithm."""
-_LEARNING_RATE: Final = {"grpo": "learning_rate", "ppo": "learning_rate"}
+_LEARNING_RATE: Final = {"grpo": "learning_rate", "ppo": "learning_rate", "sft": "learning_rate"}
 _NO_WEIGHTS: Final = ("apo", "baseline", "gepa")
 """Algorithms that change no weights: a learning rate says nothing to them."""
 
@@ -39,7 +45,7 @@ class TrainerShorthand(TrainerParts):
         """Give the Trainer its algorithm after it was made, with settings of the algorithm's constructor.
 
         `lr` is a learning rate; an algorithm that changes no weights has none, and a warning says so. `epochs` are the
-        rounds of APO, the passes of Baseline, the steps of GRPO and PPO.
+        rounds of APO, the passes of Baseline, the steps of GRPO, PPO and SFT.
 
         Raises:
             TypeError: the algorithm is an object that was made already, or has no such setting.

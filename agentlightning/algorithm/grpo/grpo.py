@@ -31,6 +31,7 @@ from agentlightning.algorithm.grpo.checkpoint.resume import (
     find_resumption,
     place_of,
 )
+from agentlightning.algorithm.grpo.chosen.choosing import Pick
 from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY, InferenceEngine
 from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
 from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
@@ -78,6 +79,9 @@ class GRPO(Algorithm):
     ) -> None:
         self.settings: GRPOSettings = make_settings(model, settings)
         self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
+
+    pick: Pick | None = None
+    """What a subclass that chooses rollouts by a function has; see `agl.SFT`."""
 
     @property
     @override
@@ -160,6 +164,7 @@ class GRPO(Algorithm):
                 guard=DriftGuard(settings.max_drift, decoder_of(learners)),
                 rollout_config=self.get_rollout_config(),
                 group_reward=self.group_reward,
+                pick=self.pick,
                 alarms=Alarms(settings.alarms),
             )
             keeper = CheckpointKeeper(

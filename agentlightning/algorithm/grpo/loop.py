@@ -20,12 +20,14 @@ import torch
 from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import figures_of, write_lines
 from agentlightning.algorithm.grpo.checkpoint.resume import figures_by_step
+from agentlightning.algorithm.grpo.chosen.collection import ChosenCollection
 from agentlightning.algorithm.grpo.collection import RolloutCollection
 from agentlightning.algorithm.grpo.flight.collection import FlightCollection
 from agentlightning.algorithm.grpo.held_out import HeldOut
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult, StepClock
 from agentlightning.algorithm.grpo.rows import StepRows
+from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
 from agentlightning.algorithm.ledger.ledger import Ledger, LedgerSummary
 from agentlightning.algorithm.progress import StepFigures, step_line
@@ -53,8 +55,7 @@ class GRPORun:
     _is_cancelled: bool = False
 
     def __post_init__(self) -> None:
-        kind = FlightCollection if self.parts.settings.max_staleness else RolloutCollection
-        self._collection = kind(self.parts, self.tasks)
+        self._collection = _collection_kind(self.parts.settings)(self.parts, self.tasks)
         self._updates = WeightUpdates(self.parts)
         self._held_out = HeldOut(self.parts, self.held_out)
 
@@ -267,3 +268,9 @@ class GRPORun:
         if excluded:
             logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
         return excluded
+
+
+def _collection_kind(settings: GRPOSettings) -> type[RolloutCollection]:
+    if settings.is_cross_entropy:
+        return ChosenCollection
+    return FlightCollection if settings.max_staleness else RolloutCollection

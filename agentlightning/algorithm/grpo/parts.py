@@ -10,6 +10,7 @@ from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.alarms.watch import Alarm
 from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.resume import Resumption
+from agentlightning.algorithm.grpo.chosen.choosing import Pick
 from agentlightning.algorithm.grpo.group_rewards import GroupReward
 from agentlightning.algorithm.grpo.policies.learners import Learners
 from agentlightning.algorithm.grpo.recording import RunRecorder
@@ -41,6 +42,8 @@ class RunParts:
     """What the Trainer says of attempts, time limits and retries."""
     group_reward: GroupReward | None = None
     """Gives the rollouts of a task their rewards together; None leaves each its own."""
+    pick: Pick | None = None
+    """Says of a rollout whether it may be chosen, in supervised fine-tuning; None: every one may."""
     alarms: Alarms = field(default_factory=Alarms)
     """Watches the figures of the steps."""
     step: int = 0

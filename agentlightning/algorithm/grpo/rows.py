@@ -133,13 +133,13 @@ def choose_rows(
     earned = [(record.reward, group) for record, group in scored if record.reward is not None]
     rewards, kept = [reward for reward, _ in earned], [reward for reward, group in earned if group not in replaced]
     rows = StepRows(
-        rewards=rewards, kept_rewards=kept, seams=_seams(records), records=list(records), groups=list(groups)
+        rewards=rewards, kept_rewards=kept, seams=seams_of(records), records=list(records), groups=list(groups)
     )
     equal = sum(reason == "equal_rewards" for reason in reasons.values())
     rows.group_counts = {"compared": len(set(of)), "equal_rewards": equal}
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
-        cut = settings.mask_truncated_completions and _was_cut(record)
+        cut = settings.mask_truncated_completions and was_cut(record)
         is_idle = group in reasons and group not in replaced and not cut
         for sample in record.samples:
             if group in reasons:
@@ -206,7 +206,8 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
     return [call for call in record.calls if call.ref in in_rows]
 
 
-def _was_cut(record: RolloutRecord) -> bool:
+def was_cut(record: RolloutRecord) -> bool:
+    """Return whether a call in its rows was cut at its limit."""
     return any(call.finish_reason == "length" for call in _trained_calls(record))
 
 
@@ -250,7 +251,8 @@ def _teach_nothing(
     return reasons if settings.compares_in_groups else dict.fromkeys(groups, *reasons.values()) if reasons else {}
 
 
-def _seams(records: Sequence[RolloutRecord]) -> dict[str, int]:
+def seams_of(records: Sequence[RolloutRecord]) -> dict[str, int]:
+    """Return how many rows of all rollouts each cause began."""
     counts: Counter[str] = Counter()
     for record in records:
         counts.update({str(cause): number for cause, number in record.seams.items()})

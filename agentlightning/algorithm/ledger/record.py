@@ -66,6 +66,7 @@ ExclusionReason = Literal[
     # what the algorithm decided
     "not_a_train_rollout",
     "too_stale",
+    "not_chosen",
     "no_group",
     "equal_rewards",
     "over_length",
@@ -83,6 +84,7 @@ policy, as where a cache of the agent's client answered; no call can have this r
 `unknown_agent`: the adapter selects by the name of the agent, agents ran side by side, and nothing proves whose call it
 was; a role in the URL (`LLMProxy.as_resource(role=)`) tells it.
 `too_stale`: a reply of its group is of weights more than `max_staleness` versions old.
+`not_chosen`: supervised fine-tuning did not choose its rollout.
 `budget`: it was refused for its budget, or its attempt ended because of one. `unfinished`: its attempt had not ended
 when the step closed. `no_group`: too few of its group's rollouts are usable. `equal_rewards`: all rewards of its group
 are the same, so there is nothing to learn. `step_undone`: the run was started again from before its step, and the step

@@ -19,6 +19,7 @@ from agentlightning.adapter.rows.samples import Sample
 from agentlightning.algorithm.grpo.checkpoint.begin import RUN_FILE, read_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME
+from agentlightning.algorithm.grpo.chosen.sft_settings import SFTSettings
 from agentlightning.algorithm.grpo.critic.ppo_settings import settings_from
 from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
@@ -81,7 +82,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
             f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
             "moved, say where it is: agl replay --folder"
         )
-    settings = settings_from(begun.data["settings"])
+    settings = _settings_from(begun.data["settings"])
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
     if (checkpoint is None or _keeps_the_model(settings)) and (
         fingerprint_of_models(settings) != begun.data["model_files"]
@@ -103,6 +104,10 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     finally:
         torch.set_num_threads(threads)
     return found
+
+
+def _settings_from(recorded: Mapping[str, Any]) -> GRPOSettings:
+    return SFTSettings(**recorded) if "best_per_task" in recorded else settings_from(recorded)
 
 
 def _keeps_the_model(settings: GRPOSettings) -> bool:

@@ -150,6 +150,11 @@ class LossSettings:
         return (0.0, high) if self.loss_type == "cispo" else (1 - self.epsilon, 1 + high)
 
     @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the policy's part of the loss is the negative log-probability, as in supervised fine-tuning."""
+        return False
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the model as it was loaded is needed."""
         return self.beta > 0

@@ -14,6 +14,7 @@ advantage of its rollout, `w` its weight and `c` its correction (1 without), the
 | grpo, dapo, dr_grpo | `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)` | PPO, arXiv:1707.06347, equation 7; the two bounds, DAPO, arXiv:2503.14476, equation 10 |
 | the same with delta | `-min(min(r, delta) A, clip(r) A)` | dual clip, arXiv:1912.09729; two-sided clip, arXiv:2505.07291 |
 | cispo | `-stop(min(r, epsilon_high)) A log p` | MiniMax-M1, arXiv:2506.13585; ScaleRL, arXiv:2510.13786 |
+| none, by SFT | `-A log p`, where every A is 1 | cross entropy of the chosen tokens |
 | gspo | as grpo, with `r` that of the row: the geometric mean of its tokens' | GSPO, arXiv:2507.18071, equations 5 and 7, and section on GSPO-token |
 
 The ratio is between the weights that learn and those that sampled, whose log-probabilities are the engine's own record;
@@ -184,6 +185,8 @@ def _ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, of_rows: boo
 
 def _policy(settings: LossSettings, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the policy's part of the loss per token and which bound counted: (B, T) each."""
+    if settings.is_cross_entropy:
+        return -advantages * logprobs, torch.zeros_like(ratio, dtype=torch.uint8)
     low, high = settings.ratio_bounds
     bounded = ratio.clamp(low, high)
     above = (ratio > high) & (advantages > 0)
