@@ -144,6 +144,25 @@ def test_a_setting_without_a_meaning_is_refused_with_what_to_give(untrained_mode
         agl.PPO(untrained_model, use_kl_in_reward=True)
 
 
+def test_an_alarm_names_the_settings_as_ppo_does(untrained_model: Path, tmp_path: Path) -> None:
+    alarms = {"policy_shift": {"limit": 1e-12}}
+    run(untrained_model, tmp_path, max_steps=4, learning_rate=1e-2, alarms=alarms)
+    told = stored(tmp_path, lambda store: RunLog(store, "named").records("alarm"))
+    [hint] = {
+        record.data["what_to_try"] for record in told if record.name == "policy_shift" and record.data["what_to_try"]
+    }
+    assert "fewer num_ppo_epochs; smaller cliprange; a smaller max_grad_norm" in hint
+
+
+def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path, tmp_path: Path) -> None:
+    given = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "learning_rate": 1e-2}
+    result = run(untrained_model, tmp_path, **given)
+    kept = load_file(trained_in(tmp_path / "run").path / "optimizer.safetensors")
+    assert kept["value_head.weight"].abs().max() > 0
+    assert result.steps == 4
+    assert stored(tmp_path, lambda store: replay(store, "named", 4)).differences == []
+
+
 def test_a_bare_name_says_which_setting_is_missing() -> None:
     with pytest.raises(TypeError, match="PPO needs settings that are missing: model"):
         agl.Trainer(algorithm="ppo")

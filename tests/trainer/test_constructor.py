@@ -76,9 +76,17 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
         agl.Trainer(**settings)
 
 
-def test_a_bare_name_with_missing_settings_lists_them() -> None:
-    with pytest.raises(TypeError, match="GRPO needs settings that are missing: model"):
-        agl.Trainer(algorithm="GRPO")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, f"{name} needs settings that are missing: model") for name in ("GRPO", "PPO", "SFT", "TRL")),
+        ("VERL", "VERL needs settings that are missing: config"),
+        ("GEPA", "GEPA needs an end: give max_metric_calls"),
+    ],
+)
+def test_a_bare_name_with_missing_settings_lists_them(name: str, text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        agl.Trainer(algorithm=name.lower())
 
 
 @pytest.mark.parametrize("name", ["baseline", "Baseline", "agentlightning.Baseline", {"type": "BASELINE"}])

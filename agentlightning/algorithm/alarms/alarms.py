@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -81,14 +82,23 @@ class Alarms:
     """Watches the steps of one run. What it says depends on the figures of the steps alone: a run that goes on shows it
     the earlier ones first."""
 
-    def __init__(self, settings: object = "default") -> None:
+    def __init__(self, settings: object = "default", other_names: Mapping[str, str] | None = None) -> None:
+        """`other_names`: what the algorithm calls the settings that the rules name as GRPO does."""
+        self._other_names = other_names or {}
         self._watches = [Watch(rule) for rule in make_rules(settings)]
         self._steps: list[StepFigures] = []
 
     def see(self, figures: StepFigures) -> list[Alarm]:
         """Return the alarms that a step begins or ends."""
         self._steps.append(figures)
-        return [alarm for watch in self._watches if (alarm := watch.see(self._steps)) is not None]
+        seen = [alarm for watch in self._watches if (alarm := watch.see(self._steps)) is not None]
+        return [dataclasses.replace(alarm, what_to_try=self._named(alarm.what_to_try)) for alarm in seen]
+
+    def _named(self, what_to_try: str) -> str:
+        """Return the text with the names that the algorithm has; two that are one here are told once."""
+        for name, own in self._other_names.items():
+            what_to_try = re.sub(rf"\b{name}\b", own, what_to_try)
+        return re.sub(r"\b(\w+) and \1\b", r"\1", what_to_try)
 
     @property
     def raised(self) -> dict[str, int]:

@@ -165,7 +165,7 @@ class GRPO(Algorithm):
                 rollout_config=self.get_rollout_config(),
                 group_reward=self.group_reward,
                 pick=self.pick,
-                alarms=Alarms(settings.alarms),
+                alarms=Alarms(settings.alarms, settings.other_names),
             )
             keeper = CheckpointKeeper(
                 folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),

@@ -222,6 +222,11 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, 
         return None
 
     @property
+    def other_names(self) -> Mapping[str, str]:
+        """What settings are called where they are not called as here."""
+        return {}
+
+    @property
     def penalizes_rollouts(self) -> bool:
         """Whether the divergence from the reference is taken from the reward of a rollout as one number."""
         return self.use_kl_in_reward and self.critic is None

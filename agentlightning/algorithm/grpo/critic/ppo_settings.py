@@ -78,6 +78,12 @@ class PPOSettings(CriticSettings, GRPOSettings):
 
     @property
     @override
+    def other_names(self) -> Mapping[str, str]:
+        same = ("num_iterations", "epsilon", "epsilon_high", "beta")
+        return {name: _BY_ANOTHER_NAME[name] for name in same}
+
+    @property
+    @override
     def compares_in_groups(self) -> bool:
         return False
 

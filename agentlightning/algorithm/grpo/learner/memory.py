@@ -105,6 +105,9 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
         Part("state of AdamW, two numbers a weight", 8 * count, adapters),
         Part("the reference, a copy of the weights", weights if keeps_reference and not adapted else 0, adapters),
         Part(
+            "value head: weights, gradient, state of AdamW, hidden states", _head_bytes(settings, config, tokens), fewer
+        ),
+        Part(
             f"keys and values of {calls} calls of {row:,} tokens",
             calls * row * of_call,
             f"a smaller engine_batch, or {shorter}",
@@ -120,6 +123,11 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     ]
     turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
     return [part for part in (*kept, *turn) if part.bytes]
+
+
+def _head_bytes(settings: GRPOSettings, config: Any, tokens: int) -> int:
+    """Return what a value head takes: four numbers a weight, and the hidden states of a forward in float32."""
+    return 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
 
 
 def row_tokens(settings: GRPOSettings, context: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentlightning.algorithm.grpo.critic.ppo_settings import make_ppo_settings
 from agentlightning.algorithm.grpo.learner.memory import GIB, check_memory, free_memory, is_out_of_memory, needed_memory
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.settings import GRPOSettings
@@ -62,6 +63,12 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     assert part(plain, "keys") == 2 * part(half, "keys")
 
 
+def test_a_value_head_is_counted(model_folder: Path) -> None:
+    given = make_ppo_settings(model_folder, {"max_completion_length": 100})
+    assert part(given, "value head") > 4 * 4 * 32
+    assert part(settings(model_folder), "value head") == 0
+
+
 def test_no_more_calls_are_counted_than_a_step_has_rollouts(model_folder: Path) -> None:
     plain = settings(model_folder)
     few = settings(model_folder, batch_size=1, num_generations=2)
@@ -105,6 +112,7 @@ def test_other_errors_are_no_lack_of_memory() -> None:
 _CHILD = """
 import json, resource, sys
 import psutil, torch
+from agentlightning.algorithm.grpo.critic.ppo_settings import make_ppo_settings
 from agentlightning.algorithm.grpo.learner.memory import free_memory
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.errors import OutOfMemoryError
