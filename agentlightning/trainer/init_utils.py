@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from agentlightning.errors import closest_name, did_you_mean
-from agentlightning.trainer.registry import Registry, known_names, registered
+from agentlightning.trainer.registry import NEEDED_BY, Registry, known_names, registered
 
 T = TypeVar("T")
 
@@ -95,6 +95,9 @@ def instantiate_from_spec(
         ValueError: a name is unknown, or the dict says no type.
     """
     if isinstance(spec, str):
+        path = registered(spec, registry)
+        if isinstance(path, str) and path in NEEDED_BY:
+            raise TypeError(f"{spec_name}: {_missing(path.rpartition('.')[2], NEEDED_BY[path])}")
         found = _resolve(spec, registry, spec_name)
         ready = expected_type is not None and isinstance(found, expected_type)
         return found if ready else _make(found, {}, optional_defaults, spec_name)
@@ -189,12 +192,16 @@ def _complete(
                 raise TypeError(f"{name} has no setting {setting!r}{nearest(setting, named)}")
     required = [n for n in named if parameters[n].default is inspect.Parameter.empty and n not in settings]
     if required:
-        example = ", ".join(f"{n!r}: ..." for n in required)
-        raise TypeError(
-            f"{name} needs settings that are missing: {', '.join(required)}. "
-            f"Give them in a dict: {{'type': {name!r}, {example}}}"
-        )
+        raise _missing(name, required)
     return settings
+
+
+def _missing(name: str, required: Sequence[str]) -> TypeError:
+    example = ", ".join(f"{n!r}: ..." for n in required)
+    return TypeError(
+        f"{name} needs settings that are missing: {', '.join(required)}. "
+        f"Give them in a dict: {{'type': {name!r}, {example}}}"
+    )
 
 
 def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:

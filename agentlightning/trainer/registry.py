@@ -27,6 +27,14 @@ AlgorithmRegistry: dict[str, str] = {
 }
 """Short name in lower case to import path; looked up in any case."""
 
+NEEDED_BY: dict[str, tuple[str, ...]] = {
+    "agentlightning.algorithm.grpo.grpo.GRPO": ("model",),
+    "agentlightning.algorithm.ppo.ppo.PPO": ("model",),
+    "agentlightning.algorithm.sft.sft.SFT": ("model",),
+}
+"""What these cannot be made without. They load a training stack, which takes seconds: a bare name is answered before.
+"""
+
 TrackerRegistry: dict[str, str] = {
     "mlflow": "agentlightning.trackers.mlflow_tracker.MLflowTracker",
     "swanlab": "agentlightning.trackers.swanlab_tracker.SwanLabTracker",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,16 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
 def test_a_bare_name_with_missing_settings_lists_them(name: str, text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         agl.Trainer(algorithm=name.lower())
+
+
+@pytest.mark.parametrize("name", ["gepa", "grpo", "ppo", "sft", "trl", "verl"])
+def test_a_bare_name_is_answered_before_a_training_stack_loads(name: str) -> None:
+    program = (
+        "import sys, agentlightning as agl\n"
+        f"try: agl.Trainer(algorithm={name!r})\n"
+        "except (TypeError, ValueError): print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", ["baseline", "Baseline", "agentlightning.Baseline", {"type": "BASELINE"}])
