@@ -9,6 +9,7 @@ the median of ratios of runs that follow each other, which of the two is first a
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import tempfile
@@ -125,5 +126,8 @@ def _run(
         strategy=agl.ClientServerExecutionStrategy(n_runners=2, server_port=0),
     )
     data: Any = held_out if measures else None
-    trainer.fit(agent, train_dataset=train, val_dataset=data)
+    try:
+        trainer.fit(agent, train_dataset=train, val_dataset=data)
+    finally:
+        asyncio.run(store.close())
     return trainer.result
