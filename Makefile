@@ -24,13 +24,15 @@ OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.agl-setup
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.agl-setup
+FOR_DOCS := .venv-docs
+FOR_DOCS_STAMP := $(FOR_DOCS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -77,6 +79,16 @@ test: lint types layers
 
 test-heavy: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
+
+$(FOR_DOCS_STAMP): tests/packaging/requirements-docs.txt
+	$(PYTHON) -m venv $(FOR_DOCS)
+	$(FOR_DOCS)/bin/python -m pip install --quiet -r tests/packaging/requirements-docs.txt
+	@touch $@
+
+# The pages as a site, build/site, which a browser also reads from the folder; a link to no page is an error
+docs: $(FOR_DOCS_STAMP)
+	$(FOR_DOCS)/bin/python -m tests.packaging.pages build/docs
+	$(FOR_DOCS)/bin/zensical build --strict --clean
 
 # The page on the documents' snippets, docs/reference/documents.md, from what their tests find
 documents: setup-dev
@@ -254,4 +266,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(FOR_DOCS) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis

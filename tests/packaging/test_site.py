@@ -1,0 +1,64 @@
+"""The site: every page is in it, links between pages hold, and nothing is fetched from another address."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.packaging import pages
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_links_between_the_root_and_the_documents_name_the_places_of_the_site() -> None:
+    index = pages.with_links_of_the_site(ROOT / "docs/index.md")
+    assert "](project/CONTRIBUTING.md)" in index
+    assert "](how-to/security.md)" in index
+    assert "](../reference/versions.md)" in pages.with_links_of_the_site(ROOT / "SECURITY.md")
+    assert "](https://" in pages.with_links_of_the_site(ROOT / "CODE_OF_CONDUCT.md")
+
+
+def test_each_page_is_laid_out_and_each_of_its_links_to_a_page_holds(tmp_path: Path) -> None:
+    pages.lay_out(tmp_path / "docs")
+    laid = {path.relative_to(tmp_path / "docs") for path in (tmp_path / "docs").rglob("*.md")}
+    assert laid == {pages.place_of(page) for page in pages.PAGES}
+    broken: list[str] = []
+    for page in laid:
+        text = re.sub(r"^```.*?^```", "", (tmp_path / "docs" / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+        links = re.findall(r"\]\(([^)#:\s]+\.md)(?:#[^)]*)?\)", text)
+        broken += [f"{page}: {link}" for link in links if not (tmp_path / "docs" / page.parent / link).is_file()]
+    assert broken == []
+
+
+def test_the_site_asks_for_no_font_and_reads_from_a_folder() -> None:
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    assert project["theme"]["font"] is False
+    assert project["use_directory_urls"] is False
+    assert {one["scheme"] for one in project["theme"]["palette"]} == {"default", "slate"}
+
+
+@pytest.mark.heavy  # asks the package index
+@pytest.mark.timeout(300)
+def test_the_strict_build_makes_every_page_and_refuses_a_link_to_none(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    requirements = ROOT / "tests/packaging/requirements-docs.txt"
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
+    pages.lay_out(tmp_path / "build/docs")
+    (tmp_path / "zensical.toml").write_text((ROOT / "zensical.toml").read_text())
+    command = [tmp_path / "venv/bin/zensical", "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = [path.read_text() for path in (tmp_path / "build/site").rglob("*.html")]
+    assert len(built) > len(pages.PAGES)
+    fetched = re.compile(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+rel=\"stylesheet\"[^>]+href=\"https?:")
+    assert [text[:80] for text in built if fetched.search(text)] == []
+    with open(tmp_path / "build/docs/quickstart.md", "a") as page:
+        page.write("\n[nowhere](nowhere.md)\n")
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode != 0
