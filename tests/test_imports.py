@@ -210,12 +210,16 @@ def test_the_package_says_that_it_is_typed_and_ships_its_stubs() -> None:
     root = Path(agl.__file__).parent
     assert (root / "py.typed").is_file()
     settings = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert settings.pop("sbom-files")
     assert settings == {"packages": ["agentlightning"]}  # every file of the folder, but those that git ignores
     files = [str(path) for path in [root / "py.typed", *root.rglob("*.pyi")]]
     assert subprocess.run(["git", "check-ignore", *files], cwd=root, capture_output=True, check=False).stdout == b""
 
 
-@pytest.mark.parametrize("package", ["algorithm", "algorithm.grpo", "execution", "store", "tracer", "trainer"])
+@pytest.mark.parametrize(
+    "package",
+    ["algorithm", "algorithm.grpo", "algorithm.ppo", "algorithm.sft", "execution", "store", "tracer", "trainer"],
+)
 def test_lazy_packages_offer_all_they_list(package: str) -> None:
     module = __import__(f"agentlightning.{package}", fromlist=["*"])
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []

@@ -43,6 +43,7 @@ EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
     "trl": ("trl",),
     "verl": ("verl", "transfer_queue"),
+    "vllm": ("vllm",),
     "demo": ("openai",),
     "apo": ("openai", "gepa"),
     "gguf": ("gguf",),
