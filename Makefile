@@ -32,7 +32,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -250,6 +250,10 @@ test-verl: $(FOR_VERL_STAMP)
 # The programs of examples/, against what their READMEs show
 test-examples: setup-dev
 	$(BIN)/python -m pytest tests/examples $(ARGS)
+
+# What can be installed together, by a resolver over the package index of the day
+test-extras: setup-dev
+	RESOLVE=1 $(BIN)/python -m pytest tests/packaging/test_extras.py $(ARGS)
 
 # One of the two: which, the hash of the commit says.
 test-trainers-in-turn:

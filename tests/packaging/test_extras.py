@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,7 +74,12 @@ def test_every_extra_that_another_names_is_there() -> None:
     assert of_itself(PYPROJECT["dependency-groups"]["dev"]) >= {"dev"}
 
 
-@pytest.mark.heavy  # asks the package index
+asks_the_index = pytest.mark.skipif(
+    "RESOLVE" not in os.environ, reason="what the package index has today decides: make test-extras"
+)
+
+
+@asks_the_index
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("extras", ["all", WITH_VERL, "all,vllm", "demo,dev"], ids=["all", "verl", "vllm", "dev"])
 def test_these_extras_can_be_installed_together(extras: str) -> None:
@@ -83,7 +89,7 @@ def test_these_extras_can_be_installed_together(extras: str) -> None:
     assert len(chosen) > 40, json.dumps(chosen)
 
 
-@pytest.mark.heavy
+@asks_the_index
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("other", CONFLICTS)
 def test_verl_cannot_be_installed_with_these_as_the_readme_says(other: str) -> None:
@@ -92,7 +98,7 @@ def test_verl_cannot_be_installed_with_these_as_the_readme_says(other: str) -> N
     assert CONFLICTS[other] in said
 
 
-@pytest.mark.heavy
+@asks_the_index
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
 def test_all_can_be_installed_on_each_python(python: str) -> None:
