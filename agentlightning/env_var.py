@@ -1,12 +1,23 @@
-"""The environment variables that the package reads, one enum with their meaning."""
+"""The environment variables that the package reads or sets, with their meaning.
+
+`docs/reference/settings.md` is made of them.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from agentlightning.utils.env import resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 
-__all__ = ["LightningEnvVar", "resolve_bool_env_var", "resolve_int_env_var", "resolve_str_env_var"]
+__all__ = [
+    "FOREIGN_VARIABLES",
+    "PROGRAM_VARIABLES",
+    "LightningEnvVar",
+    "resolve_bool_env_var",
+    "resolve_int_env_var",
+    "resolve_str_env_var",
+]
 
 
 class LightningEnvVar(Enum):
@@ -23,7 +34,7 @@ class LightningEnvVar(Enum):
     """str, default 127.0.0.1: where the store server binds, and where runners connect. With `AGL_MANAGED_STORE=0`, this
     and the port say where the store server of somebody else is."""
     AGL_SERVER_PORT = "AGL_SERVER_PORT"
-    """int, default 4747."""
+    """int, default 4747: the port there; 0 takes a free one."""
     AGL_TOKEN = "AGL_TOKEN"
     """str: the bearer token of store server and gateway; needed beyond loopback. Leaves the environment when read."""
     AGL_TOKEN_FILE = "AGL_TOKEN_FILE"
@@ -36,4 +47,55 @@ class LightningEnvVar(Enum):
     """str: the run that this process belongs to, for roles on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"
     """str: address of a store server that an unmanaged strategy uses when no store is given; goes before host and
-    port."""
+    port. Commands read it in place of `--store`."""
+    AGENT_LIGHTNING_OTLP_ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
+    """str: address of an OpenTelemetry collector that gets a copy of every span: `http://host:4318` for HTTP,
+    `http://host:4317` for gRPC."""
+    AGL_DEBUG = "AGL_DEBUG"
+    """bool: commands show the traceback of an error, as `agl --debug` does."""
+    AGL_LOG_JSON = "AGL_LOG_JSON"
+    """bool: commands log one JSON object a line, as `--log-json` does."""
+
+
+PROGRAM_VARIABLES: Final[dict[str, str]] = {
+    "OPENAI_BASE_URL": "address of the model, as clients of OpenAI read it",
+    "OPENAI_API_BASE": "the same address, for older clients",
+    "OPENAI_API_KEY": "key of the model; of a model behind the gateway one that is good for this attempt alone",
+    "OPENAI_MODEL": "name of the model",
+    "ANTHROPIC_BASE_URL": "address of the model without `/v1`, as clients of Anthropic read it",
+    "ANTHROPIC_API_KEY": "the same key",
+    "ANTHROPIC_MODEL": "name of the model",
+    "AGL_MODEL": "name of the model",
+    "AGL_ROLLOUT_ID": "id of the rollout",
+    "AGL_ATTEMPT_ID": "id of the attempt",
+    "AGL_MODE": "`train`, `val` or `test`; empty if the rollout has none",
+    "AGL_TASK_FILE": "path of a file with the task as JSON",
+    "AGL_RESOURCES_FILE": "path of a file with the resources as JSON, keys included",
+    "AGL_REWARD_FILE": "path of the file into which the program may write its reward as JSON",
+    "TMPDIR": "the attempt's own folder, which is removed after it",
+}
+"""What a program that runs as an agent (`agl.CommandAgent`) finds set; those of a model if the resources have
+one."""
+
+FOREIGN_VARIABLES: Final[dict[str, str]] = {
+    "OPENAI_BASE_URL": "the model that `agl.Chat`, a judge or a search over prompts asks when the program names none",
+    "OPENAI_API_KEY": "the key of that model; leaves the environment of a process that keeps a provider's key",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "for the collector: `grpc`, or http/protobuf; goes before what the port says",
+    "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector: `api-key=secret,tenant=a`",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "the same as the one without `TRACES`; goes before it",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "the same as the one without `TRACES`; goes before it",
+    "PROMETHEUS_MULTIPROC_DIR": "folder through which processes share their metrics with `agl prometheus`",
+    "VLLM_API_KEY": "key of a vLLM server that an engine of GRPO is told to use",
+    "RAY_ADDRESS": "the Ray cluster that the strategy `ray` connects to",
+    "NO_COLOR": "no colours in anything that a command prints",
+    "DISPLAY": "`agl dashboard` opens a browser only where there is a screen",
+    "WAYLAND_DISPLAY": "the same",
+    "HTTP_PROXY": "`agl doctor` names the proxies that are set; calls to our servers use none",
+    "HTTPS_PROXY": "the same",
+    "NO_PROXY": "for the command of the Claude Agent SDK the addresses of this machine are added to it",
+    "OTEL_SDK_DISABLED": "`true`: OpenTelemetry records nothing, and a link to a span that is not there is no error",
+    "CUBLAS_WORKSPACE_CONFIG": "set to `:4096:8`, unless it is set, for training that is deterministic on a GPU",
+    "TRL_EXPERIMENTAL_SILENCE": "set to `1` while `agl.TRL` trains, and then as it was",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "set to `True`, unless it is set, so that importing LiteLLM fetches nothing",
+}
+"""Variables that others have defined and that we read, or set where nobody has."""

@@ -8,12 +8,19 @@ from typing import Final, Literal
 from agentlightning.field_help import Value
 
 AGL_ANNOTATION = "agentlightning.annotation"
+"""Name of a span that says something of the rollout: a reward, tags, anything of the user's."""
 AGL_MESSAGE = "agentlightning.message"
+"""Name of the span of a message, as `emit_message` writes it."""
 AGL_OBJECT = "agentlightning.object"
+"""Name of the span of an object, as `emit_object` writes it."""
 AGL_EXCEPTION = "agentlightning.exception"
+"""Name of the span of an exception, as `emit_exception` writes it; its attributes are OpenTelemetry's."""
 AGL_OPERATION = "agentlightning.operation"
+"""Name of the span of a block or function that `operation` traces."""
 AGL_REWARD = "agentlightning.reward"
+"""Operation name of a function whose result is a reward; also name of the older system's span of a reward."""
 AGL_VIRTUAL = "agentlightning.virtual"
+"""Name of a span that was given none, and of the root that a tree of several roots gets; never stored by a tracer."""
 AGL_SPANS_CUT = "agentlightning.spans_cut"
 """The last span of an attempt that had more spans than are kept (20,000, and rewards): says how many are left out."""
 
@@ -41,31 +48,47 @@ class LightningResourceAttributes(Enum):
     """Keys on the resource of a span; they route a span to its rollout and attempt."""
 
     ROLLOUT_ID = "agentlightning.rollout_id"
+    """Id of the rollout that the span belongs to."""
     ATTEMPT_ID = "agentlightning.attempt_id"
+    """Id of its attempt."""
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
+    """Number of the span within its attempt, in the order in which spans began."""
     TRACER_NAME = "agentlightning.tracer.name"
+    """Name of the tracer that recorded it."""
 
 
 class LightningSpanAttributes(Enum):
     """Keys (or key prefixes) on a span that the emitters write."""
 
     REWARD = "agentlightning.reward"
+    """Prefix of the dimensions of a reward: `.<i>.name` and `.<i>.value`; dimension 0 is the one to learn from."""
     LINK = "agentlightning.link"
+    """Prefix of links to other spans: `.<i>.key_match` and `.<i>.value_match`."""
     TAG = "agentlightning.tag"
+    """Prefix of tags: `.<i>` is a text."""
     MESSAGE_BODY = "agentlightning.message.body"
+    """The text of a message."""
     OBJECT_TYPE = "agentlightning.object.type"
+    """Type of an object, as Python names it."""
     OBJECT_LITERAL = "agentlightning.object.literal"
+    """A text, a number, a bool or bytes (base64), as text."""
     OBJECT_JSON = "agentlightning.object.json"
+    """Any other object, as JSON."""
     OPERATION_NAME = "agentlightning.operation.name"
+    """Name of the block or function."""
     OPERATION_INPUT = "agentlightning.operation.input"
+    """Prefix of what it was given: `.<argument>`, as JSON."""
     OPERATION_OUTPUT = "agentlightning.operation.output"
+    """What it returned, as JSON."""
 
 
 class LightningCutAttributes(Enum):
     """Keys on a span `AGL_SPANS_CUT`: counts of spans."""
 
     KEPT = "agentlightning.spans_cut.kept"
+    """Spans of the attempt that are kept."""
     LEFT_OUT = "agentlightning.spans_cut.left_out"
+    """Spans of the attempt that are not."""
 
 
 class LightningCallAttributes(Enum):
@@ -75,21 +98,33 @@ class LightningCallAttributes(Enum):
     """
 
     CALL_ID = "agentlightning.call.id"
+    """Id of the call, by which ledger, rows and replays name it."""
     PROMPT_TOKEN_IDS = "agentlightning.call.prompt_token_ids"
+    """Token ids of the prompt, as the engine saw it."""
     COMPLETION_TOKEN_IDS = "agentlightning.call.completion_token_ids"
+    """Token ids that the engine drew."""
     COMPLETION_LOGPROBS = "agentlightning.call.completion_logprobs"
+    """Log-probability of each token that was drawn."""
     PROMPT_TOKENS = "agentlightning.call.prompt_tokens"
     """How many, where the ids themselves are not kept."""
     COMPLETION_TOKENS = "agentlightning.call.completion_tokens"
+    """How many, where the ids themselves are not kept."""
     FINISH_REASON = "agentlightning.call.finish_reason"
+    """Why the reply ended: `stop`, `length`, `tool_calls`, ..."""
     WEIGHT_VERSION = "agentlightning.call.weight_version"
+    """Version of the weights that drew the tokens."""
     HTTP_STATUS = "agentlightning.call.http_status"
+    """Status of the answer that the agent got."""
     UPSTREAM_TRIES = "agentlightning.call.upstream_tries"
+    """Requests to the model that the call took."""
     LATENCY_SECONDS = "agentlightning.call.latency_seconds"
+    """Seconds from the request to the end of the answer."""
     DIALECT = "agentlightning.call.dialect"
-    """Route that the agent called: `chat/completions`, `messages`, ..."""
+    """Route that the agent called: chat/completions, messages, ..."""
     STREAMED = "agentlightning.call.streamed"
+    """Whether the agent asked for a stream."""
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
+    """Seconds from the request to the first part of a stream."""
     CHOICES = "agentlightning.call.choices"
     """How many replies the model gave to the request, if more than one; each is recorded as a call."""
     CHOICE = "agentlightning.call.choice"
@@ -107,7 +142,40 @@ class LightningCallAttributes(Enum):
     """How the call ended: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
     ERROR_CODE = "agentlightning.call.error_code"
     """Of the gateway's own error, where there is no answer: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
+    NOT_KEPT = "agentlightning.call.not_kept"
+    """On `litellm_request`: how many attributes were left out because the record of the call was too large."""
 
+
+CONVENTIONAL_KEYS: Final[dict[str, str]] = {
+    "gen_ai.system": "what served the call: an engine, or a provider",
+    "gen_ai.operation.name": "`chat`, `text_completion` or `embeddings`; from a client library, not from the gateway",
+    "gen_ai.request.<setting>": "a setting of the request: `model`, `temperature`, `max_tokens`, `n`, `seed`, ...",
+    "gen_ai.prompt.<i>.<field>": "a message of the prompt: `role`, `content`, `name`, `tool_call_id`, ...",
+    "gen_ai.prompt.<i>.tool_calls.<j>.<field>": "a tool call in it: `id`, `name`, `arguments`",
+    "gen_ai.completion.<i>.<field>": "a reply: `role`, `content`, `finish_reason`, `reasoning_content`, `refusal`",
+    "gen_ai.completion.<i>.tool_calls.<j>.<field>": "a tool call in it: `id`, `name`, `arguments`",
+    "gen_ai.response.id": "id of the reply, by which a reward may name its call",
+    "gen_ai.response.model": "the model that the reply names",
+    "gen_ai.response.finish_reasons": "the reasons of all replies; from a client library",
+    "gen_ai.usage.prompt_tokens": "tokens of the prompt, as the reply counts them",
+    "gen_ai.usage.completion_tokens": "tokens of the reply, as it counts them",
+    "llm.usage.total_tokens": "their sum",
+    "llm.request.type": "`chat`, `completion` or `embedding`",
+    "llm.request.functions.<i>.<field>": "a tool that the model may call: `name`, `description`, `parameters`",
+    "llm.is_streaming": "`True` or `False`",
+    "llm.hosted_vllm.<field>": "of the reply, as Python literals: `id`, `model`, `prompt_token_ids`, `choices`",
+    "prompt_token_ids": "token ids of the prompt that a client library was given",
+    "response_token_ids": "token ids of the reply that it was given",
+    "logprobs.content": "log-probabilities that it was given, as JSON",
+    "error.type": "how a call failed: its state, or from a client library the class of the error",
+    "error.message": "the error's text",
+    "exception.type": "class of an exception",
+    "exception.message": "its text",
+    "exception.stacktrace": "its traceback",
+    "exception.escaped": "whether it left the block that it was raised in",
+}
+"""Keys that others have defined and that tracers, client libraries' traces and the gateway write; `<i>` counts from
+0."""
 
 CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
 """How a call ended, as its span says it (`LightningCallAttributes.STATE`)."""
@@ -121,7 +189,9 @@ class RewardAttributes(Enum):
     """Keys of one reward dimension, below `agentlightning.reward.<i>`."""
 
     REWARD_NAME = "name"
+    """Name of the dimension, such as `primary`."""
     REWARD_VALUE = "value"
+    """Its value, a finite number."""
 
 
 class RewardPydanticModel(Value):
@@ -137,7 +207,9 @@ class LinkAttributes(Enum):
     """Keys of one link, below `agentlightning.link.<i>`."""
 
     KEY_MATCH = "key_match"
+    """The attribute to compare."""
     VALUE_MATCH = "value_match"
+    """The value that it must have."""
 
 
 class LinkPydanticModel(Value):

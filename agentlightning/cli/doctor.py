@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import typer
 
 from agentlightning.cli.support.output import JSON, say, show_json, show_table
-from agentlightning.env_var import LightningEnvVar
+from agentlightning.env_var import PROGRAM_VARIABLES, LightningEnvVar
 from agentlightning.errors import closest_name
 from agentlightning.utils.version import VERSION
 
@@ -60,11 +60,11 @@ EXTRAS = {
 }
 """What each extra of the package brings."""
 _SECRET = frozenset(("AGL_TOKEN",))
-_OF_COMMANDS = ("AGL_DEBUG", "AGL_LOG_JSON", "AGENT_LIGHTNING_OTLP_ENDPOINT")
-_OF_PROGRAMS = ("ATTEMPT_ID", "MODE", "MODEL", "RESOURCES_FILE", "REWARD_FILE", "ROLLOUT_ID", "TASK_FILE")
-"""What a program that runs as an agent is told, with `AGL_` before it."""
 VARIABLES = frozenset(
-    (*(variable.value for variable in LightningEnvVar), *_OF_COMMANDS, *(f"AGL_{name}" for name in _OF_PROGRAMS))
+    (
+        *(variable.value for variable in LightningEnvVar),
+        *(name for name in PROGRAM_VARIABLES if name.startswith("AGL_")),
+    )
 )
 """Every variable of ours that somebody reads."""
 

@@ -1,8 +1,7 @@
 """`agl`: exit codes, and how an error is shown.
 
-Exit codes: 0 done; 1 failed, or a verdict that is not the one hoped for; 2 wrong use or wrong input; 70 an error that
-nobody foresaw; 130 interrupted by Ctrl+C (of the commands that serve, Ctrl+C is the ordinary end: 0). An error is one
-line; with `--debug` or `AGL_DEBUG=1` its traceback comes before it.
+Exit codes are those of `ExitCode`; of the commands that serve, Ctrl+C is the ordinary end. An error is one line; with
+`--debug` or `AGL_DEBUG=1` its traceback comes before it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import typer
 
 from agentlightning.cli.commands import Commands
 from agentlightning.cli.support.output import say, show_traceback
+from agentlightning.exit_codes import ExitCode
 from agentlightning.process_secrets import server_token
 from agentlightning.utils.version import VERSION
 
@@ -23,9 +23,6 @@ WRONG_INPUT = (ValueError, TypeError, ImportError)
 """Errors that the user can mend: exit code 2 and one line."""
 FAILED = (RuntimeError, OSError, ArithmeticError)
 """Errors of the environment, not of this package: exit code 1 and one line."""
-UNFORESEEN = 70
-"""Any other error: a bug, ours or of code that a command was given."""
-INTERRUPTED = 130
 
 _debug: ContextVar[bool] = ContextVar("agentlightning_cli_debug", default=False)
 
@@ -63,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = app(args=None if argv is None else list(argv), prog_name="agl", standalone_mode=False)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # who read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return ExitCode.FAILED
     except Exception as error:  # the boundary: an error becomes a line and an exit code
         return _report(error)
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def _report(error: Exception) -> int:
@@ -82,7 +79,7 @@ def _report(error: Exception) -> int:
         show_traceback(error)
     if isinstance(error, (*WRONG_INPUT, *FAILED)):
         say(f"agl: {error}", lines=True, to_stderr=True)
-        return 2 if isinstance(error, WRONG_INPUT) else 1
+        return ExitCode.WRONG_INPUT if isinstance(error, WRONG_INPUT) else ExitCode.FAILED
     hint = "" if _debug.get() else " `agl --debug ...` shows where."
     say(f"agl: unforeseen {type(error).__name__}: {error}.{hint}", lines=True, to_stderr=True)
-    return UNFORESEEN
+    return ExitCode.UNFORESEEN

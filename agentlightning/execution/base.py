@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from agentlightning.errors import AgentLightningError, StoreUnreachableError, UnauthorizedError
+from agentlightning.exit_codes import ExitCode
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
 
 if TYPE_CHECKING:
@@ -98,36 +99,29 @@ def open_work_counter(algorithm: AlgorithmBundle, store: LightningStore) -> Call
     return count
 
 
-FAILED = 1
-"""Anything that has no code of its own; the traceback tells."""
-STORE_UNREACHABLE = 69
-"""The store did not answer for `store_unreachable_timeout` seconds (EX_UNAVAILABLE): try again later."""
-UNAUTHORIZED = 77
-"""The store refuses the token (EX_NOPERM): set AGL_TOKEN."""
-INTERRUPTED = 130
-"""Ctrl+C."""
-
-
 def exit_code_of(error: BaseException) -> int:
     """Return the code with which a process ends because of `error`. 0 is for one that was told to stop."""
     match error:
         case SystemExit(code=None):
-            return 0
+            return ExitCode.DONE
         case SystemExit(code=int(code)):
             return code
         case KeyboardInterrupt():
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         case UnauthorizedError():
-            return UNAUTHORIZED
+            return ExitCode.UNAUTHORIZED
         case StoreUnreachableError():
-            return STORE_UNREACHABLE
+            return ExitCode.STORE_UNREACHABLE
         case _:
-            return FAILED
+            return ExitCode.FAILED
 
 
 def error_with(code: int | None) -> type[UnauthorizedError | StoreUnreachableError] | None:
     """Return the class of errors that has this code for its own; None if there is none."""
-    return {UNAUTHORIZED: UnauthorizedError, STORE_UNREACHABLE: StoreUnreachableError}.get(code or 0)
+    return {
+        ExitCode.UNAUTHORIZED.value: UnauthorizedError,
+        ExitCode.STORE_UNREACHABLE.value: StoreUnreachableError,
+    }.get(code or 0)
 
 
 T = TypeVar("T", bound=str)

@@ -80,7 +80,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
     short name where there is one. To build a part in another way, override its `_make_*` method.
 
     Args:
-        algorithm: who learns; short names `apo`, `baseline`, `grpo`. None makes `fit` serve runners only.
+        algorithm: who learns; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`,
+            `verl`. None makes `fit` serve runners only.
         n_runners: runner replicas; 1 by default.
         max_rollouts: rollouts per runner, after which it ends.
         initial_resources: handed to the algorithm before it runs.
@@ -89,7 +90,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         store: None is a store in memory; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
         runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
             `policy_faults` from here; a dict without `type` holds further settings of that.
-        strategy: where the parts run: `cs` (processes, the default) or `shm` (threads); also `execution_strategy`.
+        strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster); also
+            `execution_strategy`.
         port: of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
         hooks: called around every rollout.

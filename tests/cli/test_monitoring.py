@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
+from agentlightning.store.http.exported import exported_metrics
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import RunRecord
 from agentlightning.utils.metrics import PrometheusMetricsBackend
@@ -26,6 +27,7 @@ from tests.test_one_rollout import agent as asks_twice
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 ADDED_BY_PROMETHEUS = {"instance", "job"}
+ABSENT_IN_MEMORY: set[str] = set()
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -121,6 +123,21 @@ def test_every_metric_of_the_guide_is_on_the_page(page: Samples) -> None:
     }
     assert len(names) > 10
     assert {name for name in names if name not in page and f"{name}_count" not in page} == set()
+
+
+def test_every_metric_of_ours_on_the_page_is_known_with_its_labels_and_its_kind(page: Samples) -> None:
+    """What is known is what `docs/reference/settings.md` is made of."""
+    known = {metric.name: metric for metric in exported_metrics()}
+    endings = {"histogram": ("_bucket", "_count", "_sum", "_created"), "counter": ("", "_created"), "gauge": ("",)}
+    expected = {name.removesuffix("_total") + "_created" for name in known} | {
+        name + ending for name, metric in known.items() for ending in endings[metric.kind]
+    }
+    shown = {name for name in page if name.startswith("agl_")}
+    assert shown - expected == set()
+    assert {name for name in known if not shown & {name, name + "_count"}} == ABSENT_IN_MEMORY
+    for name, metric in known.items():
+        for labels, _ in page.get(name, []) + page.get(name + "_count", []):
+            assert set(labels) == set(metric.labels), name
 
 
 def test_every_rule_says_what_is_wrong_and_what_to_do() -> None:

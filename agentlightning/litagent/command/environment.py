@@ -7,31 +7,13 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agentlightning.env_var import PROGRAM_VARIABLES
 from agentlightning.litagent.command.attempt_folder import AttemptFolder
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Resource
 
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables of the runner that every program gets."""
-MODEL_VARIABLES = (
-    "OPENAI_BASE_URL",
-    "OPENAI_API_BASE",
-    "OPENAI_API_KEY",
-    "OPENAI_MODEL",
-    "ANTHROPIC_BASE_URL",
-    "ANTHROPIC_API_KEY",
-    "ANTHROPIC_MODEL",
-    "AGL_MODEL",
-)
-ATTEMPT_VARIABLES = (
-    "AGL_ROLLOUT_ID",
-    "AGL_ATTEMPT_ID",
-    "AGL_MODE",
-    "AGL_TASK_FILE",
-    "AGL_RESOURCES_FILE",
-    "AGL_REWARD_FILE",
-    "TMPDIR",
-)
-RESERVED = frozenset((*MODEL_VARIABLES, *ATTEMPT_VARIABLES))
+RESERVED = frozenset(PROGRAM_VARIABLES)
 """Variables that are set for each attempt, and that nobody else sets."""
 REWARD_FILE = "reward.json"
 SHORTEST_KEY = 8

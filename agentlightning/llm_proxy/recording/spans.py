@@ -39,7 +39,7 @@ from agentlightning.utils.otlp.decode import made
 KEPT_BYTES = 15 * 1024 * 1024
 """Of one call, as it is sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
 
-NOT_KEPT: Final = "agentlightning.call.not_kept"
+NOT_KEPT: Final = LightningCallAttributes.NOT_KEPT.value
 """The key of one part that stands for all that were left out."""
 _MANY = ("gen_ai.prompt.", "llm.request.functions.")
 """Begins of the keys of which there may be very many."""

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 REQUESTS, REQUEST_SECONDS = "agl.http.total", "agl.http.latency"
 REQUEST_LABELS = ("path", "method", "status")
 PROMETHEUS_PATH = "/v1/prometheus"
-OPEN_ROLLOUTS, WORKERS = "agl_rollouts_open", "agl_workers"
+OPEN_ROLLOUTS, WORKERS, STORE_UP = "agl_rollouts_open", "agl_workers", "agl_store_up"
 OPEN_STATUSES: tuple[RolloutStatus, ...] = ("queuing", "requeuing", "preparing", "running")
 WORKER_STATUSES: tuple[WorkerStatus, ...] = ("idle", "busy", "unknown")
 OTHER = "other"
@@ -137,6 +137,11 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
     return Response(encode(_Page(sizes, numbers, figures)), headers={"content-type": content_type})
 
 
+def size_name(key: str) -> str:
+    """Return the name of the gauge that shows one of the store's statistics."""
+    return "agl_store_" + ("uptime_seconds" if key == "uptime" else key.removeprefix("total_"))
+
+
 class _Page:
     """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
 
@@ -155,11 +160,10 @@ class _Page:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         yield from self._registry.collect()
-        yield GaugeMetricFamily("agl_store_up", "1 if the store answers", value=float(bool(self._sizes)))
+        yield GaugeMetricFamily(STORE_UP, "1 if the store answers", value=float(bool(self._sizes)))
         for key, value in self._sizes.items():
             if isinstance(value, (int, float)):
-                name = "uptime_seconds" if key == "uptime" else key.removeprefix("total_")
-                yield GaugeMetricFamily(f"agl_store_{name}", f"{key} of the store's statistics", value=float(value))
+                yield GaugeMetricFamily(size_name(key), f"{key} of the store's statistics", value=float(value))
         for gauge, text in ((OPEN_ROLLOUTS, "rollouts that have not ended"), (WORKERS, "workers that were heard of")):
             family = GaugeMetricFamily(gauge, text, labels=["status"])
             for (name, status), number in self._numbers.items():

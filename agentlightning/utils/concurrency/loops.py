@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from agentlightning.exit_codes import ExitCode
 from agentlightning.utils.concurrency.interrupts import Interrupts
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def on_signal(loop: asyncio.AbstractEventLoop, number: int, call: Callable[[], o
         signal.signal(number, handle)
 
 
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED = ExitCode.TERMINATED
 """Exit code of a program that SIGTERM has ended in good order, as shells count."""
 
 

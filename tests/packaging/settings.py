@@ -1,0 +1,170 @@
+"""Writes `docs/reference/settings.md` out of the package: `python -m tests.packaging.settings`.
+
+Variables come from `env_var.py`, arguments from the docstring and the signature of `Trainer`, metrics from
+`store/http/exported.py`, names of spans and keys from `semconv.py`, exit codes from `exit_codes.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import agentlightning as agl
+from agentlightning import env_var, exit_codes, semconv
+from agentlightning.store.http.exported import exported_metrics
+from agentlightning.trainer.registry import AlgorithmRegistry, ExecutionStrategyRegistry, TrackerRegistry
+
+PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
+OLD_ARGUMENTS = {
+    "n_workers": "deprecated, the old name of `n_runners`",
+    "max_tasks": "deprecated, the old name of `max_rollouts`",
+    "triplet_exporter": "deprecated, the old name of `adapter`",
+    "execution_strategy": "the same as `strategy`",
+    "dev": "deprecated: call `trainer.dev(...)`",
+    "daemon": "deprecated, without effect",
+}
+"""Arguments that the docstring only lists."""
+SPAN_NAMES = {
+    name: value
+    for name, value in vars(semconv).items()
+    if (name.startswith("AGL_") and isinstance(value, str)) or name in ("REQUEST_SPAN", "RAW_SPAN")
+}
+KEYS_OF_SPANS = ("STALE", "CHANGED_TEXTS", "HIDDEN_KEYS")
+KEYS = (
+    ("On the resource of a span", semconv.LightningResourceAttributes, ""),
+    ("Written by emitters", semconv.LightningSpanAttributes, ""),
+    ("Of a reward", semconv.RewardAttributes, "agentlightning.reward.<i>."),
+    ("Of a link", semconv.LinkAttributes, "agentlightning.link.<i>."),
+    ("Of a model call, on `raw_gen_ai_request`", semconv.LightningCallAttributes, ""),
+    ("Of the span `agentlightning.spans_cut`", semconv.LightningCutAttributes, ""),
+)
+
+
+def short_names() -> Iterator[tuple[str, str, str]]:
+    """Yield argument, short name and class of whatever the Trainer knows by a name."""
+    registries = {"algorithm": AlgorithmRegistry, "strategy": ExecutionStrategyRegistry, "trackers": TrackerRegistry}
+    for argument, registry in registries.items():
+        yield from ((f"`{argument}`", f"`{name}`", f"`{path}`") for name, path in registry.items())
+
+
+def meanings(owner: ModuleType | type, within: str | None = None) -> dict[str, str]:
+    """Return the docstrings below the constants of a module, or of a class in it, by their names."""
+    body = ast.parse(inspect.getsource(owner)).body
+    if within is not None:
+        [body] = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == within]
+    found: dict[str, str] = {}
+    for node, below in pairwise(body):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        match target, below:
+            case ast.Name(id=name), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
+def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and meaning of each argument that a docstring of ours explains under `Args:`."""
+    explained: dict[str, str] = {}
+    part = inspect.cleandoc(text).partition("Args:\n")[2].partition("\n\n")[0]
+    for entry in re.split(r"\n    (?=\w)", "\n" + part):
+        names, _, meaning = entry.strip().partition(":")
+        explained |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != "self":
+            default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+            yield name, default, OLD_ARGUMENTS.get(name) or explained[name]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [list(head), *([cell.replace("|", "\\|").removesuffix(".") for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join(sections())
+
+
+def sections() -> Iterator[str]:
+    yield """# Settings and names
+
+Every environment variable, every argument of the `Trainer`, every metric, every name of a span or an attribute, and
+every exit code. This page is written out of the package by `python -m tests.packaging.settings`. The options of
+commands are in [Command line](cli.md).
+"""
+    yield "## Environment variables\n\nA bool is `1`, `true`, `yes` or `on`, else `0`, `false`, `no` or `off`.\n"
+    ours = meanings(env_var, "LightningEnvVar")
+    yield table(
+        ("variable", "what it says"), ((f"`{each.value}`", ours[each.name]) for each in env_var.LightningEnvVar)
+    )
+    yield "### Of others\n\nVariables that others have defined and that we read, or set where nobody has.\n"
+    yield table(("variable", "what it does here"), code_first(env_var.FOREIGN_VARIABLES))
+    yield """### What a program finds
+
+A program that runs as an agent ([any program](../how-to/any-program.md)) finds these set; those of a model only if the
+resources have one.
+"""
+    yield table(("variable", "what it holds"), code_first(env_var.PROGRAM_VARIABLES))
+    yield f"## Trainer\n\n`agl.Trainer(...)`: {one_line(agl.Trainer)}\n"
+    yield table(
+        ("argument", "default", "what it says"), code_first_of(arguments(agl.Trainer, agl.Trainer.__doc__ or ""))
+    )
+    yield "### Short names\n"
+    yield table(("argument", "name", "class"), short_names())
+    yield """## Metrics
+
+What a store's server shows at `/v1/prometheus`, if it was started with `--tracker prometheus`. A histogram is in
+seconds and has `_bucket`, `_count` and `_sum` behind its name. What to make of them: [Operate](../how-to/operate.md).
+"""
+    rows = ((f"`{m.name}`", m.kind, ", ".join(f"`{n}`" for n in m.labels), m.meaning) for m in exported_metrics())
+    yield table(("metric", "kind", "labels", "what it tells"), rows)
+    yield "## Spans\n\n### Names\n\nAn agent's frameworks make spans of other names, too.\n"
+    texts = meanings(semconv)
+    yield table(("span", "what it is"), ((f"`{value}`", texts[name]) for name, value in SPAN_NAMES.items()))
+    yield "### Attributes of ours\n"
+    yield table(("key", "what it holds"), [(f"`{getattr(semconv, name)}`", texts[name]) for name in KEYS_OF_SPANS])
+    for title, group, before in KEYS:
+        yield f"{title}:\n"
+        told = meanings(semconv, group.__name__)
+        yield table(("key", "what it holds"), ((f"`{before}{each.value}`", told[each.name]) for each in members(group)))
+    yield """### Attributes of others
+
+Keys of OpenTelemetry's conventions, and of the older system, that the gateway, the tracers and the traces of client
+libraries write; `<i>` counts from 0. Adapters read more than these:
+[frameworks](../how-to/frameworks/index.md).
+"""
+    yield table(("key", "what it holds"), code_first(semconv.CONVENTIONAL_KEYS))
+    yield "## Exit codes\n"
+    codes = meanings(exit_codes, "ExitCode")
+    yield table(("code", "meaning"), ((str(each.value), codes[each.name]) for each in exit_codes.ExitCode))
+
+
+def members(group: type[Enum]) -> list[Enum]:
+    return list(group)
+
+
+def code_first(rows: dict[str, str]) -> Iterator[tuple[str, str]]:
+    return ((f"`{name}`", meaning) for name, meaning in rows.items())
+
+
+def code_first_of(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    return ((f"`{name}`", *rest) for name, *rest in rows)
+
+
+def one_line(something: object) -> str:
+    line = (inspect.getdoc(something) or "").partition("\n")[0]
+    return line[0].lower() + line[1:]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
