@@ -90,6 +90,12 @@ def definitions(path: Path) -> Iterator[str]:
 
 
 @each_document
+def test_every_test_that_a_document_names_behind_its_file_is_in_that_file(document: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", prose(document))
+    assert [(path, name) for path, name in named if name not in set(definitions(ROOT / path))] == []
+
+
+@each_document
 def test_no_document_names_a_path_of_one_machine(document: Path) -> None:
     assert re.findall(r"(?<![\w.:/])/(?:home|root|tmp|usr|opt|mnt|work)/\S*", document.read_text()) == []
 
@@ -150,6 +156,13 @@ def absent_rows() -> list[list[str]]:
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     assert len(rows) > 2
     return rows[2:]
+
+
+def test_the_weak_points_of_training_are_all_shown_by_a_test() -> None:
+    page = (ROOT / "docs/deep-dive/proof.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| .+ \| (.+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(16, 27))
+    assert [number for number, shown in rows if "::test_" not in shown] == []
 
 
 def test_what_migration_calls_absent_is_absent_and_what_it_recommends_is_there() -> None:
