@@ -25,12 +25,16 @@ from agentlightning.private_files import make_private, private_folder
 from agentlightning.terminal import json_text, one_line, shortened, some_lines
 
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
+"""Of plain lines."""
 DATE_FORMAT = "%H:%M:%S"
+"""Of the time in plain lines."""
 BASE_LOGGER = "agentlightning"
+"""The logger above all loggers of the package."""
 _WIDTH_WITHOUT_TERMINAL = 200
 MOST_CHARACTERS = 64 * 1024
 """Length of a message, and of a traceback."""
 MOST_ON_CONSOLE = 16 * 1024
+"""Characters of one line that a console is given."""
 _MOST_COLOURED = 500
 """Length of a message in colours; 0.03 s of the highlighter at worst, 8 s for 16,000 characters."""
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
@@ -77,7 +81,11 @@ def setup(
 
     Args:
         color: rich output on the console; a dict gives options of rich's handler.
+        propagate: also give lines to the root logger's handlers.
+        disable_existing_loggers: silence every other logger that there is.
+        capture_warnings: log Python's warnings, too.
         submodule_levels: level per logger name.
+        extra_handlers: get every line beside console and files.
         formatter: for handlers that have none.
         apply_to: further loggers that get the same handlers and level.
         files: one log file, or one per logger name; folders are made.
@@ -139,7 +147,8 @@ def setup_module(
     propagate: bool = False,
     disable_existing_loggers: bool = False,
 ) -> logging.Logger:
-    """Configure one logger with a console handler (or none) and return it.
+    """Configure one logger with a console handler (or none) and return it; `color`, `propagate` and
+    `disable_existing_loggers` as for `setup`.
 
     Raises:
         ValueError: an unknown level.
@@ -171,7 +180,9 @@ def setup_module(
 
 
 setup_logging = setup
+"""`setup`, by the name that `agl` gives it."""
 setup_module_logging = setup_module
+"""`setup_module`, by the name that `agl` gives it."""
 
 
 def configure_logger(level: int = logging.INFO, name: str = BASE_LOGGER) -> logging.Logger:

@@ -205,7 +205,8 @@ class Chat:
     ) -> ChatReply:
         """Return what the model says to the messages; a text is one message of the user.
 
-        `settings` are further fields of the request, such as `max_tokens`. What the call uses is counted in `bill` too.
+        `settings` are further fields of the request, such as `max_tokens`. What the call uses is counted in `bill` too,
+        under `purpose`.
 
         Raises:
             ChatError: it was not answered; says what the last answer was.

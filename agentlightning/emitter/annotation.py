@@ -78,7 +78,8 @@ class OperationContext:
     """A block (`with operation(...) as op`) or, by calling it with a function, a decorator.
 
     The tracer is looked up when the block or function starts; without one it runs untraced. One object may be used for
-    any number of blocks, also at the same time in several tasks and threads: each sees its own.
+    any number of blocks, also at the same time in several tasks and threads: each sees its own. With `propagate=False`
+    it is never traced.
     """
 
     def __init__(

@@ -82,7 +82,13 @@ class JudgeReward:
         against: a field of the task with an answer that this one is compared with.
         keep: what of its calls is recorded: `all`, or `counts` without a word of what it was shown and said. Beside an
             `LLMProxy(keep=...)` that leaves out words, say so here as well.
-        model, temperature, concurrency, retries, timeout_seconds, limits, prices: see `agl.Chat`.
+        model: see `agl.Chat`.
+        temperature: see `agl.Chat`.
+        concurrency: see `agl.Chat`.
+        retries: see `agl.Chat`.
+        timeout_seconds: see `agl.Chat`.
+        limits: see `agl.Chat`.
+        prices: see `agl.Chat`.
 
     Raises:
         BadRequestError, TypeError: an argument is out of its range; names it.

@@ -44,7 +44,15 @@ class RankingReward:
     An answer's reward is the mean of its places, from 0 to 1. Equal answers are shown once and earn the same.
 
     Args:
-        source, model, rubric, temperature, concurrency, retries, timeout_seconds, limits, prices: as `JudgeReward`.
+        source: as `JudgeReward`.
+        model: as `JudgeReward`.
+        rubric: as `JudgeReward`.
+        temperature: as `JudgeReward`.
+        concurrency: as `JudgeReward`.
+        retries: as `JudgeReward`.
+        timeout_seconds: as `JudgeReward`.
+        limits: as `JudgeReward`.
+        prices: as `JudgeReward`.
         keep: what of its calls is recorded, as `JudgeReward`.
         orders: in how many orders the answers are shown, two at least.
 

@@ -48,6 +48,7 @@ class LLMProxy(BatchQueries, WeightChanges):
         num_retries: further tries after a 500 of a model server. Servers that cannot be reached and 429, 502, 503 and
             504 are tried again `max(num_retries, 3)` times in any case.
         launcher_args: in place of port, host and launch_mode.
+        litellm_config: refused, with what to give instead; so are `middlewares`, `callbacks` and several `num_workers`.
         limits: every bound of the gateway.
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
         redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the

@@ -112,7 +112,8 @@ class OtelTracer(ManualTracing):
 
     Args:
         store: the store to use where `lifespan` and `init_worker` are given none; also `store_client`.
-        rollout_id, attempt_id: what the tracer is for, where a trace is opened without ids; any others are refused.
+        rollout_id: what the tracer is for, where a trace is opened without ids; any other is refused.
+        attempt_id: the same of the attempt.
     """
 
     tracer_name: ClassVar[str | None] = None

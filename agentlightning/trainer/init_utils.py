@@ -43,6 +43,15 @@ def build_component(
     An instance is returned as it is. A class, a string or a dict is instantiated, with `optional_defaults` for what its
     constructor names; a factory is called without arguments and gets none of them.
 
+    Args:
+        spec_name: what the errors call it.
+        default_factory: makes what `None` means.
+        allow_none: `None` may mean None.
+        dict_requires_type: a dict must have `type`; else it holds settings of `dict_default_cls`.
+        type_error_fmt: the text of a `TypeError`, in place of ours.
+        invalid_spec_error_fmt: the text of a `ValueError`, in place of ours.
+        registry: short names.
+
     Raises:
         ValueError: the spec is of no known form, or a name in it is unknown; lists known and near names.
         TypeError: what the spec makes is no `expected_type`, or a constructor does not take the settings; names them.

@@ -90,8 +90,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         store: None is a store in memory; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
         runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
             `policy_faults` from here; a dict without `type` holds further settings of that.
-        strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster); also
-            `execution_strategy`.
+        strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster).
         port: of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
         hooks: called around every rollout.
@@ -107,7 +106,12 @@ class Trainer(TrainerShorthand, TrainerLegacy):
             is open and does not repeat what has ended. None makes a new run each time (or reads `AGL_RUN_ID`).
         progress: `auto` shows a line while it runs and a table at the end on a terminal, and sums up in the log
             elsewhere; also `live`, `plain` (only the summary) and `none`.
-        n_workers, max_tasks, triplet_exporter, dev, daemon: deprecated.
+        dev: deprecated: call `trainer.dev(...)`.
+        n_workers: deprecated, the old name of `n_runners`.
+        max_tasks: deprecated, the old name of `max_rollouts`.
+        triplet_exporter: deprecated, the old name of `adapter`.
+        daemon: deprecated, without effect.
+        execution_strategy: the same as `strategy`.
 
     Raises:
         TypeError, ValueError: a setting is unknown, out of its range, or would have no effect; names it.

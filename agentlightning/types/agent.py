@@ -97,6 +97,7 @@ class GenericResponse(Value):
 RolloutRawResult = None | float | list[ReadableSpan] | list[Span] | list[SpanCoreFields]
 """What an agent may return."""
 RolloutRawResultLegacy = None | float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy
+"""What an agent of v0.1 may return."""
 
 
 class Dataset(Protocol[T_co]):

@@ -20,8 +20,11 @@ TaskInput = Any
 """What the agent is asked to do: any JSON value."""
 
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+"""`requeuing`: it waits for another attempt. `failed`, `succeeded` and `cancelled` are ends."""
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+"""`unresponsive`: its worker was silent for too long; `timeout`: it ran for too long."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
+"""`unknown`: the worker has not been heard of for too long."""
 Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
 """How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
 

@@ -189,6 +189,7 @@ class CustomResource(Resource):
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate | CustomResource, Field(discriminator="resource_type")]
+"""What a set of resources holds."""
 NamedResources = dict[str, ResourceUnion]
 """Resources by the name under which the agent asks for them."""
 

@@ -21,7 +21,9 @@ from agentlightning.types.attributes import Attributes
 from agentlightning.types.attributes import AttributeValue as AttributeValue
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
+"""How a span ended."""
 TraceState = dict[str, str]
+"""OpenTelemetry's `tracestate`, by key."""
 
 
 def _seconds(value: object) -> object:
@@ -352,6 +354,7 @@ def _flags(context: object, parent: object) -> int | None:
 
 
 SpanLike = ReadableSpan | Span
+"""A span of OpenTelemetry's SDK, or ours."""
 
 
 class SpanNames(StrEnum):

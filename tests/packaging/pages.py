@@ -1,16 +1,20 @@
 """Lay the pages out for the site: `python -m tests.packaging.pages FOLDER`.
 
 The site takes its pages from one folder. `docs/` goes there as it is, the pages of the root (README, CONTRIBUTING and
-others) into `project/`, those of `examples/` into `examples/`; links between them are written anew.
+others) into `project/`, those of `examples/` into `examples/`; links between them are written anew. `reference/api/`
+gets a page for each package, on which mkdocstrings puts what the docstrings of its public names say.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import sys
 from pathlib import Path
+
+from tests.packaging.names import PACKAGE, pages_of_packages, public_definitions, tree_of
 
 ROOT = Path(__file__).parents[2]
 OF_THE_ROOT = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "AGENTS")
@@ -41,6 +45,45 @@ def with_links_of_the_site(page: Path) -> str:
     return _LINK.sub(rewrite, page.read_text())
 
 
+API = Path("reference/api")
+"""Where the pages of the packages are, in the folder of the site."""
+
+
+def pages_of_names() -> dict[Path, str]:
+    """Return the text of each page of `reference/api/` by its place in the folder of the site."""
+    importable = public_definitions()
+    lists: list[str] = []
+    found: dict[Path, str] = {}
+    for package, places in pages_of_packages().items():
+        said = ast.get_docstring(tree_of(f"{PACKAGE}.{package}")[1]) or _docstring_beside_the_stub(package)
+        head = f"# agentlightning.{package}\n\n{said}\n"
+        blocks = [f"::: {place}\n\nTo import: {_paths(importable[place])}\n" for place in places]
+        found[API / f"{package}.md"] = "\n".join([head, *blocks])
+        names = ", ".join(f"[{place.rsplit('.', 1)[1]}]({package}.md#{place})" for place in places)
+        lists.append(f"| [{package}]({package}.md) | {names} |")
+    table = "\n".join(["| package | names |", "| --- | --- |", *lists])
+    found[API / "index.md"] = f"{INDEX}\n{table}\n"
+    return found
+
+
+INDEX = """# Every public name
+
+Public is what `agl.` and the packages give. Each page is made of the docstrings of its package. Arguments that have the
+same meaning everywhere are explained in [Arguments](../arguments.md).
+"""
+
+
+def _paths(importable: set[str]) -> str:
+    """Return under which names a program finds it, the one of `agl` first."""
+    written = sorted((path.replace(f"{PACKAGE}.", "agl.", 1) for path in importable), key=lambda path: path.count("."))
+    return ", ".join(f"`{path}`" for path in written)
+
+
+def _docstring_beside_the_stub(package: str) -> str:
+    init = ROOT / PACKAGE / package / "__init__.py"
+    return (ast.get_docstring(ast.parse(init.read_text())) or "") if init.is_file() else ""
+
+
 def lay_out(folder: Path) -> None:
     """Put every page into `folder`, which is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -48,6 +91,11 @@ def lay_out(folder: Path) -> None:
     for page in PAGES:
         (folder / place_of(page)).parent.mkdir(parents=True, exist_ok=True)
         (folder / place_of(page)).write_text(with_links_of_the_site(page))
+    for place, text in pages_of_names().items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+    with (folder / "index.md").open("a") as index:
+        index.write("\n[Every public name](reference/api/index.md), a page for each package, from the docstrings.\n")
 
 
 if __name__ == "__main__":

@@ -22,15 +22,6 @@ from agentlightning.store.http.exported import exported_metrics
 from agentlightning.trainer.registry import AlgorithmRegistry, ExecutionStrategyRegistry, TrackerRegistry
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
-OLD_ARGUMENTS = {
-    "n_workers": "deprecated, the old name of `n_runners`",
-    "max_tasks": "deprecated, the old name of `max_rollouts`",
-    "triplet_exporter": "deprecated, the old name of `adapter`",
-    "execution_strategy": "the same as `strategy`",
-    "dev": "deprecated: call `trainer.dev(...)`",
-    "daemon": "deprecated, without effect",
-}
-"""Arguments that the docstring only lists."""
 SPAN_NAMES = {
     name: value
     for name, value in vars(semconv).items()
@@ -80,7 +71,7 @@ def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, st
     for name, parameter in inspect.signature(function).parameters.items():
         if name != "self":
             default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-            yield name, default, OLD_ARGUMENTS.get(name) or explained[name]
+            yield name, default, explained[name]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

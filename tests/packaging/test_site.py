@@ -26,7 +26,7 @@ def test_links_between_the_root_and_the_documents_name_the_places_of_the_site() 
 def test_each_page_is_laid_out_and_each_of_its_links_to_a_page_holds(tmp_path: Path) -> None:
     pages.lay_out(tmp_path / "docs")
     laid = {path.relative_to(tmp_path / "docs") for path in (tmp_path / "docs").rglob("*.md")}
-    assert laid == {pages.place_of(page) for page in pages.PAGES}
+    assert laid == {*(pages.place_of(page) for page in pages.PAGES), *pages.pages_of_names()}
     broken: list[str] = []
     for page in laid:
         text = re.sub(r"^```.*?^```", "", (tmp_path / "docs" / page).read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -50,12 +50,16 @@ def test_the_strict_build_makes_every_page_and_refuses_a_link_to_none(tmp_path: 
     python = tmp_path / "venv/bin/python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
     pages.lay_out(tmp_path / "build/docs")
+    (tmp_path / "agentlightning").symlink_to(ROOT / "agentlightning")
     (tmp_path / "zensical.toml").write_text((ROOT / "zensical.toml").read_text())
     command = [tmp_path / "venv/bin/zensical", "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     built = [path.read_text() for path in (tmp_path / "build/site").rglob("*.html")]
     assert len(built) > len(pages.PAGES)
+    trainer = (tmp_path / "build/site/reference/api/trainer.html").read_text()
+    assert 'id="agentlightning.trainer.trainer.Trainer.fit"' in trainer
+    assert "attempts, time limits and retries of every rollout" in trainer, "the meaning of an argument"
     fetched = re.compile(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+rel=\"stylesheet\"[^>]+href=\"https?:")
     assert [text[:80] for text in built if fetched.search(text)] == []
     with open(tmp_path / "build/docs/quickstart.md", "a") as page:

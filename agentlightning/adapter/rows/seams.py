@@ -31,6 +31,7 @@ SeamCause = Literal["template", "tokenisation", "edit", "truncation", "tool_resu
 `other_agent`: another agent, or another conversation of the same one.
 """
 RowCause = Literal[Beginning, SeamCause]
+"""Why a row begins."""
 ROW_CAUSES: Final[tuple[RowCause, ...]] = (*get_args(Beginning), *get_args(SeamCause))
 SEAM_CAUSES: Final[frozenset[RowCause]] = frozenset(get_args(SeamCause))
 DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))

@@ -72,7 +72,7 @@ class GRPOResult:
         return self.output_dir / "model"
 
     def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
-        """Return the first or the last evaluation of a kind (`sampled` or `greedy`)."""
+        """Return the first or the last evaluation with this `sampling` (`sampled` or `greedy`)."""
         found = [e for e in self.evaluations if e.sampling == sampling]
         return (found[-1] if last else found[0]) if found else None
 

@@ -83,7 +83,8 @@ class LightningStoreClient(LightningStore):
     deadline, at most `request_timeout`, and the one after it a connection of its own, so that a connection that died
     unnoticed costs little. `retry_delays` instead gives the pauses one by one, and each try the whole
     `request_timeout`. A claim whose answer never came is asked for again, with its token, by the next question of that
-    worker. The token of the server is `token`, else `AGL_TOKEN`. Pickles to its settings.
+    worker. The token of the server is `token`, else `AGL_TOKEN`. `connection_timeout` are seconds for a
+    connection. The address is `server_address`, by its other names `endpoint` or `base_url`. Pickles to its settings.
     """
 
     def __init__(

@@ -38,6 +38,9 @@ class LightningStoreServer(LightningStore):
 
     `allowed_hosts` (else `AGL_ALLOWED_HOSTS`) adds names under which it answers, `*` all of them; bound to loopback it
     answers to `localhost`, `127.0.0.1`, `[::1]` and its own address only. `tracker` counts and times the requests.
+
+    `host` is 127.0.0.1 by default, `port` 4747, `token` that of `AGL_TOKEN`; pages of the origins `cors_allow_origins`
+    may ask it. `launch_mode` is `thread` or `asyncio`; `launcher_args` gives host, port and mode together.
     """
 
     def __init__(

@@ -22,6 +22,8 @@ class MetricsBackend:
     `inc_counter`, `observe_histogram` and `set_gauge` are the public form. Hot paths call `count`, `observe` and
     `show`, which do not wait; of a backend that has only the public form they make tasks. All may be called from any
     thread.
+
+    `labels` gives each of the `label_names` its value; `amount` and `value` are numbers, of durations seconds.
     """
 
     def has_prometheus(self) -> bool:

@@ -13,7 +13,9 @@ from agentlightning.utils.otlp.caps import Rejections, check_json, check_protobu
 from agentlightning.utils.otlp.json_form import message_from_json
 
 PROTOBUF_CT = "application/x-protobuf"
+"""Content type of a body in protobuf."""
 JSON_CT = "application/json"
+"""Content type of a body in JSON."""
 Form = Literal["application/x-protobuf", "application/json"]
 M = TypeVar("M", bound=Message)
 _STEP_BYTES = 1024 * 1024
