@@ -56,7 +56,7 @@ def pages_of_names() -> dict[Path, str]:
     found: dict[Path, str] = {}
     for package, places in pages_of_packages().items():
         said = ast.get_docstring(tree_of(f"{PACKAGE}.{package}")[1]) or _docstring_beside_the_stub(package)
-        head = f"# agentlightning.{package}\n\n{said}\n"
+        head = f"# {package}\n\n{said}\n"
         blocks = [f"::: {place}\n\nTo import: {_paths(importable[place])}\n" for place in places]
         found[API / f"{package}.md"] = "\n".join([head, *blocks])
         names = ", ".join(f"[{place.rsplit('.', 1)[1]}]({package}.md#{place})" for place in places)

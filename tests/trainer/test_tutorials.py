@@ -22,7 +22,7 @@ from tests.stubs.ports import free_port
 
 LESSONS = Path(__file__).parents[2] / "docs/tutorials"
 OF_THE_DOCUMENTS = "# as the documents have it\n"
-TRAINS = pytest.param("train-weights", marks=pytest.mark.slow)
+TRAINS = pytest.param("3-train-weights", marks=pytest.mark.slow)
 
 
 def blocks_of(lesson: str, language: str) -> list[str]:
@@ -48,7 +48,7 @@ def run(lesson: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[typ
     return module, shown.getvalue()
 
 
-@pytest.mark.parametrize("lesson", ["first-agent", "tune-a-prompt", TRAINS, "scale-out", "debug-a-run"])
+@pytest.mark.parametrize("lesson", ["1-first-agent", "2-tune-a-prompt", TRAINS, "4-scale-out", "5-debug-a-run"])
 def test_the_programs_of_a_lesson_print_what_it_says(
     lesson: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,11 +69,11 @@ def commands(lesson: str) -> list[str]:
 def test_the_commands_of_the_lessons_show_the_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for lesson, expected in (("first-agent", "KeyError: 'figs'"), ("debug-a-run", "ZeroDivisionError")):
+    for lesson, expected in (("1-first-agent", "KeyError: 'figs'"), ("5-debug-a-run", "ZeroDivisionError")):
         folder = tmp_path / lesson
         folder.mkdir()
         module, _ = run(lesson, monkeypatch, folder)
-        result = module.before if lesson == "first-agent" else module.result_of_cases
+        result = module.before if lesson == "1-first-agent" else module.result_of_cases
         crashed = next(each.rollout_id for each in result.rollouts if each.failure and "Error" in each.failure)
         capsys.readouterr()
         assert len(commands(lesson)) > 1
@@ -87,11 +87,11 @@ def test_the_commands_of_the_lessons_show_the_rollouts(
 @pytest.mark.slow
 def test_the_roles_of_the_lesson_on_scaling_out(tmp_path: Path) -> None:
     """Its first program as `train.py` in two processes, with the page's variables; only the address differs."""
-    (tmp_path / "train.py").write_text(blocks_of("scale-out", "python")[0])
+    (tmp_path / "train.py").write_text(blocks_of("4-scale-out", "python")[0])
     port = str(free_port())
     own = {"AGL_TOKEN": "a-token-for-this-test-alone", "PYTHONPATH": os.pathsep.join(sys.path)}
     machines: list[tuple[subprocess.Popen[str], str]] = []
-    for block in blocks_of("scale-out", "console"):
+    for block in blocks_of("4-scale-out", "console"):
         variables = dict(re.findall(r"(AGL_(?!TOKEN)\w+)=(\S+)", block))
         assert set(variables) == {"AGL_CURRENT_ROLE", "AGL_SERVER_HOST", "AGL_SERVER_PORT"}
         variables |= {"AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": port}
