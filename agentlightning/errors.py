@@ -170,7 +170,7 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
 
 
 def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like a wrong one; None if none is much like it."""
+    """Return the known name that is most like a wrong one; None if none is like it by `cutoff` (0 to 1) or more."""
     import difflib  # only for an error
 
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)

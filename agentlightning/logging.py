@@ -285,7 +285,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def bounded_exception(text: str) -> str:
-    """Return a traceback without control characters; of a long one the end, where the exception is told."""
+    """Return the `text` of a traceback without control characters; of a long one the end, which tells the exception."""
     if len(text) > MOST_CHARACTERS:
         text = f"({len(text)} characters) ...{text[-MOST_CHARACTERS:]}"
     return some_lines(text)

@@ -87,7 +87,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         return self.convert_to_openai_messages(records)
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterable[Fields]:
-        """Yield the tool calls that the direct children of a span tell of (`tool.name`, `tool.call.id`, ...)."""
+        """Yield the tool calls that children of the span `completion`, among `all_spans`, tell of."""
         for span in all_spans:
             own = group_genai_dict(span.attributes, "tool") if span.parent_id == completion.span_id else None
             if tool := as_dict(own):

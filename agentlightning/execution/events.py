@@ -57,7 +57,7 @@ class MultiprocessingEvent:
 
     A pipe has no lock: a process that is killed while it looks at the flag takes nothing with it. (The semaphores of
     `multiprocessing.Event` would stay locked.) Inherited by forked children, and picklable for children that are
-    being spawned.
+    being spawned. `ctx` is the context of `multiprocessing` that makes the pipe; None is the default one.
     """
 
     __slots__ = ("_reader", "_writer")

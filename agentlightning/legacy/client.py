@@ -35,7 +35,8 @@ def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
 class AgentLightningClient:
     """Deprecated: a client of `AgentLightningServer`. Use `LightningStoreClient`.
 
-    A server that does not answer gives None, and a warning in the log. Sends `AGL_TOKEN` if it is set.
+    It asks the server at `endpoint` for a task every `poll_interval` seconds. A server that does not answer gives None,
+    and a warning in the log. Sends `AGL_TOKEN` if it is set.
     """
 
     _deprecated: ClassVar = ("AgentLightningClient", "use agl.Trainer, or agl.LightningStoreClient", 1)

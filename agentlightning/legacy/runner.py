@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class LegacyAgentRunner(ParallelWorkerBase):
     """Deprecated: the runner of the v0.1 protocol; use `LitAgentRunner`. The tracer is initialised by whoever gives it.
 
-    `triplet_exporter` makes triplets out of the spans of an attempt. `iter` ends after `max_tasks` tasks.
+    `client` asks for tasks and `triplet_exporter` makes triplets out of the spans of an attempt.
+    `iter` ends after `max_tasks` tasks.
     """
 
     def __init__(

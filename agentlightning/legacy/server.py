@@ -35,7 +35,8 @@ _NEWS_SECONDS = 1.0
 class AgentLightningServer:
     """Deprecated: gives tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
 
-    Its methods belong to the loop that called `start`. Beyond loopback it needs `AGL_TOKEN`, as every server does.
+    It listens on `host` and `port`; a task that no client reports within `task_timeout_seconds` is queued again. Its
+    methods belong to the loop that called `start`. Beyond loopback it needs `AGL_TOKEN`, as every server does.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 8000, task_timeout_seconds: float = 300.0) -> None:
@@ -87,7 +88,7 @@ class AgentLightningServer:
         resources_id: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> str:
-        """Queue a task and return its rollout id.
+        """Queue a task, `sample`, and return its rollout id.
 
         Raises:
             RuntimeError: the server does not run.

@@ -313,7 +313,7 @@ class Span(Value):
         attempt_id: str | None = None,
         sequence_id: int | None = None,
     ) -> Span:
-        """Give a `SpanCoreFields` an identity; a missing start becomes now."""
+        """Give `core`, a `SpanCoreFields`, an identity; a missing start becomes now."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,

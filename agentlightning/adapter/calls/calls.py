@@ -102,6 +102,7 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
     """Return every model call that the spans record, once each, in the order of arrival; attempts may be mixed.
 
     The gateway's record of a call takes precedence over the tracer's; `matching.py` tells which spans are of one call.
+    What could not be read is added to `problems`.
     """
     found = problems if problems is not None else []
     calls: list[ModelCall] = []

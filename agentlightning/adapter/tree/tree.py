@@ -36,7 +36,7 @@ VIRTUAL_ROOT: Final = "virtual-root"
 
 
 class TraceTree(SpanNode):
-    """The spans of one attempt as a tree."""
+    """The spans of one attempt as a tree: `span`, its `id`, and its `children` as trees of the same kind."""
 
     def __init__(self, id: str, span: Span, children: Iterable[Self] | None = None) -> None:
         super().__init__(id, span, children)
@@ -157,20 +157,20 @@ class TraceTree(SpanNode):
     def match_rewards(
         self, reward_match: RewardMatchPolicy | str, llm_calls: Sequence[Self]
     ) -> dict[str, float | None]:
-        """Return the reward of each call by the id of its node."""
+        """Return the reward of each node of `llm_calls` by the node's id, as the policy `reward_match` finds it."""
         calls = [SelectedCall(node, "", "") for node in llm_calls]
         earned = match_rewards(self, calls, RewardMatchPolicy(reward_match)).earned
         return {node.id: reward_value(earned[node.id]) if node.id in earned else None for node in llm_calls}
 
     def extract_prompt_image_urls(self, prompt_raw_content: object) -> list[str]:
-        """Return the addresses of the images in a prompt."""
+        """Return the addresses of the images in a prompt, a list of messages (`prompt_raw_content`)."""
         return image_urls(prompt_raw_content)
 
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
         """Return the triplet of one model call, without its reward. Override it to put more into a triplet.
 
         `span` says all that is known of the call: a tracer's span with the attributes of the gateway's record. What
-        could not be read is added to `self.problems`.
+        could not be read is added to `self.problems`. `agent_name` is whose call it was.
         """
         call = read_call(span, self.problems)
         content = read_content(span.attributes, span.events)
@@ -260,7 +260,10 @@ class TraceTree(SpanNode):
         self.problems.append(Problem("empty_call", span.span_id, "the call has no token ids"))
 
     def matched_rewards(self, calls: Sequence[SelectedCall[Self]], policy: RewardMatchPolicy) -> dict[str, Span]:
-        """Return the span of the reward of each rewarded call by the id of its node; report rewards without a call."""
+        """Return the span of the reward of each rewarded one of `calls` by the id of its node.
+
+        `policy` says how they are found. Rewards without a call are reported.
+        """
         matches = match_rewards(self, calls, policy)
         for span in matches.lost:
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))

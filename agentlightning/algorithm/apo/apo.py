@@ -294,7 +294,7 @@ class APO(PromptSearch, Generic[T]):
     async def textual_gradient_and_apply_edit(
         self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
     ) -> str | None:
-        """Return the text of a new version: the critique, and the edit by it. None if either gives nothing."""
+        """Return the text of a new version: the edit by a critique of `results`. None if either gives nothing."""
         branch, prefix = present.get() or Branch(random.Random(self.seed)), prefix or f"[Prompt {prompt.version}]"
         critique = await self.compute_textual_gradient(prompt, results, prefix=prefix)
         if not critique:

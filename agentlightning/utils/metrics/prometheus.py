@@ -145,7 +145,7 @@ def get_prometheus_registry() -> CollectorRegistry:
 def shutdown_metrics(server: object = None, worker: object = None, *args: object, **kwargs: object) -> None:
     """Mark a worker process (by default this one) as gone, if `setup_multiprocess_prometheus` made the directory.
 
-    The arguments are those of gunicorn's `child_exit`.
+    The arguments are those of gunicorn's `child_exit`: `server` and `worker`, of which the first is not used.
     """
     if _own_directory is None or os.environ.get(MULTIPROCESS_VARIABLE) != _own_directory:
         return

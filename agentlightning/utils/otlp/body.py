@@ -30,7 +30,7 @@ class UnsupportedMediaError(BadRequestError):
 
 
 def form_of(content_type: str) -> Form:
-    """Return the form that a `Content-Type` announces; its parameters do not matter.
+    """Return the form that a `Content-Type` (`content_type`) announces; its parameters do not matter.
 
     Raises:
         UnsupportedMediaError: neither protobuf nor JSON.

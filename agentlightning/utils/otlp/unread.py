@@ -34,7 +34,7 @@ def _copied(value: Any) -> Any:
 
 
 class UnreadSpan:
-    """A span of which the ids are known. Never changed."""
+    """A span of which the ids are known: its bytes (`body`) and what it shares with its `group`. Never changed."""
 
     __slots__ = ("attempt_id", "body", "group", "is_stale", "rollout_id", "sequence_id", "span_id")
 
