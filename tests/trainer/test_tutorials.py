@@ -6,6 +6,7 @@ A program whose first line says that the documents have it so ends with the erro
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.cli import main
+from agentlightning.errors import MissingExtraError
 from tests.stubs.ports import free_port
 
 LESSONS = Path(__file__).parents[2] / "docs/tutorials"
@@ -82,6 +85,23 @@ def test_the_commands_of_the_lessons_show_the_rollouts(
         shown = capsys.readouterr().out
         assert expected in shown
         assert crashed in shown
+
+
+def test_the_node_with_a_collector_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its program would be, when it makes its Trainer; with the page's other address nothing is said."""
+    if importlib.util.find_spec("grpc") is not None:
+        pytest.skip("gRPC is installed")
+    shown, repaired = blocks_of("4-scale-out", "bash")[-2:]
+    assert shown.startswith(OF_THE_DOCUMENTS)
+    for name, value in re.findall(r'^export (\w+)="?([^"\n]+)"?$', shown, re.M):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AGL_EMITTER_DEBUG")
+    with pytest.raises(MissingExtraError) as caught:
+        agl.Trainer()
+    assert f"{caught.type.__name__}: {caught.value}" == blocks_of("4-scale-out", "text")[-1].strip()
+    [(name, value)] = re.findall(r'^export (\w+)="([^"\n]+)"$', repaired, re.M)
+    monkeypatch.setenv(name, value)
+    assert agl.Trainer().port is None
 
 
 @pytest.mark.slow
