@@ -32,7 +32,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -254,9 +254,14 @@ $(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/python -m pytest tests/algorithm/verl $(ARGS)
 
-# The programs of examples/, against what their READMEs show
+# The programs of examples/, against what their READMEs show; those with constraints.txt in environments of their own
 test-examples: setup-dev
 	$(BIN)/python -m pytest tests/examples $(ARGS)
+	$(BIN)/python -m tests.examples.environments -- $(ARGS)
+
+# One or some of those with an environment: make test-example NAMES=calc_x ARGS="-k small"
+test-example: setup-dev
+	$(BIN)/python -m tests.examples.environments $(NAMES) -- $(ARGS)
 
 # What can be installed together, by a resolver over the package index of the day
 test-extras: setup-dev
@@ -277,4 +282,4 @@ wheel: setup-dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(FOR_DOCS) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-examples-* $(OLDEST) $(NEWEST) $(FOR_DOCS) $(FRAMEWORKS) $(FRAMEWORKS)-* $(VENDORS) $(TRACKERS) $(ON_ENGINE) $(FOR_TRL) $(FOR_VERL) $(GOLDEN) $(ON_TRL) dist build runs .pytest_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ import argparse
 import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,9 +47,16 @@ PYTHON = "3.11"
 
 @dataclass(frozen=True)
 class Group:
-    """Frameworks that share an environment."""
+    """Frameworks that share an environment.
+
+    Attributes:
+        prefix: of the environment's folder in the root of the repository.
+        extras: of this package that are installed with it, such as `[demo]`.
+    """
 
     folder: Path
+    prefix: str = ".venv-frameworks"
+    extras: str = ""
 
     @property
     def name(self) -> str:
@@ -56,7 +64,7 @@ class Group:
 
     @property
     def environment(self) -> Path:
-        return ROOT / f".venv-frameworks-{self.name}"
+        return ROOT / f"{self.prefix}-{self.name}"
 
     @property
     def missing(self) -> str:
@@ -139,7 +147,7 @@ def prepare(group: Group) -> Path:
         return python
     uv("venv", "--quiet", "--clear", "--python", sys.executable, group.environment)
     files = ["-c", group.folder / "constraints.txt", "-r", group.folder / "requirements.txt", "-r", TESTING]
-    uv("pip", "install", "--quiet", "--python", python, *files, "--editable", ROOT)
+    uv("pip", "install", "--quiet", "--python", python, *files, "--editable", f"{ROOT}{group.extras}")
     if (group.folder / "package.json").exists():
         for name in ("package.json", "package-lock.json"):
             shutil.copy(group.folder / name, group.environment)
@@ -153,9 +161,17 @@ def lock(group: Group) -> None:
     """Write the newest versions that fit together into `constraints.txt`."""
     out = group.folder / "constraints.txt"
     out.unlink(missing_ok=True)
+    chosen = [part for name in group.extras.strip("[]").split(",") if name for part in ("--extra", name)]
     given = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file", out]
-    uv("pip", "compile", *given, group.folder / "requirements.txt", TESTING, "pyproject.toml")
-    out.write_text(f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{out.read_text()}")
+    uv("pip", "compile", *given, *chosen, group.folder / "requirements.txt", TESTING, "pyproject.toml")
+    out.write_text(
+        f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{_anywhere(out.read_text())}"
+    )
+
+
+def _anywhere(versions: str) -> str:
+    """Return the versions without the kind of build (`+cpu`), which other machines may not be offered."""
+    return re.sub(r"(==[\w.]+)\+\w+$", r"\1", versions, flags=re.MULTILINE)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

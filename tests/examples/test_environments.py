@@ -1,0 +1,36 @@
+"""The environments of examples: what is in their files, and what is said of a name that has none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.examples.environments import examples, main
+from tests.examples.shown import EXAMPLES
+
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/constraints.txt"))
+
+
+def test_an_example_with_constraints_has_an_environment_and_asks_for_something() -> None:
+    assert sorted(examples()) == NAMES
+    assert "own_store" not in examples(), "it needs nothing that the main environment lacks"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_that_is_asked_for_is_pinned_to_one_version_that_any_machine_is_offered(name: str) -> None:
+    def lines(file: str) -> list[str]:
+        return [line for line in (EXAMPLES / name / file).read_text().splitlines() if not line.startswith("#")]
+
+    pinned = lines("constraints.txt")
+    assert [line for line in pinned if not re.fullmatch(r"[\w.-]+==[\w.]+( ;.*)?", line)] == []
+    asked = {re.split(r"[\[<>=~ ]", line)[0] for line in lines("requirements.txt")}
+    assert asked - {line.split("==")[0] for line in pinned} == set()
+
+
+def test_an_example_without_an_environment_is_named_with_those_that_have_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["minimal"])
+    assert "no environment of minimal; there are those of" in capsys.readouterr().err
