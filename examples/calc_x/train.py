@@ -1,0 +1,62 @@
+"""Train an AutoGen agent with an MCP calculator: make a model, measure it, train it by reward, measure it again."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from agent import solves
+
+import agentlightning as agl
+from agentlightning.demo.imitation import make_policy
+from agentlightning.demo.tasks import make_tasks
+
+
+def train(model: Path, folder: Path, steps: int, measured: int) -> None:
+    """Train, and draw how many held-out tasks were solved after how many updates."""
+    tasks, held_out = make_tasks(train=512, held_out=measured)
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(
+            model=model,
+            max_steps=steps,
+            batch_size=16,  # tasks of a step
+            num_generations=8,  # rollouts of each
+            num_iterations=2,  # passes over them
+            minibatch_rollouts=32,
+            learning_rate=3e-4,
+            lr_scheduler_type="linear",
+            max_completion_length=24,
+            eval_steps=2,
+            output_dir=folder,
+        ),
+        runner={"concurrency": 8},
+        n_runners=1,
+    )
+    trainer.fit(solves, train_dataset=tasks, val_dataset=held_out)
+    print(f"updates  solved, of {measured} held-out tasks, sampled")
+    for evaluation in trainer.result.evaluations:
+        if evaluation.sampling == "sampled":
+            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--held-out", type=int, default=128, help="tasks to measure on")
+    parser.add_argument("--model", type=Path, help="folder of a model of your own")
+    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model
+        if model is None:
+            model = Path(folder) / "model"
+            started = make_policy(model)
+            print(f"a new model, right in {started.accuracy:.0%} of tasks of its own", flush=True)
+        train(model, options.out or Path(folder) / "run", options.steps, options.held_out)
+    if options.out is not None:
+        print(f"the run lies in {options.out}, the trained model in {options.out / 'model'}")
+
+
+if __name__ == "__main__":
+    main()
