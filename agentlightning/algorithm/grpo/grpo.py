@@ -21,16 +21,10 @@ from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
-from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
-from agentlightning.algorithm.grpo.checkpoint.resume import (
-    CHECKPOINTS,
-    STATE_NAME,
-    Resumption,
-    find_resumption,
-    place_of,
-)
+from agentlightning.algorithm.grpo.checkpoint.opening import open_run
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption, place_of
 from agentlightning.algorithm.grpo.chosen.choosing import Pick
 from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY, InferenceEngine
 from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
@@ -45,11 +39,16 @@ from agentlightning.algorithm.grpo.policies.loading import load_policies
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.run_inputs import check_model, decoder_of, items_of, triplet_adapter
+from agentlightning.algorithm.grpo.run_inputs import (
+    check_model,
+    check_one_time_limit,
+    decoder_of,
+    items_of,
+    triplet_adapter,
+)
 from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
 from agentlightning.algorithm.grpo.vllm_engine.engine import VLLMEngine
 from agentlightning.algorithm.progress import make_progress
-from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, RolloutConfig
@@ -99,13 +98,7 @@ class GRPO(Algorithm):
 
     @override
     def check_rollout_config(self, config: RolloutConfig) -> None:
-        own = self.settings.rollout_timeout_seconds
-        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
-            raise BadRequestError(
-                f"rollout_timeout_seconds={own} of {type(self).__name__} and rollout_config "
-                f"timeout_seconds={config.timeout_seconds} of the Trainer are one limit and differ; "
-                "leave one of them out"
-            )
+        check_one_time_limit(type(self).__name__, self.settings.rollout_timeout_seconds, config)
 
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -127,18 +120,10 @@ class GRPO(Algorithm):
             check_model(own.model)
         adapter = self._triplet_adapter()
         settings, store, log = self.settings, self.get_store(), self.get_run_log()
-        run_id = log.run_id or getattr(store, "run_id", None) or ""
-        facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out)
         async with AsyncExitStack() as stack:
             held = stack.enter_context(ExitStack())
-            resume = await find_resumption(store, log, facts, settings.output_dir, held)
-            folder = RunFolder(resume.folder or settings.output_dir or new_run_folder())
-            if resume.folder is None:
-                folder.check_unused()
-                held.enter_context(held_folder(folder.path))
-                facts["folder"] = str(folder.path.resolve())
-                write_run_file(folder.path, facts)
-                await log.state(0, facts, STATE_NAME)
+            opened = await open_run(self, settings, tasks, held_out, held)
+            resume, folder = opened.resume, opened.folder
             folder.write_config(**{type(self).__name__.lower(): settings.as_json()})
             stack.enter_context(deterministic_torch(settings.device) if settings.deterministic else nullcontext())
             own = list(settings.by_policy().values())
@@ -171,7 +156,7 @@ class GRPO(Algorithm):
                 folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
                 learners=learners,
                 log=log,
-                run_facts=facts,
+                run_facts=opened.facts,
                 every=settings.save_steps,
                 saved=resume.steps,
             )

@@ -19,7 +19,7 @@ import torch
 
 from agentlightning.algorithm.grpo.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.metrics_file import figures_of, write_lines
-from agentlightning.algorithm.grpo.checkpoint.resume import figures_by_step
+from agentlightning.algorithm.grpo.checkpoint.resume import Resumption, figures_by_step
 from agentlightning.algorithm.grpo.chosen.collection import ChosenCollection
 from agentlightning.algorithm.grpo.collection import RolloutCollection
 from agentlightning.algorithm.grpo.flight.collection import FlightCollection
@@ -36,6 +36,16 @@ from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.types import Rollout
 
 logger = logging.getLogger(__name__)
+
+
+def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) -> GRPOResult:
+    """Return the result of the steps that are in the checkpoint of an earlier start; an empty one without it."""
+    result, state = GRPOResult(folder.path, weight_version), resume.state
+    if state:
+        result.train_seconds = state["train_seconds"]
+        result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
+        result.metrics = [figures_of(line) for line in figures_by_step(resume.lines, resume.steps)]
+    return result
 
 
 @dataclass(kw_only=True)
@@ -107,15 +117,12 @@ class GRPORun:
     def _result_so_far(self) -> GRPOResult:
         """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
         resume = self.parts.resume
-        result, state = GRPOResult(self.folder.path, self.parts.learners.weight_version), resume.state
+        result, state = result_so_far(resume, self.folder, self.parts.learners.weight_version), resume.state
         if state:
             self._updates.skipped, self._told_constrained = state["skipped"], state["told_constrained"]
             self._collection.endings.restore(state["endings"])
             self._collection.restore(state.get("flight"))
             self.parts.guard.restore(state["guard"])
-            result.train_seconds = state["train_seconds"]
-            result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
-            result.metrics = [figures_of(line) for line in figures_by_step(resume.lines, resume.steps)]
             for figures in result.metrics:
                 self.parts.alarms.see(figures)
         return result

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.rows.samples import Decode
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.base import Algorithm
@@ -38,6 +38,23 @@ def check_model(model: str) -> None:
         found = None
     if not isinstance(found, str):
         raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
+
+
+def check_one_time_limit(name: str, own: float | None, config: RolloutConfig) -> None:
+    """Check that the algorithm and the Trainer do not limit the time of a rollout differently.
+
+    Args:
+        name: of the algorithm.
+        own: its `rollout_timeout_seconds`.
+
+    Raises:
+        BadRequestError: both are given, and differ.
+    """
+    if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
+        raise BadRequestError(
+            f"rollout_timeout_seconds={own} of {name} and rollout_config timeout_seconds={config.timeout_seconds} of "
+            "the Trainer are one limit and differ; leave one of them out"
+        )
 
 
 def triplet_adapter(algorithm: Algorithm) -> TraceToTripletBase:

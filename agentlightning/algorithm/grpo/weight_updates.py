@@ -23,7 +23,7 @@ MAX_DRAINS = 3
 were held back go on."""
 
 
-class _NothingTaken(Exception):
+class NothingTaken(Exception):
     """Leaves a weight change without a new version: the weights are the old ones."""
 
 
@@ -72,7 +72,7 @@ class WeightUpdates:
 
     async def _change_weights_once(self, step: int, rows: StepRows, drain_seconds: float) -> StepUpdate:
         update: StepUpdate | None = None
-        with contextlib.suppress(_NothingTaken):
+        with contextlib.suppress(NothingTaken):
             async with self._parts.proxy.weight_change(
                 self._parts.learners.weight_version + 1, drain_timeout=drain_seconds
             ):
@@ -80,7 +80,7 @@ class WeightUpdates:
                 for note in update.notes:
                     self._parts.alarm(f"step {step}: {note}", "update")
                 if not update.changed:
-                    raise _NothingTaken
+                    raise NothingTaken
         assert update is not None
         return update
 

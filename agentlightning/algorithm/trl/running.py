@@ -11,9 +11,9 @@ import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before
 from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
-from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
 from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
-from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.grpo.checkpoint.opening import open_run
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
@@ -23,7 +23,7 @@ from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.run_inputs import check_model, decoder_of, items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
-from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder
 from agentlightning.algorithm.trl.served import ServedModel
 from agentlightning.algorithm.trl.session import TRLSession
 from agentlightning.algorithm.trl.trl_settings import TRLSettings
@@ -48,19 +48,10 @@ async def run_trl(
     check_model(grpo.model)
     adapter = triplet_adapter(algorithm)
     store, log = algorithm.get_store(), algorithm.get_run_log()
-    run_id = log.run_id or getattr(store, "run_id", None) or ""
-    facts = await asyncio.to_thread(facts_of, run_id, grpo, tasks, held_out)
-    facts["settings"]["trl"] = settings.facts()
     async with AsyncExitStack() as stack:
         held = stack.enter_context(ExitStack())
-        resume = await find_resumption(store, log, facts, grpo.output_dir, held)
-        folder = RunFolder(resume.folder or grpo.output_dir or new_run_folder())
-        if resume.folder is None:
-            folder.check_unused()
-            held.enter_context(held_folder(folder.path))
-            facts["folder"] = str(folder.path.resolve())
-            write_run_file(folder.path, facts)
-            await log.state(0, facts, STATE_NAME)
+        opened = await open_run(algorithm, grpo, tasks, held_out, held, trl=settings.facts())
+        resume, folder = opened.resume, opened.folder
         folder.write_config(trl=settings.facts(), grpo=grpo.as_json())
         session = await asyncio.to_thread(_session, settings, folder, grpo, resume)
         stack.callback(session.stop)
@@ -89,7 +80,7 @@ async def run_trl(
             folder=TRLCheckpoints(folder.path / CHECKPOINTS, session, limit=grpo.save_total_limit),
             learners=learners,
             log=log,
-            run_facts=facts,
+            run_facts=opened.facts,
             every=grpo.save_steps,
             saved=resume.steps,
         )

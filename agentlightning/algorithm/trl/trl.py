@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.grpo.run_inputs import check_one_time_limit
 from agentlightning.algorithm.trl.trl_settings import TRLSettings, make_settings
-from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ class TRL(Algorithm):
 
     @override
     def check_rollout_config(self, config: RolloutConfig) -> None:
-        own = self.settings.own.get("rollout_timeout_seconds")
-        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
-            raise BadRequestError(
-                f"rollout_timeout_seconds={own} of TRL and rollout_config timeout_seconds={config.timeout_seconds} of "
-                "the Trainer are one limit and differ; leave one of them out"
-            )
+        check_one_time_limit("TRL", self.settings.own.get("rollout_timeout_seconds"), config)
 
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None

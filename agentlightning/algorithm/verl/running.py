@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -13,9 +14,10 @@ import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before
 from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.drift_guard import DriftGuard
-from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
-from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.grpo.checkpoint.opening import open_run
+from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption
+from agentlightning.algorithm.grpo.loop import result_so_far
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
@@ -24,14 +26,16 @@ from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.run_inputs import decoder_of, items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
-from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.algorithm.runs.run_folder import RunFolder
 from agentlightning.algorithm.verl.endpoints import Endpoints
 from agentlightning.algorithm.verl.served import RemoteEngine, RemoteLearners, RemotePolicy
-from agentlightning.algorithm.verl.session import VERLSession
+from agentlightning.algorithm.verl.session import VERLSession, copy_newest_model
 from agentlightning.algorithm.verl.updates import PLACE, VERLKeeper, VERLRun
 from agentlightning.algorithm.verl.verl_settings import VERLSettings
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset
+
+logger = logging.getLogger(__name__)
 
 
 async def run_verl(
@@ -44,22 +48,15 @@ async def run_verl(
     grpo = settings.as_grpo(len(tasks))
     adapter = triplet_adapter(algorithm)
     store, log = algorithm.get_store(), algorithm.get_run_log()
-    run_id = log.run_id or getattr(store, "run_id", None) or ""
     longest = config.data.max_prompt_length + config.data.max_response_length
     policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest)
-    facts = await asyncio.to_thread(facts_of, run_id, grpo, tasks, held_out)
-    facts["settings"]["verl"] = settings.recorded()
     async with AsyncExitStack() as stack:
         held = stack.enter_context(ExitStack())
-        resume = await find_resumption(store, log, facts, grpo.output_dir, held)
-        folder = RunFolder(resume.folder or grpo.output_dir or new_run_folder())
-        if resume.folder is None:
-            folder.check_unused()
-            held.enter_context(held_folder(folder.path))
-            facts["folder"] = str(folder.path.resolve())
-            write_run_file(folder.path, facts)
-            await log.state(0, facts, STATE_NAME)
+        opened = await open_run(algorithm, grpo, tasks, held_out, held, verl=settings.recorded())
+        resume, folder = opened.resume, opened.folder
         folder.write_config(verl=settings.recorded(), grpo=grpo.as_json())
+        if resume.checkpoint is not None and resume.steps >= grpo.max_steps:
+            return _ended_before(resume, folder)
         if resume.checkpoint is not None:
             policy.weight_version = resume.checkpoint.facts["weight_version"]
         session = VERLSession(
@@ -94,7 +91,7 @@ async def run_verl(
             folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=grpo.save_total_limit),
             learners=learners,
             log=log,
-            run_facts=facts,
+            run_facts=opened.facts,
             every=session.saves_every,
             saved=resume.steps,
         )
@@ -106,6 +103,15 @@ async def run_verl(
         await session.end()
     result.late_calls = await run.late_calls()
     return result
+
+
+def _ended_before(resume: Resumption, folder: RunFolder) -> GRPOResult:
+    """Return the result of a run whose last step an earlier start has taken: VERL would end before it serves."""
+    assert resume.checkpoint is not None
+    copy_newest_model(folder.path / "verl", folder.model)
+    if not resume.state["evaluated"]:
+        logger.warning("The run ended before its last evaluation, and VERL serves nothing after its last step")
+    return result_so_far(resume, folder, resume.checkpoint.facts["weight_version"])
 
 
 def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:

@@ -153,7 +153,7 @@ class VERLSession:
             self._ended.set()
             try:
                 ray.get(self._bridge.end.remote(error))
-            except Exception:
+            except ray.exceptions.RayError:
                 logger.debug("the bridge is gone", exc_info=True)
 
     async def addresses(self) -> list[str]:
@@ -188,13 +188,8 @@ class VERLSession:
         return place if place.is_dir() else None
 
     def save_model(self, folder: Path) -> bool:
-        """Copy the model of the newest checkpoint in transformers' form into a folder; says whether there is one."""
-        found = list(self.folder.glob("global_step_*/actor/huggingface/*.safetensors"))
-        if not found:
-            return False
-        newest = max(found, key=lambda path: path.stat().st_mtime)
-        shutil.copytree(newest.parent, folder, dirs_exist_ok=True)
-        return True
+        """Copy the model of the newest checkpoint into a folder; says whether there is one."""
+        return copy_newest_model(self.folder, folder)
 
     async def end(self) -> None:
         """Wait until VERL has ended by itself, as it does after its last step."""
@@ -210,6 +205,16 @@ class VERLSession:
             self._runner.end()
         self._thread.join(_END_SECONDS)
         self._thread = None
+
+
+def copy_newest_model(checkpoints: Path, folder: Path) -> bool:
+    """Copy the model of VERL's newest checkpoint, in transformers' form, into a folder; says whether there is one."""
+    found = list(checkpoints.glob("global_step_*/actor/huggingface/*.safetensors"))
+    if not found:
+        return False
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    shutil.copytree(newest.parent, folder, dirs_exist_ok=True)
+    return True
 
 
 async def _awaited(reference: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -44,11 +45,20 @@ class StepTrainer(PPOTrainerSync):
     @override
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if ray.get(self._bridge().skips.remote(self.global_steps)):
-            self._told["metrics"] = {}
+            self._told |= {"metrics": {}, "optimizer_steps": 0, "skipped_steps": 0}
             return batch
-        batch = super()._update_actor(batch, metrics)
+        workers, norms = self.actor_rollout_wg, list[float]()
+        self.actor_rollout_wg = _Heard(workers, norms)
+        try:
+            batch = super()._update_actor(batch, metrics)
+        finally:
+            self.actor_rollout_wg = workers
+        self._told["optimizer_steps"] = sum(map(math.isfinite, norms))
+        self._told["skipped_steps"] = len(norms) - self._told["optimizer_steps"]
         self._told["metrics"] = {
-            name: float(value) for name, value in metrics.items() if isinstance(value, numbers.Real)
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, numbers.Real) and math.isfinite(value)
         }
         return batch
 
@@ -61,6 +71,24 @@ class StepTrainer(PPOTrainerSync):
     def _bridge(self) -> Any:
         link = self.config.agentlightning_link
         return ray.get_actor(link.bridge, namespace=link.namespace)
+
+
+class _Heard:
+    """VERL's workers, whose updates also say the norm of the gradient of each of their optimizer's steps.
+
+    VERL takes no such step where the norm is not finite, and gives only the mean of them.
+    """
+
+    def __init__(self, workers: Any, norms: list[float]) -> None:
+        self._workers, self._norms = workers, norms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workers, name)
+
+    def update_actor(self, batch: Any) -> Any:
+        output = self._workers.update_actor(batch)
+        self._norms += [float(norm) for norm in output["metrics"]["grad_norm"]]
+        return output
 
 
 _Runner: Any = TaskRunnerV1.__ray_actor_class__  # pyright: ignore[reportAttributeAccessIssue]

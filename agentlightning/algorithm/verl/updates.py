@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.updating import StepUpdate
 from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult
 from agentlightning.algorithm.grpo.rows import StepRows
-from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
+from agentlightning.algorithm.grpo.weight_updates import NothingTaken, WeightUpdates
 from agentlightning.algorithm.ledger.ledger import Ledger
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.algorithm.verl.endpoints import Endpoints
@@ -52,7 +53,7 @@ class VERLRun(GRPORun):
 
     @override
     async def _evaluate_at_start(self, result: GRPOResult) -> None:
-        if self._evaluates_first:
+        if self._evaluates_first or self.parts.resume.steps:  # then only what was missed
             await super()._evaluate_at_start(result)
 
     @override
@@ -67,21 +68,27 @@ class VERLUpdates(WeightUpdates):
     def __init__(self, parts: RunParts, session: VERLSession) -> None:
         super().__init__(parts)
         self._session = session
+        self._lost: frozenset[str] = frozenset()
 
     @override
     async def learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
         update = await self._change_weights(step, rows)
-        changed = bool(update.changed)
-        rows.enter(ledger, trained=lambda sample: changed)
+        changed, lost = bool(update.changed), self._lost
+        rows.enter(ledger, trained=lambda sample: changed and sample.rollout_id not in lost)
         self._count_skipped(update.figures)
         return update.figures, update.rows
 
     @override
     async def _change_weights(self, step: int, rows: StepRows) -> StepUpdate:
         settings, learners = self._parts.settings, self._parts.learners
-        version = learners.weight_version + bool(rows.samples)
-        async with self._parts.proxy.weight_change(version, drain_timeout=settings.step_timeout_seconds):
-            told = await self._taken(step, rows)
+        told: dict[str, Any] = {}
+        with contextlib.suppress(NothingTaken):
+            async with self._parts.proxy.weight_change(
+                learners.weight_version + 1, drain_timeout=settings.step_timeout_seconds
+            ):
+                told = await self._taken(step, rows)
+                if not told["optimizer_steps"]:
+                    raise NothingTaken
         figures = {
             ours: value for theirs, ours in _FIGURES.items() if (value := told["metrics"].get(theirs)) is not None
         }
@@ -89,13 +96,13 @@ class VERLUpdates(WeightUpdates):
         figures |= {
             "rows": len(rows.samples),
             "tokens": tokens,
-            "steps": 1.0 if rows.samples else 0.0,
-            "skipped_steps": 0.0,
+            "steps": told["optimizer_steps"],
+            "skipped_steps": told["skipped_steps"],
         }
-        if not rows.samples:
+        self._lost = self._take_advantages(rows, told) if rows.samples else frozenset()
+        if not told["optimizer_steps"]:
             return StepUpdate(figures, [], frozenset())
-        self._take_advantages(rows, told)
-        learners.advance(version)
+        learners.advance(learners.weight_version + 1)
         return StepUpdate(figures, [], frozenset((None,)))
 
     async def _taken(self, step: int, rows: StepRows) -> dict[str, Any]:
@@ -105,8 +112,8 @@ class VERLUpdates(WeightUpdates):
         await self._session.give("train", step, given, skips=not rows.samples)
         return await self._session.step(step)
 
-    def _take_advantages(self, rows: StepRows, told: Mapping[str, Any]) -> None:
-        """Note the advantage that VERL gave each row."""
+    def _take_advantages(self, rows: StepRows, told: Mapping[str, Any]) -> frozenset[str]:
+        """Note the advantage that VERL gave each row; return the rollouts that it left out, which it did not train."""
         sessions, places = self._parts.settings.num_generations, told["places"]
         found: dict[tuple[int, int], float] = {}
         for key, advantage in told["advantages"].items():
@@ -114,10 +121,11 @@ class VERLUpdates(WeightUpdates):
             found[places[uid], int(session)] = advantage
         numbers = {record.rollout_id: divmod(n, sessions) for n, record in enumerate(rows.records)}
         rows.advantages[:] = [found.get(numbers[sample.rollout_id], 0.0) for sample in rows.samples]
-        lost = {sample.rollout_id for sample in rows.samples if numbers[sample.rollout_id] not in found}
+        lost = frozenset(sample.rollout_id for sample in rows.samples if numbers[sample.rollout_id] not in found)
         if lost:
             text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
             self._parts.alarm(text, "left_out_by_verl")
+        return lost
 
 
 class VERLHeldOut(HeldOut):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.grpo.run_inputs import check_one_time_limit
 from agentlightning.algorithm.verl.verl_settings import VERLSettings, make_settings
-from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ class VERL(Algorithm):
 
     @override
     def check_rollout_config(self, config: RolloutConfig) -> None:
-        own = self.settings.own.get("rollout_timeout_seconds")
-        if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
-            raise BadRequestError(
-                f"agentlightning.rollout_timeout_seconds={own} of VERL and rollout_config timeout_seconds="
-                f"{config.timeout_seconds} of the Trainer are one limit and differ; leave one of them out"
-            )
+        check_one_time_limit("VERL", self.settings.own.get("rollout_timeout_seconds"), config)
 
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -105,7 +107,7 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
         excluded = sum(step.calls_excluded.values())
         assert step.calls_captured == step.calls_trained + excluded
         assert step.update["sampler_difference"] < 1e-4
-        assert step.update["steps"] == 1
+        assert step.update["steps"] == math.ceil(step.update["rows"] / 16)  # mini-batches of 4 tasks of 4 rollouts
     captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
     assert captured == len(await calls_of(store, rollouts))
     assert result.steps == 2
@@ -119,15 +121,21 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
     records = await store.query_run_records("exact", kind_in=["ledger"])
     entries = {str(record.name): record.data for record in records.items}
     assert set(entries) == {rollout.rollout_id for rollout in rollouts}
-    rewards: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for rollout in rollouts:
         entry, place = entries[rollout.rollout_id], rollout.metadata or {}
-        trained = [call for call in entry["calls"] if call["ending"] == "trained"]
-        for call in trained:
-            rewards.setdefault((place["step"], place["task"]), []).append((entry["reward"], call["advantage"]))
-    assert rewards
-    for group in rewards.values():  # a greater reward, a greater advantage: those of VERL, within each group
-        assert [advantage for _, advantage in sorted(group)] == sorted(advantage for _, advantage in group)
+        if entry["reward"] is not None:
+            groups.setdefault((place["step"], place["task"]), []).append(entry)
+    learned = 0
+    for group in groups.values():  # GRPO's advantage (arXiv:2402.03300, section 4.1.2), once per rollout
+        rewards = [entry["reward"] for entry in group]
+        middle, spread = statistics.mean(rewards), statistics.stdev(rewards)
+        for entry in group:
+            for call in entry["calls"]:
+                if call["ending"] == "trained":
+                    learned += 1
+                    assert call["advantage"] == pytest.approx((entry["reward"] - middle) / (spread + 1e-6), abs=1e-5)
+    assert learned == sum(step.calls_trained for step in result.metrics) > 0
 
     from transformers import AutoModelForCausalLM
 
@@ -160,6 +168,28 @@ async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
     assert result.steps == 2
     calls = await calls_of(store, await rollouts_of(store))
     assert {call.weight_version for call in calls} == {0, 1}
+
+
+async def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_three(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """VERL then takes no step of its optimizer; the records say so."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {})["sample"] / 10
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", total_training_steps=5)
+    settings["actor_rollout_ref"]["actor"]["entropy_coeff"] = 1e39  # infinite in float32
+    with pytest.raises(agl.NonFiniteLossError, match="in 3 steps in a row"):
+        fit(agent, settings, store=store, run_id="broken")
+    steps = await store.query_run_records("broken", kind_in=["step"])
+    assert [record.data["update"]["steps"] for record in steps] == [0, 0, 0]
+    assert [record.data["update"]["skipped_steps"] for record in steps] == [1, 1, 1]
+    ledger = await store.query_run_records("broken", kind_in=["ledger"])
+    assert {call["reason"] for record in ledger for call in record.data["calls"]} == {"step_skipped"}
+    assert {call.weight_version for call in await calls_of(store, await rollouts_of(store))} == {0}
 
 
 PROGRAM = """
@@ -212,6 +242,10 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
     assert _are_gone(), _processes_of_ray()
+
+    third = start(program, untrained_model, tmp_path, 4)  # nothing is left to do: the same result, and no Ray
+    told, _ = third.communicate(timeout=400)
+    assert "RESULT 4 [1, 2, 3, 4]" in told, told
 
 
 def _are_gone() -> bool:
