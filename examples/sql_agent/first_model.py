@@ -1,0 +1,96 @@
+"""A small model that has the habits, good and bad, which training chooses from.
+
+It is the demo's model with the words of this example. It first imitates right queries and verdicts. Then, while the
+learning rate falls, most queries that it sees are wrong: they name a column that is not there, or forget the country.
+The checker that it sees is always right.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from agent import CHECK, REWRITE, WRITE, shown
+from airports import Task, is_right, run_query, tasks
+from torch.nn.functional import cross_entropy
+
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.demo.model import make_model, make_tokenizer
+
+STEPS: Final = 1000
+SETTLING: Final = 200  # the last steps, in which the learning rate falls to nothing
+MIXED: Final = 100  # the last steps, in which most queries are wrong
+SHARE_RIGHT: Final = 0.2
+RATE: Final = 2.5e-3
+BATCH: Final = 32
+
+Conversation = tuple[str, str, str]
+"""Instruction, text and reply."""
+
+
+def make_first_model(folder: Path, database: Path, seed: int = 0, steps: int = STEPS) -> None:
+    """Write the model and its tokenizer to a folder."""
+    parts = [task for part in ("train", "held_out", "shown") for task in tasks(part, database)]
+    rng = random.Random(f"sql {seed}")
+    examples = tasks("shown", database)
+    words = [text for task in parts for text in (task["question"], *_queries(task))]
+    errors = [shown(run_query(task["database"], query)) for task in examples for query in _queries(task)]
+    tokenizer = make_tokenizer([WRITE, CHECK, REWRITE, "right", "wrong", *words, *errors])
+    model = make_model(tokenizer, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    with one_thread():
+        for step in range(steps):
+            left = steps - step
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
+            drawn = [_draw(rng, examples, SHARE_RIGHT if left <= MIXED else 1.0) for _ in range(BATCH)]
+            tokens, mask = _batch(tokenizer, drawn)
+            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    Policy(model, tokenizer).save(folder)
+
+
+def _queries(task: Task) -> list[str]:
+    """Return the right query and two wrong ones."""
+    query = task["query"]
+    head, _, tail = query.partition(" WHERE country = ")
+    without = head + tail[4:]  # the code in its quotes
+    other = query.replace("elevation", "height").replace("lat", "north")
+    return [query, without, other if other != query else query.replace("country", "land")]
+
+
+def _draw(rng: random.Random, examples: list[Task], share_right: float) -> Conversation:
+    task = rng.choice(examples)
+    right, *wrong = _queries(task)
+    reply = right if rng.random() < share_right else rng.choice(wrong)
+    kind = rng.random()
+    if kind < 0.5:
+        return WRITE, task["question"], reply
+    before = rng.choice(wrong) if kind < 0.75 or rng.random() < 0.5 else right
+    found = shown(run_query(task["database"], before))
+    so_far = f"{task['question']}\n{before}\n{found}"
+    if kind < 0.75:
+        return REWRITE, so_far, reply
+    return CHECK, so_far, "right" if is_right(task, before) else "wrong"
+
+
+def _batch(tokenizer: Any, drawn: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return conversations, padded on the right, and a mask of the replies' tokens: (B, T) each."""
+    rows: list[list[int]] = []
+    starts: list[int] = []
+    for instruction, text, reply in drawn:
+        messages = [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        starts.append(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]))
+        rows.append(tokenizer(f"{prompt}{reply}<eos>", add_special_tokens=False)["input_ids"])
+    length = max(map(len, rows))
+    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
+    mask = [[start <= at < len(row) for at in range(length)] for row, start in zip(rows, starts, strict=True)]
+    return tokens, torch.tensor(mask)
