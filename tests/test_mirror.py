@@ -26,6 +26,7 @@ FILES = {
         algorithm/test_grpo_flight algorithm/test_grpo_flight_resumed algorithm/test_grpo_killed
         algorithm/test_grpo_ledger
         algorithm/test_grpo_pretrained algorithm/test_grpo_records
+        algorithm/test_grpo_data
         algorithm/test_grpo_resumed algorithm/test_grpo_run algorithm/test_ppo_run algorithm/test_sft_run
         algorithm/test_two_roles
         algorithm/grpo/policies/test_policies_run algorithm/trl/test_trl_run algorithm/verl/test_verl_run
