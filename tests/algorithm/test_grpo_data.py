@@ -63,7 +63,7 @@ async def test_the_last_mini_batch_is_smaller_and_is_trained(untrained_model: Pa
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
         return two_turns(task, llm) + (rollout.metadata or {})["sample"] * 10
 
-    settings = {"max_steps": 1, "batch_size": 2, "minibatch_rollouts": 3}
+    settings: dict[str, Any] = {"max_steps": 1, "batch_size": 2, "minibatch_rollouts": 3}
     store, result = await run_grpo(agent, untrained_model, tmp_path, **settings)
     assert result.metrics[0].update["steps"] == 3
     entries: list[Any] = list(await entries_of_step(store, 1))
