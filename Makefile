@@ -32,7 +32,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -122,6 +122,11 @@ bench-prompts: setup-dev $(PROMPT_DATA)/.fetched
 # A pretrained model with LoRA on a CPU: a quarter of an hour
 bench-pretrained: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m bench.pretrained --data $(PROMPT_DATA) $(ARGS)
+
+# The same on one GPU, in an environment of your own that has verl or vllm: make bench-gpu GPU_PYTHON=path/of/its/python
+GPU_PYTHON ?= $(BIN)/python
+bench-gpu: setup-dev $(PROMPT_DATA)/.fetched
+	$(GPU_PYTHON) -m bench.pretrained.on_gpu --data $(PROMPT_DATA) $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +71,22 @@ def test_an_argument_that_is_no_pair_is_told() -> None:
     )
     assert done.returncode == 2
     assert "'trainer.nnodes': expected key=value" in done.stderr
+
+
+@pytest.mark.parametrize("trainer", ["verl", "grpo"])
+def test_the_script_for_a_gpu_says_what_the_machine_lacks(trainer: str) -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vllm is installed here: the script would train, see make bench-gpu")
+    command = [sys.executable, "-m", "bench.pretrained.on_gpu", "--trainer", trainer]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("skipped: ")
+    assert "vllm" in done.stdout
+
+
+def test_the_script_for_a_gpu_has_settings_that_grpo_takes(tmp_path: Path) -> None:
+    from bench.pretrained.on_gpu import make_algorithm
+
+    algorithm = make_algorithm("grpo", tmp_path, tmp_path / "run", seed=3)
+    assert isinstance(algorithm, agl.GRPO)
+    assert (algorithm.settings.use_vllm, algorithm.settings.device, algorithm.settings.seed) == (True, "cuda", 3)

@@ -293,6 +293,14 @@ def test_a_value_that_does_not_fit_is_refused_by_name(said: dict[str, Any], says
         agl.VERL({"actor_rollout_ref.model.path": "m", **said})
 
 
+def test_the_settings_of_the_script_for_a_gpu_are_taken(untrained_model: Path, tmp_path: Path) -> None:
+    from bench.pretrained.on_gpu import verl_settings
+
+    settings = agl.VERL(verl_settings(untrained_model, tmp_path, seed=3)).config
+    assert settings.actor_rollout_ref.model.lora_rank == 16
+    assert (settings.data.seed, settings.trainer.total_training_steps) == (3, 6)
+
+
 def test_without_a_model_it_says_where_it_stands() -> None:
     with pytest.raises(agl.BadRequestError, match=r"'actor_rollout_ref': \{'model': \{'path'"):
         agl.VERL({})
