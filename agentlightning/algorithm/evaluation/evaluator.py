@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -19,7 +20,7 @@ from agentlightning.algorithm.evaluation.records import record_of
 from agentlightning.algorithm.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult
 from agentlightning.algorithm.evaluation.sequential import SequentialStop
 from agentlightning.algorithm.evaluation.statistics import Verdict
-from agentlightning.algorithm.evaluation.tasks import tasks_of
+from agentlightning.algorithm.evaluation.tasks import repeats_of, tasks_of
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
 from agentlightning.emitter.reward import PRIMARY
@@ -73,7 +74,8 @@ class Evaluator(FastAlgorithm):
         else:
             found, stopping = await self._sampled_in_turn(tasks, self.stop_early, resources_id)
         run_id = self.get_run_log().run_id or None
-        in_order = tuple(found[place] for place in sorted(found))
+        repeats = repeats_of(tasks)
+        in_order = tuple(replace(found[place], repeat=repeats[place]) for place in sorted(found))
         result = EvaluationResult(in_order, time.monotonic() - began, run_id, stopping=stopping)
         data = record_of(result, [task.digest for task in in_order])
         await self.get_run_log().evaluation(0, "evaluation", data, value=result.mean_reward)

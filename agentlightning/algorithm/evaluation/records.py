@@ -22,6 +22,7 @@ _STOPPING: TypeAdapter[Stopping | None] = TypeAdapter(Stopping | None)
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _REWARDS: TypeAdapter[list[float | None]] = TypeAdapter(list[float | None])
 _SLICES: TypeAdapter[list[tuple[str, ...]]] = TypeAdapter(list[tuple[str, ...]])
+_REPEATS: TypeAdapter[list[int | None]] = TypeAdapter(list[int | None])
 _LARGEST = 1e100
 TOO_LARGE = f"rewards of at most {_LARGEST:g} can be compared: squares of larger ones are not finite; got {{value:g}}"
 _COLUMNS = ("rollout_id", "outcome", "reward", "seconds", "failure", "dimensions", "tokens")
@@ -38,8 +39,14 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
         data["slices"] = [list(task.slices) for task in result.tasks]
     if result.stopping is not None:
         data["stopping"] = dataclasses.asdict(result.stopping)
+        if any(task.repeat for task in result.tasks):
+            data["repeats"] = [task.repeat for task in result.tasks]
     data["samples"] = [[_sample(rollout) for rollout in task.rollouts] for task in result.tasks]
-    sizes = {name: len(json.dumps(data[name])) for name in ("samples", "slices", "tasks", "rewards") if name in data}
+    sizes = {
+        name: len(json.dumps(data[name]))
+        for name in ("samples", "slices", "repeats", "tasks", "rewards")
+        if name in data
+    }
     for name in list(sizes):
         if sum(sizes.values()) <= MOST_BYTES:
             break
@@ -74,18 +81,20 @@ def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationR
         rewards, digests = _REWARDS.validate_python(data["rewards"]), _NAMES.validate_python(data["tasks"])
         samples = _samples(data, rewards)
         slices = _SLICES.validate_python(data.get("slices") or [()] * len(digests))
+        repeats = _REPEATS.validate_python(data.get("repeats") or [None] * len(digests))
         stopping = _STOPPING.validate_python(data.get("stopping"))
         left_out = _NAMES.validate_python(data.get("left_out") or [])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"an evaluation record is not readable: {where}: {first['msg']}") from None
-    if not len(rewards) == len(digests) == len(samples) == len(slices):
+    if not len(rewards) == len(digests) == len(samples) == len(slices) == len(repeats):
         lengths = f"{len(rewards)} rewards, {len(digests)} tasks, {len(samples)} samples, {len(slices)} slices"
+        lengths += f", {len(repeats)} repeats"
         raise ValueError(f"an evaluation record is not readable: it has {lengths}")
     tasks = (
-        EvaluatedTask(digest, tuple(group), own, digest)
-        for digest, group, own in zip(digests, samples, slices, strict=True)
+        EvaluatedTask(digest, tuple(group), own, digest, repeat)
+        for digest, group, own, repeat in zip(digests, samples, slices, repeats, strict=True)
     )
     if (value := too_large([rollout for group in samples for rollout in group])) is not None:
         raise ValueError(TOO_LARGE.format(value=value))

@@ -53,7 +53,8 @@ def bootstrap_interval(
     below = sum(found < mean for found in means) + 0.5 * sum(found == mean for found in means)
     normal = NormalDist()
     bias = normal.inv_cdf(min(max(below, 0.5), resamples - 0.5) / resamples)
-    skew = math.fsum((value - mean) ** 3 for value in values) / squares**1.5 / 6.0  # a = skewness / (6 sqrt(n))
+    spread = math.sqrt(squares)  # divided before the cube, which would be 0 or infinite for very small or large values
+    skew = math.fsum(((value - mean) / spread) ** 3 for value in values) / 6.0  # a = skewness / (6 sqrt(n))
 
     def bound(p: float) -> float:
         z = bias + normal.inv_cdf(p)

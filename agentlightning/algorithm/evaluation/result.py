@@ -60,6 +60,8 @@ class EvaluatedTask:
     """The slices that it belongs to, such as `difficulty=hard`."""
     digest: str = field(default="", compare=False)
     """The same for equal tasks; the task cannot be read from it."""
+    repeat: int | None = field(default=None, compare=False)
+    """How many equal tasks stand before it in the dataset; None: as many as in the result."""
 
     @property
     def reward(self) -> float | None:
@@ -284,12 +286,19 @@ class EvaluationResult:
 
 
 def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
-    """Return the tasks that both have, in the order of the first; one that is there twice is two tasks."""
-    left: dict[str, list[EvaluatedTask]] = {}
-    for task in reversed(other.tasks):
-        left.setdefault(_digest(task), []).append(task)
-    found = ((task, left.get(_digest(task))) for task in one.tasks)
-    return [(task, same.pop()) for task, same in found if same]
+    """Return the tasks that both have, in the order of the first; one that is there twice is two tasks, of which the
+    first is compared with the first."""
+    its = dict(_by_place(other))
+    return [(task, its[place]) for place, task in _by_place(one) if place in its]
+
+
+def _by_place(result: EvaluationResult) -> Iterator[tuple[tuple[str, int], EvaluatedTask]]:
+    """Yield each task with its digest and the number of equal ones before it."""
+    seen = Counter[str]()
+    for task in result.tasks:
+        digest = _digest(task)
+        yield (digest, seen[digest] if task.repeat is None else task.repeat), task
+        seen[digest] += 1
 
 
 def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -24,6 +25,15 @@ _LABEL_CHARACTERS = 80
 def tasks_of(tasks: Iterable[object]) -> list[str]:
     """Return a digest of each task: equal tasks have equal ones, and the task cannot be read from it."""
     return [_digest(task) for task in tasks]
+
+
+def repeats_of(tasks: Iterable[object]) -> list[int]:
+    """Return for each task how many equal ones stand before it."""
+    seen, found = Counter[str](), list[int]()
+    for digest in tasks_of(tasks):
+        found.append(seen[digest])
+        seen[digest] += 1
+    return found
 
 
 def _digest(task: object) -> str:

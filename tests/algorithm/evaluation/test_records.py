@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,6 +78,30 @@ def test_stopping_early_is_recorded() -> None:
     assert again.stopping == found.stopping
     assert again.stopping is not None
     assert again.stopping.tasks_saved > 60
+
+
+def test_equal_tasks_are_compared_with_those_of_their_place_after_stopping_early() -> None:
+    """The verdict at the end of a dataset that holds a task many times is that of its comparison, read again too."""
+
+    def play(level: float) -> Callable[[str, agl.Rollout], float]:
+        def agent(task: str, rollout: agl.Rollout) -> float:
+            rng = random.Random(rollout.rollout_id)  # equal tasks do not earn the same
+            return min(1.0, max(0.0, level + rng.uniform(-0.3, 0.3)))
+
+        return agent
+
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(store=store, strategy="shm")
+    before = trainer.evaluate(play(0.35), ["a", "b"] * 60)
+    after = trainer.evaluate(play(0.6), ["a", "b"] * 60, stop_early=SequentialStop(before))
+    assert after.stopping is not None
+    assert after.stopping.tasks_saved > 0
+    [record] = asyncio.run(store.query_run_records(after.run_id or "", kind_in=["evaluation"]))
+    again = result_of(record.data)
+    assert again is not None
+    for found in (after, again):
+        compared = before.compare(found)
+        assert (compared.verdict, compared.p_value) == (after.stopping.verdict, pytest.approx(after.stopping.p_value))
 
 
 def test_of_very_many_samples_the_record_holds_rewards_by_task(

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.algorithm.evaluation.resampling import bootstrap_interval, differing, sign_flip_test
@@ -31,6 +31,7 @@ def test_the_same_seed_draws_the_same_interval() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+@example([0.0, 2.4846318678610106e-160])
 @settings(max_examples=60, deadline=None)
 def test_a_bootstrap_interval_lies_within_the_values(values: list[float]) -> None:
     mean, low, high = bootstrap_interval(values, resamples=100)
