@@ -32,7 +32,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -267,6 +267,10 @@ test-examples: setup-dev $(PROMPT_DATA)/.fetched
 # One or some of those with an environment: make test-example NAMES=calc_x ARGS="-k small"
 test-example: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m tests.examples.environments $(NAMES) -- $(ARGS)
+
+# One of those with an environment: which, the hash of the commit says. The heavy ones train to the end.
+test-examples-in-turn: setup-dev $(PROMPT_DATA)/.fetched
+	$(BIN)/python -m tests.examples.environments --in-turn 1 -- -m "not heavy"
 
 # What can be installed together, by a resolver over the package index of the day
 test-extras: setup-dev

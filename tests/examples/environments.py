@@ -8,6 +8,7 @@ of these files or `pyproject.toml` changes. For Node see `tests/frameworks/envir
     python -m tests.examples.environments                    every example that has one
     python -m tests.examples.environments calc_x             this one
     python -m tests.examples.environments calc_x -- -k small what follows goes to pytest
+    python -m tests.examples.environments --in-turn 1        one, chosen by the hash of the commit
     python -m tests.examples.environments --lock calc_x      write the versions of an example anew
 """
 
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tests.frameworks.environments import QUIET, ROOT, Group, lock, prepare
+from tests.frameworks.environments import QUIET, ROOT, Group, commit, in_turn, lock, prepare
 
 
 def examples() -> dict[str, Group]:
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     known = examples()
     parser = argparse.ArgumentParser(prog="python -m tests.examples.environments")
     parser.add_argument("names", nargs="*", metavar="example", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--in-turn", type=int, metavar="N", help="run N of them, chosen by the hash of the commit")
     parser.add_argument("--lock", metavar="EXAMPLE", help="find the versions of an example anew")
     given = parser.parse_args(own)
     if given.lock:
@@ -55,9 +57,14 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if unknown := [name for name in given.names if name not in known]:
         parser.error(f"no environment of {', '.join(unknown)}; there are those of {', '.join(known) or 'no example'}")
+    chosen: Sequence[str] = given.names or list(known)
+    if given.in_turn:
+        chosen = in_turn(list(known), given.in_turn, commit())
+        left = ", ".join(name for name in known if name not in chosen)
+        print(f"This commit runs {', '.join(chosen)}. Not run this time: {left}; make test-examples runs all.")
     lines: list[str] = []
     failed = 0
-    for name in given.names or known:
+    for name in chosen:
         print(f"--- {name}", flush=True)
         if known[name].missing:
             failed += name in given.names

@@ -8,6 +8,7 @@ import pytest
 
 from tests.examples.environments import examples, main
 from tests.examples.shown import EXAMPLES
+from tests.frameworks.environments import in_turn
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/constraints.txt"))
 
@@ -34,3 +35,8 @@ def test_an_example_without_an_environment_is_named_with_those_that_have_one(
     with pytest.raises(SystemExit):
         main(["minimal"])
     assert "no environment of minimal; there are those of" in capsys.readouterr().err
+
+
+def test_commits_take_the_examples_with_an_environment_in_turn() -> None:
+    taken = {name for first in range(len(NAMES)) for name in in_turn(NAMES, 1, f"{first:012x}")}
+    assert taken == set(NAMES)
