@@ -9,7 +9,8 @@ from agentlightning.algorithm.grpo.learner.policy import Policy
 from bench.learning.game import NUMBERS, Game
 from bench.learning.game_policy import make_player, play, player_value
 
-STEPS = 20
+STEPS = 32
+"""Enough of them: after 20 a run without `deterministic` may end at 0.63, and the next one of its seed at 0.78."""
 
 
 def train_player(folder: Path, seed: int) -> tuple[float, float]:
@@ -28,6 +29,7 @@ def train_player(folder: Path, seed: int) -> tuple[float, float]:
             lr_scheduler_type="linear",
             max_completion_length=4,
             seed=seed,
+            deterministic=True,
             output_dir=folder / "run",
             progress="none",
         ),
