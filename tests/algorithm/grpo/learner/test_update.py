@@ -166,3 +166,23 @@ def test_another_process_makes_the_same_bits(model_folder: Path) -> None:
     learn(policy, order=random.Random(5))
     learn(policy, seed=1, order=random.Random(6))
     assert {child("1"), child("2")} == {digest(policy)}
+
+
+def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_folder: Path) -> None:
+    """Four rollouts in mini-batches of three: the fourth is neither left out nor counted for less."""
+
+    def figures_of(rollouts: list[int], **settings: int) -> tuple[float, float]:
+        rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)
+        chosen = [number for number in range(8) if number // 2 in rollouts]
+        policy = Policy.load(model_folder, learning_rate=1e-20)  # so that every step starts from the same weights
+        found = policy.update([rows[n] for n in chosen], [advantages[n] for n in chosen], **settings).figures
+        return found["loss"], found["grad_norm"]
+
+    every = [0, 1, 2, 3]
+    means = [
+        tuple((one + other) / 2 for one, other in zip(figures_of([last]), figures_of(rest), strict=True))
+        for last in every
+        for rest in [[number for number in every if number != last]]
+    ]
+    found = figures_of(every, minibatch_rollouts=3)
+    assert [mean == pytest.approx(found, rel=1e-4) for mean in means].count(True) == 1, (found, means)
