@@ -28,6 +28,7 @@ FILES = {
         algorithm/test_grpo_pretrained algorithm/test_grpo_records
         algorithm/test_grpo_data
         algorithm/test_grpo_resumed algorithm/test_grpo_run algorithm/test_ppo_run algorithm/test_sft_run
+        algorithm/test_ppo_resumed
         algorithm/test_two_roles
         algorithm/grpo/policies/test_policies_run algorithm/trl/test_trl_run algorithm/verl/test_verl_run
         algorithm/grpo/vllm_engine/test_signatures algorithm/grpo/vllm_engine/test_vllm_run
