@@ -133,6 +133,38 @@ def test_every_figure_of_a_step_has_its_chart_and_unit(open_view: OpenView, stor
     assert all(cell.endswith(" s") or cell == "–" for cell in rows_of(page, "Time of a step by phase")["generate"])
 
 
+def test_an_asynchronous_run_shows_its_groups_in_flight_and_their_age(
+    open_view: OpenView, store_address: str, tmp_path: Path, serve: Serve
+) -> None:
+    drawn = {
+        "Groups in flight when a step began": ("in_flight", ["4", "3", "4"], "groups"),
+        "Waiting for the groups of a step": ("waited_seconds", ["1.5", "0.25", "2"], "s"),
+        "Mean age of the trained calls": ("mean_staleness", ["0", "0.5", "0.75"], "weight versions"),
+        "Greatest age of a trained call": ("max_staleness", ["0", "1", "2"], "weight versions"),
+        "Groups dropped as too stale": ("dropped_groups", ["0", "0", "3"], "groups"),
+    }
+
+    async def make() -> None:
+        store = SQLiteLightningStore(tmp_path / "flight.db", synchronous="NORMAL")
+        await store.start_run("flight", algorithm="GRPO")
+        for step in (1, 2, 3):
+            flight = {name: float(values[step - 1]) for name, values, _ in drawn.values()}
+            data = {"step": step, "flight": {**flight, "taken": [[step, 0, 0]], "dropped": []}}
+            await store.add_run_records("flight", [RunRecord(kind="step", step=step, data=data)])
+        await store.close()
+
+    run_async(make)
+    page = open_view("/runs/flight", address=serve(tmp_path / "flight.db").address)
+    for title, (_, values, unit) in drawn.items():
+        expect(page.locator(f'[data-chart="{title}"]')).to_be_visible()
+        told = [value.removesuffix(f" {unit}") for value in rows_of(page, title)[title]]
+        assert [float(value) for value in told] == [float(value) for value in values], title
+        expect(page.locator(f'[data-chart="{title}"]')).to_contain_text(unit)
+    page = loaded(open_view(f"/runs/{the_run(store_address)}"))
+    for title in drawn:
+        expect(page.locator(f'[data-chart="{title}"]')).to_have_count(0)
+
+
 def test_a_click_on_a_step_opens_its_rollouts_and_so_does_the_keyboard(open_view: OpenView, store_address: str) -> None:
     run_id = the_run(store_address)
     page = loaded(open_view(f"/runs/{run_id}"))

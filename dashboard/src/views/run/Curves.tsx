@@ -30,6 +30,11 @@ const singles: [string, string, string][] = [
   ["drift_rate", "Turns whose tokens drifted", "share"],
   ["tokens_per_second", "Generation", "tokens/s"],
   ["completion_tokens", "Tokens of an answer", "tokens"],
+  ["flight.in_flight", "Groups in flight when a step began", "groups"],
+  ["flight.waited_seconds", "Waiting for the groups of a step", "s"],
+  ["flight.mean_staleness", "Mean age of the trained calls", "weight versions"],
+  ["flight.max_staleness", "Greatest age of a trained call", "weight versions"],
+  ["flight.dropped_groups", "Groups dropped as too stale", "groups"],
   ["best", "Best so far", ""],
 ];
 
