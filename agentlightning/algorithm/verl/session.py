@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import threading
@@ -19,6 +20,7 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from agentlightning.algorithm.verl.adapters import META, merge_adapters
 from agentlightning.algorithm.verl.bridge import Bridge, Part, Row
 from agentlightning.algorithm.verl.trainer import NAME, TaskRunner
 
@@ -208,12 +210,16 @@ class VERLSession:
 
 
 def copy_newest_model(checkpoints: Path, folder: Path) -> bool:
-    """Copy the model of VERL's newest checkpoint, in transformers' form, into a folder; says whether there is one."""
+    """Copy the model of VERL's newest checkpoint, in transformers' form and with its adapters in the weights, into a
+    folder; says whether there is one."""
     found = list(checkpoints.glob("global_step_*/actor/huggingface/*.safetensors"))
     if not found:
         return False
     newest = max(found, key=lambda path: path.stat().st_mtime)
     shutil.copytree(newest.parent, folder, dirs_exist_ok=True)
+    if (about := newest.parents[1] / META).exists():
+        told = json.loads(about.read_text())
+        merge_adapters(folder, rank=told["r"], alpha=told["lora_alpha"])
     return True
 
 

@@ -119,9 +119,17 @@ class CPUAdapter(BaseRollout):
     async def release(self) -> None:
         await _server().sleep.remote()
 
-    async def update_weights(self, weights: Any, global_steps: int | None = None, **settings: Any) -> None:
+    async def update_weights(
+        self,
+        weights: Any,
+        global_steps: int | None = None,
+        peft_config: dict[str, Any] | None = None,
+        base_sync_done: bool = False,
+        **settings: Any,
+    ) -> None:
         state = {name: tensor.detach().to(torch.float32).clone() for name, tensor in weights}
-        await _server().load.remote(state, global_steps)
+        scale = peft_config["lora_alpha"] / peft_config["r"] if peft_config and base_sync_done else None
+        await _server().load.remote(state, global_steps, scale)
 
 
 class CPUServer:
@@ -133,6 +141,7 @@ class CPUServer:
         torch.set_num_threads(1)
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         self.model = loaded.eval()
+        self.base = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
         self.step = 0
         self.waiting: list[tuple[list[int], dict[str, Any], asyncio.Future[TokenOutput]]] = []
         self.task: asyncio.Task[None] | None = None
@@ -151,11 +160,30 @@ class CPUServer:
 
     async def resume_generation(self) -> None: ...
 
-    async def load(self, state: dict[str, torch.Tensor], global_steps: int | None) -> None:
+    async def load(
+        self, state: dict[str, torch.Tensor], global_steps: int | None, adapters: float | None = None
+    ) -> None:
+        """Take the weights, or with `adapters`, their scale, what adapters add to those that were taken before."""
+        if adapters is None:
+            state = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
+            self.base.update(state)
+        else:
+            state = self._with_adapters(state, adapters)
         missing = self.model.load_state_dict(state, strict=False)
         assert not missing.unexpected_keys, missing.unexpected_keys[:3]
         if global_steps is not None:
             self.step = global_steps
+
+    def _with_adapters(self, given: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+        """Return the weights W + s B A. Shapes: W (o, i), A (r, i), B (o, r)."""
+        found: dict[str, torch.Tensor] = {}
+        for name, down in given.items():
+            if name.endswith(".lora_A.weight"):
+                up = given[name.replace(".lora_A.", ".lora_B.")]
+                own = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
+                found[own] = self.base[own] + scale * up @ down
+        assert 2 * len(found) == len(given), sorted(given)[:3]
+        return found
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any

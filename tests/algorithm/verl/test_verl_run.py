@@ -170,6 +170,31 @@ async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
     assert {call.weight_version for call in calls} == {0, 1}
 
 
+async def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """LoRA, with a validation after each step: VERL hands the engine the adapters alone."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {}).get("sample", 0) / 10
+
+    settings = config(untrained_model, tmp_path / "run", test_freq=1)
+    settings["actor_rollout_ref"]["model"] |= {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    result = fit(agent, settings, store=agl.InMemoryLightningStore(), val_dataset=["five", "six"])
+    assert [step.update["sampler_difference"] < 1e-4 for step in result.metrics] == [True, True]
+    measured = [(each.step, each.sampling) for each in result.evaluations]
+    assert measured == [(0, "sampled"), (0, "greedy"), (1, "sampled"), (2, "sampled"), (2, "greedy")]
+
+    from transformers import AutoModelForCausalLM
+
+    model, told = AutoModelForCausalLM.from_pretrained(result.model_path, output_loading_info=True)
+    assert (set(told["missing_keys"]), set(told["unexpected_keys"])) == (set(), set())
+    before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
+    changed = {name for name, tensor in model.state_dict().items() if not tensor.equal(before[name])}
+    assert any(".q_proj." in name for name in changed)
+
+
 async def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_three(
     untrained_model: Path, tmp_path: Path
 ) -> None:
