@@ -32,7 +32,7 @@ TORCH_INDEX ?=
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -89,6 +89,10 @@ $(FOR_DOCS_STAMP): tests/packaging/requirements-docs.txt
 docs: $(FOR_DOCS_STAMP)
 	$(FOR_DOCS)/bin/python -m tests.packaging.pages build/docs
 	$(FOR_DOCS)/bin/zensical build --strict --clean
+
+# Every release's pages beside the present ones, build/versions: what is given out
+docs-versions:
+	$(PYTHON) -m tests.packaging.versions build/versions
 
 # The pages of docs/reference/ that are written out of the package; a test for each says when it is out of date
 reference: setup-dev
