@@ -95,6 +95,16 @@ def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
     assert [target for target in local if not (document.parent / target).is_file()] == []
 
 
+def test_every_page_is_reached_from_the_index() -> None:
+    """By its own row, or from the index of its folder."""
+    indexes = [path for path in BELOW if path.name in ("index.md", "README.md")]
+    reached = {(path.parent / link).resolve() for path in indexes for link in re.findall(r"\]\(([^)#]+)", prose(path))}
+    assert [
+        str(path.relative_to(ROOT)) for path in BELOW if path.resolve() not in reached and path not in indexes
+    ] == []
+    assert (ROOT / "examples/README.md").resolve() in reached
+
+
 @each_document
 def test_every_function_that_a_document_names_behind_its_file_is_in_that_file(document: Path) -> None:
     pairs = re.findall(r"`(agentlightning/[\w/]+\.py)`((?:,? `[A-Za-z_][\w.]*`)+)", prose(document))
