@@ -55,6 +55,10 @@ class Scripts:
         claims = self.run(claim, self.now, lambda i: f"{name}{i}", token, None, worker, limit)
         return [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in claims.claims]
 
+    def token(self) -> str:
+        """Return a token that no call on this store was given, in none of the stories told on it."""
+        return f"t{next(self._numbers)}"
+
     def beat(self, worker: str, attempts: Any) -> None:
         named = None if attempts is None else frozenset(attempts)
         self.run(heartbeat, self.now, worker, {}, None, named)
@@ -277,7 +281,6 @@ class Stories(RuleBasedStateMachine):
         self.knows: dict[str, dict[str, str]] = {"v": {}, "w": {}}
         self.asked: dict[str, tuple[int, str]] = {}
         self.named_at: dict[str, float] = {}
-        self.tokens = itertools.count(id(self))
         for worker in self.knows:
             self.scripts.beat(worker, [])
 
@@ -287,7 +290,7 @@ class Stories(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, limit=st.integers(1, 3), lost=st.booleans())
     def claim(self, worker: str, limit: int, lost: bool) -> None:
-        limit, token = self.asked.setdefault(worker, (limit, f"t{next(self.tokens)}"))
+        limit, token = self.asked.setdefault(worker, (limit, self.scripts.token()))
         claims = self.scripts.claim(worker, limit, token)
         if not lost:
             del self.asked[worker]
