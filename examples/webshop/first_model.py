@@ -1,0 +1,143 @@
+"""A small model that can use the shop's tools, and does so carelessly: the habits that training chooses from.
+
+It is a model of the demo's size with the words of this example. It first imitates purchases that meet the whole wish.
+Then, while the learning rate falls, most purchases that it sees leave something out: a word of the search, the price,
+or the size.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from shop import (
+    COLOURS,
+    KINDS,
+    MATERIALS,
+    NOTHING,
+    PHRASES,
+    SIZES,
+    Product,
+    Task,
+    catalogue,
+    page,
+    search,
+    shown,
+    tasks,
+)
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
+
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.demo.model import CHAT_TEMPLATE, make_model
+
+STEPS: Final = 1000
+SETTLING: Final = 250  # the last steps, in which the learning rate falls to nothing
+CARELESS: Final = 150  # the last steps, in which most purchases leave something out
+SHARE_HEEDED: Final = 0.35  # of colour, material, price and size, each by itself, in those last steps
+RATE: Final = 2.5e-3
+BATCH: Final = 32
+
+NAMES: Final = ("search", "look", "buy")
+TOOLS: Final = [{"type": "function", "function": {"name": name}} for name in NAMES]
+_ASSISTANT: Final = "<assistant>"
+_SPECIAL: Final = ("<pad>", "<unk>", "<eos>", "<tools>", "<user>", _ASSISTANT, "<tool>", "<tool_call>", "</tool_call>")
+_PARTS_OF_CALLS: Final = (
+    '{"name": "search", "arguments": {"query": "',
+    '", "at_most": ',
+    '{"name": "look", "arguments": {"id": "',
+    '{"name": "buy", "arguments": {"size": "',
+    '"}}',
+    "}}",
+)
+
+
+def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
+    """Write the model and its tokenizer to a folder. The same seed gives the same weights on the same machine."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    rng = random.Random(f"webshop {seed}")
+    examples, products = tasks("shown"), catalogue()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    with one_thread():
+        for step in range(steps):
+            left = steps - step
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
+            heeded = SHARE_HEEDED if left <= CARELESS else 1.0
+            drawn = [_purchase(rng, rng.choice(examples), products, heeded) for _ in range(BATCH)]
+            tokens, mask = _batch(tokenizer, drawn)
+            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    Policy(model, tokenizer).save(folder)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens are words, with the space before them or without, digits and parts of calls."""
+    texts = [*PHRASES, *KINDS, *COLOURS, *MATERIALS, *SIZES, NOTHING, "look at a product first no such product bought"]
+    words = dict.fromkeys(word for text in texts for word in re.findall(r"[A-Za-z]+", text))
+    tools = "".join(NAMES)  # as the template writes them
+    spaced = [f" {word}" for word in words]
+    vocabulary = dict.fromkeys((*_SPECIAL, *"0123456789 \n", *_PARTS_OF_CALLS, tools, *words, *spaced))
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))
+    pieces = [*map(re.escape, (*_PARTS_OF_CALLS, tools)), " ?[A-Za-z]+", r"[\s\S]"]
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(pieces)), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=[token for token in _SPECIAL if token not in ("<eos>", "<pad>", "<unk>")],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _purchase(rng: random.Random, task: Task, products: dict[str, Product], heeded: float) -> list[dict[str, Any]]:
+    """Return a conversation in which the shop answers what it really answers."""
+    colour, material, price, size = (rng.random() < heeded for _ in range(4))
+    words = [task["colour"]] * colour + [task["material"]] * material + [task["kind"]]
+    query: dict[str, Any] = {"query": " ".join(words)} | ({"at_most": task["budget"]} if price else {})
+    results = search(products, **query)
+    chosen = results[0]
+    return [
+        {"role": "user", "content": task["wish"]},
+        _call("search", query),
+        {"role": "tool", "content": shown(results)},
+        _call("look", {"id": chosen.id}),
+        {"role": "tool", "content": page(chosen)},
+        _call("buy", {"size": task["size"] if size else "medium"}),
+    ]
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+def _batch(tokenizer: Any, drawn: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return conversations, padded on the right, and a mask of what the assistant says: (B, T) each."""
+    texts = tokenizer.apply_chat_template(list(drawn), tools=TOOLS, tokenize=False)
+    rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assistant, eos = tokenizer.convert_tokens_to_ids(_ASSISTANT), tokenizer.eos_token_id
+    length = max(map(len, rows))
+    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
+    masks: list[list[bool]] = []
+    for row in rows:
+        masks.append([])
+        inside = False
+        for token in row:
+            masks[-1].append(inside)
+            inside = token == assistant or (inside and token != eos)
+        masks[-1].extend([False] * (length - len(row)))
+    return tokens, torch.tensor(masks)
