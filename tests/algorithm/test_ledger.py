@@ -88,7 +88,8 @@ def test_the_last_reward_counts() -> None:
         (attempt(outcome="infrastructure_fault", outcome_reason="budget", status="failed"), "budget"),
         (attempt(outcome="infrastructure_fault", outcome_reason="lease_expired"), "infrastructure_fault"),
         (attempt(outcome=None, status="running"), "unfinished"),
-        (attempt(outcome=None, status="timeout"), "infrastructure_fault"),
+        (attempt(outcome=None, status="timeout"), "cancelled"),
+        (attempt(outcome=None, status="unresponsive"), "infrastructure_fault"),
         (attempt(outcome=None, status="succeeded"), None),
     ],
 )

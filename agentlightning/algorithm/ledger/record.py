@@ -148,8 +148,10 @@ def attempt_verdict(attempt: Attempt, is_latest: bool) -> ExclusionReason | None
         return "budget"
     if attempt.outcome == "unscored":
         return "no_reward"
+    if attempt.outcome == "cancelled" or (attempt.outcome is None and attempt.status == "timeout"):
+        return "cancelled"
     if attempt.outcome is not None:
-        return "cancelled" if attempt.outcome == "cancelled" else "infrastructure_fault"
+        return "infrastructure_fault"
     if attempt.status == "succeeded":
         return None
     return "unfinished" if attempt.status in ("preparing", "running") else "infrastructure_fault"

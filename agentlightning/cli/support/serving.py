@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from types import FrameType
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,7 +20,6 @@ from starlette.routing import Route
 
 from agentlightning.cli.support.output import say
 from agentlightning.errors import AgentLightningError
-from agentlightning.utils.concurrency.loops import on_signal
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Scope, check_bind, server_token
 from agentlightning.utils.http.errors import describe_error
@@ -31,23 +31,30 @@ _ECHO_SECONDS = 0.3
 
 
 def end_of_process() -> asyncio.Future[None]:
-    """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands."""
+    """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands.
+
+    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending.
+    """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
-    first = 0.0
+    first: float | None = None
 
-    def note(number: int) -> None:
-        nonlocal first
+    def stop() -> None:
         if not asked.done():
-            first = loop.time()
             asked.set_result(None)
-            say("stopping: requests in progress are answered first")
-        elif loop.time() - first > _ECHO_SECONDS:
+        say("stopping: requests in progress are answered first")
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None and not loop.is_closed():
+            first = time.monotonic()
+            loop.call_soon_threadsafe(stop)
+        elif first is None or time.monotonic() - first > _ECHO_SECONDS:
             os.write(2, b"ended at once\n")
             os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        on_signal(loop, number, partial(note, number))
+        signal.signal(number, note)
     return asked
 
 

@@ -167,8 +167,11 @@ def is_over(attempt: Attempt, rollout_status: RolloutStatus) -> bool:
 
 
 def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
-    """Return outcome and reason of an attempt that ended without saying them itself."""
-    if status in ("timeout", "unresponsive"):
+    """Return outcome and reason of an attempt that ended without saying them itself; of one that ran past its time
+    limit, the same as its runner says, whichever of the two notices first."""
+    if status == "timeout":
+        return "cancelled", status
+    if status == "unresponsive":
         return "infrastructure_fault", status
     if status == "failed":
         return "infrastructure_fault", "exception"

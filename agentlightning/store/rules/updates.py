@@ -91,7 +91,7 @@ def expire(
             return False
     elif lifecycle.health(attempt, record.rollout.config, now, age) != to:
         return False
-    changes = {"outcome": "infrastructure_fault", "outcome_reason": reason}
+    changes = {"outcome": lifecycle.default_outcome(to)[0], "outcome_reason": reason}
     if not lifecycle.check_attempt_change(attempt, to):
         changes = {}
     before = record.rollout.status

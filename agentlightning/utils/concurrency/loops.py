@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import signal
 import threading
 from collections.abc import Callable, Coroutine
-from types import FrameType
 from typing import TypeVar
 
 from typing_extensions import override
@@ -23,19 +21,6 @@ T = TypeVar("T")
 
 LEFTOVERS_SECONDS = 1.0
 """How long tasks that outlive the main coroutine may take to end when they are cancelled."""
-
-
-def on_signal(loop: asyncio.AbstractEventLoop, number: int, call: Callable[[], object]) -> None:
-    """Have `loop` call `call` for each such signal, also on Windows, whose loops take none. From the main thread."""
-    try:
-        loop.add_signal_handler(number, call)
-    except NotImplementedError:
-
-        def handle(_number: int, _frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(call)
-
-        signal.signal(number, handle)
-
 
 TERMINATED = ExitCode.TERMINATED
 """Exit code of a program that SIGTERM has ended in good order, as shells count."""

@@ -212,6 +212,23 @@ async def test_one_signal_that_arrives_twice_is_one(serve: Serve, client: Any) -
     assert await asyncio.to_thread(server.wait, 30) == 0
 
 
+@pytest.mark.parametrize(("echo_seconds", "code"), [(60.0, 0), (0.0, 128 + signal.SIGTERM)])
+def test_a_second_signal_counts_as_such_also_when_the_loop_is_closed_already(echo_seconds: float, code: int) -> None:
+    program = f"""
+import asyncio, os, signal
+from agentlightning.cli.support import serving
+serving._ECHO_SECONDS = {echo_seconds}
+async def main():
+    end = serving.end_of_process()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await end
+asyncio.run(main())
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, "ended at once" in ended.stderr) == (code, code != 0), ended.stderr
+
+
 # --- looking after a file --------------------------------------------------------------------------------------------
 
 

@@ -186,13 +186,13 @@ async def test_an_attempt_counts_once_with_how_it_ended(make: Make) -> None:
     failed = await store.start_rollout(input={})
     await store.fail_rollout(failed.rollout_id, reason="out of luck")
     await store.start_rollout(input={}, config=RolloutConfig(timeout_seconds=0.001))
-    while ("timeout", "infrastructure_fault", "timeout") not in tally.of("agl.attempts.total"):
+    while ("timeout", "cancelled", "timeout") not in tally.of("agl.attempts.total"):
         await asyncio.to_thread(tally.ended.wait, 30.0)
         tally.ended.clear()
     assert tally.of("agl.attempts.total") == {
         ("succeeded", "scored", ""): 1,
         ("failed", "infrastructure_fault", "out of luck"): 1,
-        ("timeout", "infrastructure_fault", "timeout"): 1,
+        ("timeout", "cancelled", "timeout"): 1,
     }
     await store.close()
 
