@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,18 @@ class Part:
     environment: dict[str, str]
 
 
-def compose() -> dict[str, Any]:
-    return yaml.safe_load(COMPOSE.read_text())
+def compose(file: Path = COMPOSE) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text())
 
 
-def documents() -> Iterator[dict[str, Any]]:
+def documents(files: Iterable[Path] = MANIFESTS) -> Iterator[dict[str, Any]]:
     """Yield every Kubernetes object."""
-    for path in MANIFESTS:
+    for path in files:
         yield from yaml.safe_load_all(path.read_text())
 
 
-def workloads() -> list[dict[str, Any]]:
-    return [document for document in documents() if "template" in document.get("spec", {})]
+def workloads(files: Iterable[Path] = MANIFESTS) -> list[dict[str, Any]]:
+    return [document for document in documents(files) if "template" in document.get("spec", {})]
 
 
 def interpolated(text: str, values: Mapping[str, str]) -> str:
@@ -54,23 +54,23 @@ def interpolated(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: values.get(found[1], found[2] or ""), text)
 
 
-def compose_parts(values: Mapping[str, str] = VALUES) -> list[Part]:
+def compose_parts(values: Mapping[str, str] = VALUES, file: Path = COMPOSE) -> list[Part]:
     return [
         Part(
             name,
             [interpolated(word, values) for word in (*service.get("entrypoint", ENTRYPOINT), *service["command"])],
             {key: interpolated(value, values) for key, value in service["environment"].items()},
         )
-        for name, service in compose()["services"].items()
+        for name, service in compose(file)["services"].items()
     ]
 
 
-def kubernetes_parts(values: Mapping[str, str] = VALUES) -> list[Part]:
-    [settings] = [document["data"] for document in documents() if document["kind"] == "ConfigMap"]
+def kubernetes_parts(values: Mapping[str, str] = VALUES, files: Sequence[Path] = MANIFESTS) -> list[Part]:
+    [settings] = [document["data"] for document in documents(files) if document["kind"] == "ConfigMap"]
     settings = {**settings, **{name: value for name, value in values.items() if name in settings}}
     return [
         _part(container, settings)
-        for workload in workloads()
+        for workload in workloads(files)
         for container in workload["spec"]["template"]["spec"]["containers"]
     ]
 

@@ -1,0 +1,128 @@
+"""One program for every cluster: the agent that the runners run, and the algorithm that trains its model.
+
+A runner is `agl runner train.py:agent`, the algorithm is this program with `AGL_CURRENT_ROLE=algorithm`. Without that
+variable it does both on this machine, and with `--ray` the runners are actors of a Ray cluster. Started again under the
+same `AGL_RUN_ID`, on the same store and the same `--out`, it goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.demo.calculator import TOOLS, run_tool
+from agentlightning.demo.tasks import Task, make_tasks
+from agentlightning.execution import exit_code_of
+
+_clients: list[Any] = []
+
+
+def client() -> Any:
+    """One client for all rollouts of a process; one with `functools.cache` in this file is what Ray cannot send."""
+    import openai
+
+    if not _clients:
+        _clients.append(openai.OpenAI(base_url="http://127.0.0.1/", api_key="unused"))
+    return _clients[0]
+
+
+@agl.rollout
+def agent(task: Task, llm: agl.LLM) -> float:
+    """Answer a question with a calculator; the reward is 1.0 for the right number."""
+    model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    for _ in range(3):
+        reply = model.chat.completions.create(
+            model=llm.model, messages=messages, tools=TOOLS, **llm.sampling_parameters
+        )
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return float(message.content == str(task["answer"]))
+        messages.append(message)
+        for call in message.tool_calls:
+            result = run_tool(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return 0.0
+
+
+def first_model(folder: Path) -> Path:
+    """Return the small model that training begins with; it is made once, and whole or not at all."""
+    from agentlightning.demo.imitation import make_policy
+
+    made, begun = folder / "first-model", folder / "first-model.begun"
+    if not made.exists():
+        make_policy(begun)
+        begun.rename(made)
+    return made
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train, and draw how many held-out tasks were solved after how many updates."""
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    tasks, held_out = make_tasks(train=512, held_out=options.held_out)
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(
+            model=options.model or first_model(out),
+            device=options.device,
+            max_steps=options.steps,
+            batch_size=16,  # tasks of a step
+            num_generations=8,  # rollouts of each
+            num_iterations=2,  # passes over them
+            minibatch_rollouts=32,
+            learning_rate=options.learning_rate,
+            lr_scheduler_type="linear",
+            max_completion_length=options.max_completion_length,
+            eval_steps=2,
+            save_steps=2,  # steps that an interruption costs at most
+            output_dir=out / "run",
+        ),
+        # Runners call the model through the gateway: on other machines they need an address that is not loopback.
+        llm_proxy={"host": options.gateway_host, "port": options.gateway_port},
+        strategy={"type": "ray", "address": options.ray} if options.ray else "cs",
+        runner={"concurrency": 8},
+        n_runners=options.runners,
+    )
+    trainer.fit(agent, train_dataset=tasks, val_dataset=held_out)
+    if trainer.result is None:
+        sys.exit("the run was told to stop before its end")
+    print(f"updates  solved, of {len(held_out)} held-out tasks, sampled")
+    for evaluation in trainer.result.evaluations:
+        if evaluation.sampling == "sampled":
+            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+    print(f"the trained model lies in {out / 'run/model'}")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/cluster"), help="folder of the run, on a disk that stays"
+    )
+    parser.add_argument("--model", type=Path, help="folder of a model of your own")
+    parser.add_argument("--device", default="cpu", help="cuda where the algorithm has a GPU")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--max-completion-length", type=int, default=24, help="tokens of one reply")
+    parser.add_argument("--held-out", type=int, default=128, help="tasks to measure on")
+    parser.add_argument("--runners", type=int, default=2, help="runner processes that this program starts itself")
+    parser.add_argument("--ray", metavar="ADDRESS", help="start them in this Ray cluster: auto, local, HOST:PORT")
+    parser.add_argument("--gateway-host", default="127.0.0.1", help="0.0.0.0 for runners on other machines")
+    parser.add_argument("--gateway-port", type=int, help="a free one by default")
+    return parser
+
+
+def main() -> None:
+    try:
+        train(parser().parse_args())
+    except Exception as error:
+        if (code := exit_code_of(error)) == 1:
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
