@@ -167,7 +167,7 @@ test-trackers: $(TRACKERS_STAMP)
 	TRACKERS=1 $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
 
 test-vendors: $(VENDORS_STAMP)
-	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py $(ARGS)
+	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py tests/contrib $(ARGS)
 
 $(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/requirements.txt
 	$(PYTHON) -m venv $(ON_ENGINE)

@@ -1,1 +1,1 @@
-from . import agentos as agentos, reward as reward, runner as runner
+from . import adapter as adapter, agentos as agentos, reward as reward, runner as runner

@@ -104,7 +104,7 @@ def test_what_the_runner_was_given_comes_before_what_the_trainer_says() -> None:
 
 def test_a_kernel_that_tells_of_nothing_is_refused() -> None:
     for part in (AgentOSRunner, PolicyReward):
-        with pytest.raises(TypeError, match=r"kernel must have a method on_violation\(callback\)"):
+        with pytest.raises(TypeError, match=r"an object with a method on_violation\(callback\)"):
             part(object())
 
 

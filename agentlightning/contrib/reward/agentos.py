@@ -6,17 +6,23 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.contrib.agentos import check_kernel, violations_of_attempt
+from agentlightning.contrib.agentos.attempt import attempt_watch
+from agentlightning.contrib.agentos.watch import Kernels
+from agentlightning.emitter.reward_values import as_reward
 
 
 class PolicyReward:
     """Gives `reward_fn(output, task)`, or `clean` without one, less `penalty` for each violation of the attempt.
 
     For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. As every `reward_fn` it is asked where
-    the agent returns something else than its reward.
+    the agent returns something else than its reward. Only violations of the kernels that it was given cost.
+
+    Args:
+        kernel: as of `AgentOSRunner`.
 
     Raises:
         TypeError: the kernel does not tell of violations, or `reward_fn` cannot be called.
+        ValueError: `clean` or `penalty` is not finite.
     """
 
     def __init__(
@@ -29,10 +35,18 @@ class PolicyReward:
     ) -> None:
         if reward_fn is not None and not callable(reward_fn):
             raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
-        self.kernel = check_kernel(kernel)
+        for name, value in (("clean", clean), ("penalty", penalty)):
+            if as_reward(value) is None:
+                raise ValueError(f"{name} must be a finite number; got {value!r}")
+        self._kernels = Kernels(kernel)
         self._reward_fn = reward_fn
         self._clean = clean
         self._penalty = penalty
+
+    @property
+    def kernel(self) -> object:
+        """What it was given as the kernel."""
+        return self._kernels.given
 
     async def __call__(self, output: object, task: object) -> float:
         """Return the reward of the attempt that is being judged.
@@ -40,10 +54,10 @@ class PolicyReward:
         Raises:
             RuntimeError: nobody counted violations: the runner is no `AgentOSRunner`.
         """
-        found = violations_of_attempt.get()
-        if found is None:
+        watch = attempt_watch()
+        if watch is None:
             raise RuntimeError("PolicyReward needs the violations of the attempt: use runner=AgentOSRunner(kernel)")
         reward: Any = self._clean if self._reward_fn is None else self._reward_fn(output, task)
         if inspect.isawaitable(reward):
             reward = await reward
-        return float(reward) - self._penalty * sum(kernel is self.kernel for kernel, _ in found)
+        return float(reward) - self._penalty * sum(map(watch.count, self._kernels.sources))

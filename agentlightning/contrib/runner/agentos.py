@@ -1,20 +1,44 @@
-"""`AgentOSRunner` runs agents whose actions a policy kernel checks, and records its violations in the trace."""
+"""`AgentOSRunner` runs agents whose actions a policy kernel checks: what it refuses becomes part of trace and outcome.
+
+| the agent                                                   | the attempt ends as            |
+| ----------------------------------------------------------- | ------------------------------ |
+| was refused, went on and returned                           | what it returned earns         |
+| was ended by the kernel (`AgentKernelPanic` left it)        | `policy_fault`                 |
+| raised because it was refused (`OSError` of `ctx.read`)     | `policy_fault`                 |
+| was refused, with `fail_on_violation=True`, and then did anything | `policy_fault`           |
+| was left by the kernel's own panic (`kernel.panic(...)`)    | `infrastructure_fault`         |
+
+`policy_fault` earns `violation_reward`. `user_space_execution` hides other exceptions of the agent from its caller.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import logging
+import os
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.contrib.agentos import VIOLATION_NAME, check_kernel, violations_of_attempt
-from agentlightning.emitter import emit_annotation
+from agentlightning.contrib.adapter.agentos import FlightRecorderAdapter
+from agentlightning.contrib.agentos.attempt import AttemptWatch, attempt_watch, note, watched
+from agentlightning.contrib.agentos.recorder import RecorderWatch
+from agentlightning.contrib.agentos.violation import Violation, readable_reason
+from agentlightning.contrib.agentos.watch import Kernels
+from agentlightning.emitter.reward_values import as_reward
 from agentlightning.errors import PolicyFault
 from agentlightning.runner.agent import LitAgentRunner
+from agentlightning.runner.isolation.modes import AgentExecutor
 from agentlightning.runner.outcome import Ending, check_policy_faults
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import AttemptedRollout
+from agentlightning.tracer.scope import current_scope
+from agentlightning.types import AttemptedRollout, NamedResources
+from agentlightning.utils.concurrency.threads import Threads
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -23,14 +47,19 @@ class AgentOSRunner(LitAgentRunner[T]):
     """A runner that knows what the kernel refused during each attempt.
 
     Args:
-        kernel: see `agentlightning.contrib.agentos`.
+        kernel: a `KernelSpace` of agent-os-kernel; a `PolicyWatch` for kernels that the agent makes; a list of them; or
+            any object with `on_violation(callback)`.
         tracer: None is `OtelTracer()`, or the Trainer's.
-        fail_on_violation: the first violation ends the attempt as a fault of the policy, with `violation_reward`.
+        fail_on_violation: the first violation ends the attempt as a fault of the policy, whatever the agent returns;
+            every later action is refused.
         emit_violations: record each violation as an annotation `policy_violation` in the trace.
+        emit_entries: record what the kernel's flight recorder has of the attempt as spans, at the end of it.
+        violation_reward: what an attempt earns that a violation ended.
         settings: of `LitAgentRunner`. What is left out comes from the Trainer.
 
     Raises:
         TypeError: the kernel does not tell of violations.
+        ValueError: `violation_reward` is not finite; or `isolation="process"`, where the kernel is not the agent's.
     """
 
     def __init__(
@@ -40,16 +69,32 @@ class AgentOSRunner(LitAgentRunner[T]):
         *,
         fail_on_violation: bool = False,
         emit_violations: bool = True,
+        emit_entries: bool = True,
         violation_reward: float = -1.0,
         **settings: Any,
     ) -> None:
         super().__init__(tracer or OtelTracer(), **settings)
-        self.kernel = check_kernel(kernel)
+        if as_reward(violation_reward) is None:
+            raise ValueError(f"violation_reward must be a finite number; got {violation_reward!r}")
+        if self._isolation == "process":
+            raise ValueError(
+                "AgentOSRunner sees what the kernel refuses in its own process only, so that it cannot run agents with "
+                "isolation='process'; leave that out"
+            )
+        self._kernels = Kernels(kernel)
+        if not self._kernels.sources:
+            logger.warning("the kernel has no policy_engine: it refuses nothing, and no violation will be seen")
         self._fail_on_violation = fail_on_violation
         self._emit_violations = emit_violations
+        self._emit_entries = emit_entries
         self._violation_reward = violation_reward
         self._own = frozenset((*settings, *(("tracer",) if tracer is not None else ())))
-        self._watching = False
+        self._made_in = os.getpid()
+
+    @property
+    def kernel(self) -> object:
+        """What it was given as the kernel."""
+        return self._kernels.given
 
     def take_from_trainer(self, **settings: Any) -> None:
         """Take those settings of the Trainer that were not given here."""
@@ -59,25 +104,117 @@ class AgentOSRunner(LitAgentRunner[T]):
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
+        """As of `LitAgentRunner`.
+
+        Raises:
+            RuntimeError: the kernel came from another process with an open flight recorder.
+        """
+        if self._made_in != os.getpid() and self._kernels.recorders:
+            raise RuntimeError(
+                "the flight recorder of the kernel is an open SQLite connection, which must not cross into another "
+                "process. Run the runners in this one (strategy='shm'), or make kernel and recorder in the agent: "
+                "KernelSpace(policy_engine=policy, flight_recorder=RecorderWatch(...)) with policy = "
+                "PolicyWatch(engine), and give AgentOSRunner and PolicyReward the policy"
+            )
         super().init_worker(worker_id, store, **kwargs)
-        if not self._watching:
-            self._watching = True
-            self.kernel.on_violation(self._note)
+        self._kernels.subscribe()
+        assert self._attempt_runner is not None
+        self._attempt_runner.executor = _WatchedExecutor(self._attempt_runner.executor, emit_entries=self._emit_entries)
 
     @override
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
-        token = violations_of_attempt.set([])
-        try:
+        watch = AttemptWatch(
+            rollout, emit=self._emit_violations, ends=self._fail_on_violation, reward=self._violation_reward
+        )
+        with watched(watch):
             return await super()._execute_rollout(rollout)
-        finally:
-            violations_of_attempt.reset(token)
 
-    def _note(self, violation: object) -> None:
-        found = violations_of_attempt.get()
-        if found is None:  # somebody else uses the kernel as well
-            return
-        found.append((self.kernel, violation))
-        if self._emit_violations:
-            emit_annotation({"name": VIOLATION_NAME, "violation": str(violation)})
-        if self._fail_on_violation:
-            raise PolicyFault(f"the policy kernel refused an action: {violation}", reward=self._violation_reward)
+
+class _WatchedExecutor:
+    """Calls the agent by another executor, and judges how it ended by what its kernel refused."""
+
+    prepares = False
+
+    def __init__(self, inner: AgentExecutor, *, emit_entries: bool) -> None:
+        self._inner = inner
+        self._emit_entries = emit_entries
+
+    async def prepare(self) -> None:
+        """Nothing to do."""
+
+    def spare(self) -> None:
+        """Nothing to do."""
+
+    @property
+    def threads(self) -> Threads:
+        return self._inner.threads
+
+    async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
+        watch, began = attempt_watch(), time.time()
+        if watch is None:  # a subclass that runs the rollout elsewhere
+            return await self._inner.call(rollout, resources)
+        try:
+            output = await self._inner.call(rollout, resources)
+        except Exception as error:
+            fault = fault_of(error, watch)
+            if fault is None or (isinstance(error, PolicyFault) and error.args == fault.args):
+                raise
+            raise fault from error
+        finally:
+            if self._emit_entries:
+                emit_entries(watch, began)
+        if watch.is_over:
+            raise watch.fault()
+        return output
+
+    def close(self) -> None:
+        """Nothing to do; the runner closes the other executor."""
+
+
+def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
+    """Return the fault of the policy behind an exception that left the agent; None if it is something else."""
+    panic = next((each for each in _causes(error) if _is_panic(each)), None)
+    if panic is not None and watch.first is None:  # ended by a signal of another kind: its budget, its trust
+        note("panic", Violation(readable_reason(panic), str(getattr(panic, "agent_id", None))))
+    if panic is not None or watch.is_over:
+        return watch.fault()
+    if isinstance(error, OSError) and watch.first is not None and watch.first.reason in readable_reason(error):
+        return watch.fault()
+    return None
+
+
+def emit_entries(watch: AttemptWatch, began: float) -> None:
+    """Add what the attempt has in flight recorders to its trace. Never raises: the attempt ended as it did."""
+    scope = current_scope()
+    if scope is None or not scope.delivers:
+        return
+    adapter = FlightRecorderAdapter(rollout_id=watch.rollout_id, attempt_id=watch.attempt_id)
+    for recorder in [each for each in watch.entries if isinstance(each, RecorderWatch)]:
+        try:
+            spans = adapter.adapt(recorder.entries_of(watch, began))
+        except Exception as error:  # the recorder's disk, say
+            logger.warning("[Rollout %s] its flight recorder cannot be read: %s", watch.rollout_id, error)
+            continue
+        for span in spans:
+            scope.append(span, emitted=True)
+
+
+def _causes(error: BaseException) -> Generator[BaseException]:
+    """Yield an exception, those that it was raised from, and those that are grouped in it, each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
+        if each.__cause__ is not None:
+            waiting.append(each.__cause__)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """True for the `AgentKernelPanic` of an agent, not for the kernel's own; by name: the package need not be here."""
+    classes = [cls for cls in type(error).__mro__ if cls.__module__.startswith("agent_control_plane.")]
+    return any(cls.__name__ == "AgentKernelPanic" for cls in classes) and getattr(error, "agent_id", None) != "kernel"

@@ -1,0 +1,5 @@
+"""Adapters of other projects' records."""
+
+from agentlightning.lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__)

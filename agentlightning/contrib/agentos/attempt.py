@@ -1,0 +1,128 @@
+"""What is known of the attempt that runs: its violations, and which entries of flight recorders are its own.
+
+A context variable carries it; a thread or a job that copies no context belongs to the attempt in which it was started
+(`tracer/started.py`), also if it runs an event loop of its own, which it needs for `KernelSpace.syscall`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+
+from agentlightning.contrib.agentos.violation import Violation
+from agentlightning.emitter import emit_annotation
+from agentlightning.errors import PolicyFault
+from agentlightning.tracer.scope import TraceScope, current_scope, entered
+from agentlightning.tracer.started import origin
+from agentlightning.types import AttemptedRollout
+
+logger = logging.getLogger(__name__)
+
+
+class AttemptWatch:
+    """Counts the violations of one attempt. Any thread may add.
+
+    Args:
+        emit: record each as an annotation of the trace.
+        ends: the first violation ends the attempt.
+        reward: what the attempt earns if a violation ends it.
+    """
+
+    def __init__(self, rollout: AttemptedRollout, *, emit: bool, ends: bool, reward: float) -> None:
+        self.rollout_id = rollout.rollout_id
+        self.attempt_id = rollout.attempt.attempt_id
+        self.ends = ends
+        self.first: Violation | None = None
+        self.is_open = True
+        self._emit = emit
+        self._reward = reward
+        self._counts: dict[Hashable, int] = {}
+        self.entries: dict[Hashable, set[str]] = {}
+        """Recorder, and the ids of the entries that this attempt wrote."""
+        self._lock = threading.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        """True if a violation has ended the attempt."""
+        return self.ends and self.first is not None
+
+    def add(self, source: Hashable, violation: Violation) -> None:
+        """Count a violation that `source` found, and record it. Never raises: what was refused stays refused."""
+        with self._lock:
+            self.first = self.first or violation
+            self._counts[source] = self._counts.get(source, 0) + 1
+        if not self._emit:
+            return
+        scope = _own_scope()
+        try:
+            with nullcontext() if scope is None or not scope.is_open else entered(scope):
+                emit_annotation(violation.attributes())
+        except Exception as error:  # it is counted all the same
+            logger.warning("[Rollout %s] a policy violation is not in the trace: %s", self.rollout_id, error)
+
+    def add_entry(self, recorder: Hashable, entry_id: str) -> None:
+        """Note that an entry of a recorder is this attempt's."""
+        with self._lock:
+            self.entries.setdefault(recorder, set()).add(entry_id)
+
+    def count(self, source: Hashable) -> int:
+        """Return how many violations `source` has found."""
+        with self._lock:
+            return self._counts.get(source, 0)
+
+    def fault(self, text: str | None = None) -> PolicyFault:
+        """Return the exception that ends the attempt; `text` is what is told where no violation was counted."""
+        told = text if self.first is None else self.first.reason
+        return PolicyFault(f"the policy kernel refused an action: {told}", reward=self._reward)
+
+
+_present: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
+_running: dict[tuple[str | None, str | None], AttemptWatch] = {}
+"""By rollout and attempt, in this process."""
+
+
+def attempt_watch() -> AttemptWatch | None:
+    """Return what watches the attempt of this context, thread or job; None outside of attempts that are watched."""
+    present = _present.get()
+    if present is None:
+        scope = _own_scope()
+        present = None if scope is None else _running.get((scope.rollout_id, scope.attempt_id))
+    return present if present is not None and present.is_open else None
+
+
+def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
+    """Add a violation to the attempt that it belongs to, and return what watches that."""
+    watch = attempt_watch()
+    if watch is not None:
+        watch.add(source, violation)
+    elif _running or _present.get() is not None:  # what an attempt left behind, or a thread that nobody knows
+        logger.warning(
+            "a policy violation counts for no attempt (%s): it came from a task or thread that has outlived its "
+            "attempt, or that was not started inside one. Wait for what you start before the agent returns, and run "
+            "functions in threads of your own with contextvars.copy_context().run(...).",
+            violation.reason,
+        )
+    return watch
+
+
+@contextmanager
+def watched(watch: AttemptWatch) -> Generator[AttemptWatch]:
+    """Let violations of this context, and of what is started in it, count for `watch`."""
+    key = (watch.rollout_id, watch.attempt_id)
+    token = _present.set(watch)
+    _running[key] = watch
+    try:
+        yield watch
+    finally:
+        watch.is_open = False
+        _running.pop(key, None)
+        _present.reset(token)
+
+
+def _own_scope() -> TraceScope | None:
+    """Return the scope of this context, or that in which this thread was started whatever loop it runs."""
+    found: TraceScope | None = current_scope() or origin.get()
+    return found

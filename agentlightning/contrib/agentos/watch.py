@@ -1,0 +1,168 @@
+"""How the refusals of a kernel are seen: between a `KernelSpace` and its policy engine, or by a callback.
+
+`KernelSpace` asks `policy_engine.check_violation(agent_role, tool_name, args)` before every system call and refuses the
+call for the reason that it returns: the agent is ended with `AgentKernelPanic` if the kernel knows it by
+`create_agent_context`, and gets a result with `error_code` -2 if not. Both have passed the engine once. The kernel's
+`metrics.policy_violations` counts each refusal twice and is not read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, Protocol, cast, runtime_checkable
+
+from agentlightning.contrib.agentos.attempt import attempt_watch, note
+from agentlightning.contrib.agentos.recorder import RecorderWatch
+from agentlightning.contrib.agentos.violation import Violation, readable_reason
+
+logger = logging.getLogger(__name__)
+
+_ENGINE, _RECORDER = "_policy_engine", "_flight_recorder"
+"""Where `KernelSpace` keeps what it was given."""
+
+
+@runtime_checkable
+class PolicyKernel(Protocol):
+    """A kernel of another project that tells of its refusals itself."""
+
+    def on_violation(self, callback: Callable[[Any], None], /) -> object:
+        """Call `callback` with every action that is refused from here on."""
+
+
+class PolicyWatch:
+    """A policy engine that tells the attempt of what it refuses; all else is the engine's.
+
+    `KernelSpace(policy_engine=PolicyWatch(engine))`: for agents that make a kernel for each attempt, of which runner
+    and reward know only the watch. It can be pickled if the engine can.
+
+    Raises:
+        TypeError: the engine has no `check_violation`.
+    """
+
+    def __init__(self, engine: object) -> None:
+        if isinstance(engine, type) or not callable(getattr(engine, "check_violation", None)):
+            raise TypeError(
+                "engine must have a method check_violation(agent_role, tool_name, args) that returns a reason or None, "
+                f"as PolicyEngine of agent-os-kernel has; got {engine!r}"
+            )
+        self.engine: Any = engine
+
+    def check_violation(self, agent_role: str, tool_name: str, args: Mapping[str, object]) -> str | None:
+        """Return why the engine refuses an action, or None.
+
+        A question (`SYS_CHECKPOLICY`) is no action: the kernel marks system calls, and only these count.
+
+        Raises:
+            PolicyFault: a violation has ended the attempt before; its agent may do nothing more.
+        """
+        watch = attempt_watch()
+        if watch is not None and watch.is_over:
+            raise watch.fault()
+        reason = self.engine.check_violation(agent_role, tool_name, args)
+        if reason and "_syscall" in args:
+            note(self, Violation.of_syscall(reason, agent_role, tool_name, args))
+        return cast("str | None", reason)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "engine":  # of an object that is just being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.engine, name)
+
+
+class Kernels:
+    """The kernels that a runner or a reward was given. A copy is the same object: the agent's kernel has no copy.
+
+    Puts a `PolicyWatch` before the engine of a `KernelSpace`, and a `RecorderWatch` before its recorder, once each.
+
+    Args:
+        kernel: a `KernelSpace`, a `PolicyWatch`, an object with `on_violation(callback)`, or a list of them.
+
+    Raises:
+        TypeError: there is no kernel that tells of violations.
+    """
+
+    def __init__(self, kernel: object) -> None:
+        self.given = kernel
+        self.sources = _sources_of(kernel)
+        """What tells of the violations; empty if no kernel has a policy."""
+        self.recorders = _recorders_of(kernel)
+
+    def subscribe(self) -> None:
+        """Let the kernels that call back tell of their violations, in this process; each is asked once."""
+        for source in self.sources:
+            if isinstance(source, _Callback):
+                source.subscribe()
+
+    def __deepcopy__(self, memo: object) -> Kernels:
+        return self
+
+
+def _sources_of(kernel: object) -> tuple[Hashable, ...]:
+    if isinstance(kernel, (list, tuple)):
+        kernels = cast("list[object]", kernel)
+        if not kernels:
+            raise TypeError("kernel must not be an empty list")
+        return tuple(dict.fromkeys(source for each in kernels for source in _sources_of(each)))
+    if isinstance(kernel, PolicyWatch):
+        return (kernel,)
+    if _is_kernel_space(kernel):
+        engine, recorder = getattr(kernel, _ENGINE), getattr(kernel, _RECORDER, None)
+        if recorder is not None and not isinstance(recorder, RecorderWatch):
+            setattr(kernel, _RECORDER, RecorderWatch(recorder))
+        if engine is None:
+            return ()
+        if not isinstance(engine, PolicyWatch):
+            engine = PolicyWatch(engine)
+            setattr(kernel, _ENGINE, engine)
+        return (engine,)
+    if not isinstance(kernel, type) and isinstance(kernel, PolicyKernel):
+        return (_Callback(kernel),)
+    raise TypeError(
+        "kernel must be a KernelSpace of agent-os-kernel, a PolicyWatch, a list of them, or an object with a method "
+        f"on_violation(callback), which it calls with what it refuses; got {kernel!r}"
+    )
+
+
+def _recorders_of(kernel: object) -> tuple[RecorderWatch, ...]:
+    if isinstance(kernel, (list, tuple)):
+        return tuple(found for each in cast("list[object]", kernel) for found in _recorders_of(each))
+    recorder = getattr(kernel, _RECORDER, None) if _is_kernel_space(kernel) else None
+    return (recorder,) if isinstance(recorder, RecorderWatch) else ()
+
+
+def _is_kernel_space(kernel: object) -> bool:
+    return not isinstance(kernel, type) and callable(getattr(kernel, "syscall", None)) and hasattr(kernel, _ENGINE)
+
+
+class _Callback:
+    """A `PolicyKernel`, equal to itself wherever it is named."""
+
+    def __init__(self, kernel: PolicyKernel) -> None:
+        self._kernel = kernel
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Callback) and other._kernel is self._kernel
+
+    def __hash__(self) -> int:
+        return id(self._kernel)
+
+    def subscribe(self) -> None:
+        with _lock:
+            if self in _subscribed:
+                return
+            _subscribed.add(self)
+        self._kernel.on_violation(partial(_note_of_callback, self))
+
+
+_lock = threading.Lock()
+_subscribed: set[_Callback] = set()
+"""They keep their kernels, so that no other one gets their identity."""
+
+
+def _note_of_callback(source: _Callback, violation: object) -> None:
+    watch = note(source, Violation(readable_reason(violation)))
+    if watch is not None and watch.ends:
+        raise watch.fault()
