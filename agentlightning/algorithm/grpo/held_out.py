@@ -71,7 +71,7 @@ class HeldOut:
                 "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
                 "held_out_without_reward",
             )
-        shares = ", ".join(f"{e.accuracy:.1%} {e.sampling}" for e in found)
+        shares = ", ".join(map(str, found))
         parts.note(f"held-out after {parts.learners.weight_version} updates: {shares}")
         return found
 

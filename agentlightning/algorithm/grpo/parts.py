@@ -16,7 +16,7 @@ from agentlightning.algorithm.grpo.policies.learners import Learners
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
 from agentlightning.algorithm.grpo.settings import GRPOSettings
-from agentlightning.algorithm.progress import Progress
+from agentlightning.algorithm.progress import Progress, Silent
 from agentlightning.algorithm.utils import with_timeout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -50,8 +50,9 @@ class RunParts:
     """The step that is being taken."""
 
     def note(self, text: str, level: int = logging.INFO) -> None:
-        """Tell whoever watches the run."""
-        logger.log(level, text)
+        """Tell whoever watches the run: its display, and the log where the program has one."""
+        if logger.hasHandlers() or type(self.progress) is Silent:  # else Python repeats warnings on standard error
+            logger.log(level, text)
         self.progress.note(text)
 
     def alarm(self, text: str, name: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from typing_extensions import override
 
 from agentlightning.algorithm.grpo.engine.decode_thread import EngineStats
 from agentlightning.algorithm.progress import StepFigures
@@ -43,6 +46,22 @@ class Evaluation:
         return sum(self.solved) / len(self.rewards) if self.rewards else 0.0
 
     @property
+    def mean_reward(self) -> float | None:
+        """Mean over the tasks with a reward; None without any."""
+        earned = [reward for reward in self.rewards if reward is not None]
+        return math.fsum(earned) / len(earned) if earned else None
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether some reward is neither 0 nor 1, so that `mean_reward` says more than `accuracy`."""
+        return any(reward not in (None, 0.0, 1.0) for reward in self.rewards)
+
+    @override
+    def __str__(self) -> str:
+        mean = "" if self.mean_reward is None or not self.is_graded else f" (mean reward {self.mean_reward:.3f})"
+        return f"{self.accuracy:.1%} {self.sampling}{mean}"
+
+    @property
     def failed(self) -> int:
         """Rollouts without a reward."""
         return sum(reward is None for reward in self.rewards)
@@ -75,6 +94,29 @@ class GRPOResult:
         """Return the first or the last evaluation with this `sampling` (`sampled` or `greedy`)."""
         found = [e for e in self.evaluations if e.sampling == sampling]
         return (found[-1] if last else found[0]) if found else None
+
+    @override
+    def __str__(self) -> str:
+        lines = [f"{self.steps} updates, {self.train_seconds:.1f} s of training"]
+        rewards = [step.mean_reward for step in self.metrics if step.mean_reward is not None]
+        if rewards:
+            lines[0] += f", mean reward of a step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+        for sampling in dict.fromkeys(each.sampling for each in self.evaluations):
+            found = [each for each in self.evaluations if each.sampling == sampling]
+            shares = f"{_shown(found[0])} -> {_shown(found[-1])}"
+            lines.append(f"{len(found[0].rewards)} held-out tasks, {sampling}: {shares}")
+        calls = sum(step.calls_captured for step in self.metrics)
+        trained = sum(step.calls_trained for step in self.metrics)
+        late = sum(self.late_calls.values())
+        lines.append(
+            f"{calls + late} model calls, {trained} trained, {calls - trained + late} excluded (agl runs ledger)"
+        )
+        return "\n".join([*lines, f"the model is in {self.model_path}"])
+
+
+def _shown(one: Evaluation) -> str:
+    mean = f", mean reward {one.mean_reward:.3f}" if one.is_graded and one.mean_reward is not None else ""
+    return f"{one.accuracy:.1%} solved{mean}"
 
 
 class CountsTokens(Protocol):
