@@ -60,7 +60,7 @@ FILES = {
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples algorithm/alarms/test_page
         algorithm/apo/test_pages algorithm/gepa/test_pages
-        cli/test_guides cli/test_pages judge/test_pages
+        cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises trainer/test_tutorials
     """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import sqlite3
@@ -353,3 +354,27 @@ def test_settings_that_cannot_work_are_refused() -> None:
         AgentOSRunner([])
     with pytest.raises(TypeError, match="kernel must be a KernelSpace"):
         AgentOSRunner(type(kernel))
+
+
+def test_what_the_packages_own_engine_sees_of_a_tools_arguments() -> None:
+    """What `docs/how-to/agent-os.md` says of 3.7.0; once this fails, the page's `Policy` is not needed any more."""
+    engine = importlib.import_module("agent_control_plane.policy_engine").PolicyEngine()
+    engine.add_constraint(ROLE, ["database_query"])
+    kernel = kernel_of(engine)
+    kernel.register_tool("database_query", lambda query: query)
+
+    async def agent(task: dict[str, Any]) -> Any:
+        syscall = importlib.import_module("agent_control_plane.kernel_space").SyscallType.SYS_EXEC
+        return {"code": (await unknown_agent(kernel).syscall(syscall, **task)).error_code}
+
+    tasks = [{"tool": tool, "args": {"query": "DROP TABLE a"}} for tool in ("database_query", "shell")]
+    found = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), tasks)
+    assert [attempt.violations for attempt in found] == [[], [f"Role {ROLE} cannot use tool shell"]]
+    assert [attempt.reward for attempt in found] == [1.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore")  # the package warns of its own use of pydantic
+def test_the_interface_of_older_pages_is_not_in_the_package() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'policy'"):
+        importlib.import_module("agent_os").KernelSpace(policy=SQLPolicy())
+    assert not hasattr(importlib.import_module("agent_os.policies"), "SQLPolicy")
