@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
+from agentlightning.contrib.agentos import PolicyWatch, RecorderWatch
 from agentlightning.contrib.reward.agentos import PolicyReward
 from agentlightning.contrib.runner.agentos import AgentOSRunner
 from agentlightning.store import LightningStore
+from agentlightning.tracer.scope import MOST_SPANS
 from agentlightning.types import Dataset
 
 
@@ -112,3 +115,50 @@ def test_the_reward_needs_the_runner_that_counts() -> None:
     kernel = Kernel(deny=["DROP"])
     found = agl.Trainer(strategy="shm", reward_fn=PolicyReward(kernel)).evaluate(agent_of(kernel), TASKS[:1])
     assert found.failures == {"RuntimeError": 1}
+
+
+def test_workers_that_share_a_kernel_count_each_violation_once() -> None:
+    kernel = Kernel(deny=["DROP", "DELETE"])
+    trainer = agl.Trainer(
+        runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel), algorithm="baseline", strategy="shm", n_runners=2
+    )
+    trainer.fit(agent_of(kernel), TASKS * 3)
+    assert trainer.result.rewards == [1.0, -1.0] * 3
+
+
+class DenyList:
+    """A policy engine, by the interface of `KernelSpace`."""
+
+    def check_violation(self, agent_role: str, tool_name: str, args: dict[str, Any]) -> str | None:
+        return f"{tool_name} is denied" if tool_name == "rm" else None
+
+
+def test_a_policy_goes_to_other_processes_as_one_object_for_runner_and_reward() -> None:
+    policy = PolicyWatch(DenyList())
+    runner = AgentOSRunner(policy, reward_fn=PolicyReward(policy))
+    again = pickle.loads(pickle.dumps(runner._kernels)), pickle.loads(pickle.dumps((policy, PolicyReward(policy))))
+    assert isinstance(again[0].given, PolicyWatch)
+    assert again[1][0] is again[1][1].kernel
+    assert policy.check_violation("a", "rm", {"_syscall": "SYS_EXEC"}) == "rm is denied"
+    assert again[1][0].check_violation("a", "ls", {"_syscall": "SYS_EXEC"}) is None
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_refused_without_end_costs_bounded_memory() -> None:
+    policy = PolicyWatch(DenyList())
+
+    def agent(task: int) -> Any:
+        for _ in range(task):
+            policy.check_violation("a", "rm", {"_syscall": "SYS_EXEC"})
+        return "done"
+
+    trainer = agl.Trainer(runner=AgentOSRunner(policy), reward_fn=PolicyReward(policy, penalty=0.5), strategy="shm")
+    trainer.dev(agent, [MOST_SPANS + 10])
+    assert trainer.result.rewards == [1.0 - 0.5 * (MOST_SPANS + 10)]
+
+
+def test_what_is_no_policy_engine_is_refused() -> None:
+    with pytest.raises(TypeError, match="engine must have a method check_violation"):
+        PolicyWatch(Kernel(deny=[]))
+    with pytest.raises(TypeError, match="recorder must have the methods start_trace and get_log"):
+        RecorderWatch(object())
