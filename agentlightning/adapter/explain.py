@@ -25,7 +25,10 @@ HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by
 _MOST_SEAMS: Final = 3
 """Seams that are shown with their tokens; the table names all."""
 
-BASE_URL: Final = "pass llm.get_base_url(rollout_id, attempt_id) as base_url to the agent's client"
+BASE_URL: Final = (
+    "give the agent's client base_url=llm.endpoint "
+    "(in a class, llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id))"
+)
 CACHE: Final = (
     "if a cache of the agent's client answered without a call (DSPy has one), switch it off for training: "
     "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)"

@@ -66,7 +66,7 @@ def test_counts_are_shown_where_the_ids_were_not_kept() -> None:
 @pytest.mark.parametrize(
     ("spans", "advice"),
     [
-        ([], "no model call was seen at all: pass llm.get_base_url(rollout_id, attempt_id) as base_url"),
+        ([], "no model call was seen at all: give the agent's client base_url=llm.endpoint"),
         (
             [chat("t", None, 1, 2), chat("u", None, 3, 4)],
             "2 model calls seen by the tracer only: the agent's client did not use the gateway's base URL",

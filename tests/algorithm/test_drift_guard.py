@@ -80,7 +80,8 @@ def test_an_agent_that_calls_no_model_ends_the_run_in_its_first_step(untrained_m
     def silent(task: str, llm: agl.LLM) -> float:
         return 1.0
 
-    with pytest.raises(NoTrainableCallError, match=r"no model call was seen at all: pass llm\.get_base_url"):
+    told = r"no model call was seen at all: give the agent's client base_url=llm\.endpoint"
+    with pytest.raises(NoTrainableCallError, match=told):
         fit(silent, ["a"], model=untrained_model, output_dir=tmp_path)
 
 

@@ -37,7 +37,10 @@ def check_model(model: str) -> None:
     except ValueError:  # it cannot be the name of a model
         found = None
     if not isinstance(found, str):
-        raise BadRequestError(f"model={model!r} is neither a folder nor the name of a model in the local cache")
+        raise BadRequestError(
+            f"model={model!r} is neither a folder nor the name of a model in the local cache. Give the folder of "
+            "a model, or fetch it first (hf download NAME): a run asks for nothing beyond this machine"
+        )
 
 
 def check_one_time_limit(name: str, own: float | None, config: RolloutConfig) -> None:
