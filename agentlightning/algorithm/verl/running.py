@@ -82,7 +82,7 @@ async def run_verl(
             adapter=adapter,
             progress=progress,
             resume=resume,
-            recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
+            recorder=RunRecorder(log, learners, grpo.record_tokens, has_held_out=bool(held_out)),
             guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
             rollout_config=algorithm.get_rollout_config(),
             alarms=Alarms(grpo.alarms),
@@ -143,6 +143,7 @@ def _link(policy: RemotePolicy, grpo: GRPOSettings) -> dict[str, Any]:
         "context_length": policy.context_length,
         "max_new_tokens": grpo.max_completion_length,
         "seed": grpo.seed,
+        "tells_tokens": grpo.record_tokens != "none",
         "node": "",
     }
 

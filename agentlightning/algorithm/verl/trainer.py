@@ -29,18 +29,33 @@ class StepTrainer(PPOTrainerSync):
 
     @override
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        mask = self._columns(batch, ["response_mask"])["response_mask"].bool()  # (B, T), before VERL rejects tokens
         batch = super()._compute_advantage(batch, metrics)
-        fields = ["advantages", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        padded = data.to_padded_tensor()
-        advantages, mask = padded["advantages"], padded["response_mask"].bool()  # (B, T) each
-        first = mask.int().argmax(dim=1)  # the same on every token of a session
-        self._told["advantages"] = {
-            key: float(advantages[row, first[row]])
-            for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True))
-            if not tag.get("is_padding", False)
-        }
+        columns = self._columns(batch, list(names := self._figures()))
+        self._told["advantages"], self._told["tokens"] = {}, {}
+        for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+            if tag.get("is_padding", False):
+                continue
+            own = {ours: columns[theirs][row][mask[row]].float().numpy() for theirs, ours in names.items()}
+            self._told["advantages"][key] = float(own["advantage"][0])  # the same on every token of a session
+            if len(own) > 1:
+                self._told["tokens"][key] = own
         return batch
+
+    def _figures(self) -> dict[str, str]:
+        """Return VERL's names of what is told of each token, and ours."""
+        told = {"advantages": "advantage"}
+        if not self.config.agentlightning_link.tells_tokens:
+            return told
+        told["rollout_log_probs"] = "engine_logprobs"
+        if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
+            return told  # then the learner computes none of its own before the loss
+        return told | {"old_log_probs": "trainer_logprobs", "entropy": "entropy"}
+
+    @staticmethod
+    def _columns(batch: Any, names: list[str]) -> Any:
+        """Return fields of the batch, padded: (B, T) each."""
+        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
 
     @override
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:

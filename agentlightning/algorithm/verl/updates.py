@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ _FIGURES: Final = {
     "training/rollout_probs_diff_max": "sampler_difference",
 }
 """VERL's figures of an update, and their names in ours."""
+_COLUMNS: Final = [column.name for column in fields(RowFigures)]
 
 
 class VERLRun(GRPORun):
@@ -103,7 +105,7 @@ class VERLUpdates(WeightUpdates):
         if not told["optimizer_steps"]:
             return StepUpdate(figures, [], frozenset())
         learners.advance(learners.weight_version + 1)
-        return StepUpdate(figures, [], frozenset((None,)))
+        return StepUpdate(figures, self._tokens(rows, told), frozenset((None,)))
 
     async def _taken(self, step: int, rows: StepRows) -> dict[str, Any]:
         settings = self._parts.settings
@@ -126,6 +128,23 @@ class VERLUpdates(WeightUpdates):
             text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
             self._parts.alarm(text, "left_out_by_verl")
         return lost
+
+    def _tokens(self, rows: StepRows, told: Mapping[str, Any]) -> list[RowFigures]:
+        """Return what VERL's loss began with, of each row; none where VERL left rows out, or tells of no tokens."""
+        sessions, places = self._parts.settings.num_generations, told["places"]
+        found: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+        for key, columns in told["tokens"].items():
+            uid, session, index = key.rsplit("_", 2)
+            found[places[uid], int(session), int(index)] = columns
+        keys = {
+            id(sample): (*divmod(number, sessions), index)
+            for number, record in enumerate(rows.records)
+            for index, sample in enumerate(record.samples)
+        }
+        if any(keys[id(sample)] not in found for sample in rows.samples):
+            return []
+        none: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        return [RowFigures(**none | dict(found[keys[id(sample)]])) for sample in rows.samples]
 
 
 class VERLHeldOut(HeldOut):

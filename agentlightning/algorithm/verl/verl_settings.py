@@ -19,10 +19,11 @@ VERSION: Final = "0.9.1"
 
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
-    *("alarms", "resource_name", "progress", "output_dir", "max_completion_length"),
+    *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens"),
 )
 """What stands under `agentlightning` in the configuration: settings of `agl.GRPO` with the same meaning.
-`max_completion_length` is by default `data.max_response_length`."""
+`max_completion_length` is by default `data.max_response_length`; of `record_tokens`, which is by default `sample`, a
+token has what VERL's loss begins with."""
 
 _NO_LEGACY = "there is one mode, in which the Trainer's store and gateway are used"
 _MERGED = "turns are merged where one goes on with another token by token, and stay apart elsewhere; leave it out"
@@ -118,7 +119,6 @@ class VERLSettings:
             save_steps=max(0, config.trainer.save_freq),
             save_total_limit=config.trainer.max_actor_ckpt_to_keep,
             seed=int(config.data.get("seed") or 0),
-            record_tokens="none",
             **own,
         )
 

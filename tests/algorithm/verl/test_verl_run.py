@@ -21,6 +21,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.grpo.checkpoint.replay import replay
+from agentlightning.algorithm.runs.ledger_record import numbers_of
+from agentlightning.errors import GoneError
 from agentlightning.store import LightningStore
 from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_model, say
 
@@ -136,11 +139,29 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
                     learned += 1
                     assert call["advantage"] == pytest.approx((entry["reward"] - middle) / (spread + 1e-6), abs=1e-5)
     assert learned == sum(step.calls_trained for step in result.metrics) > 0
+    for entry in entries.values():
+        _check_tokens(entry)
+    with pytest.raises(GoneError, match="was trained by VERL"):
+        await replay(store, "exact", 1)
 
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(result.model_path)
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
+
+
+def _check_tokens(entry: dict[str, Any]) -> None:
+    """The record holds of each trained token what VERL's loss began with, and nothing of what it did inside."""
+    trained = [call for call in entry["calls"] if call["ending"] == "trained"]
+    rows = [(row, numbers_of(row)) for row in entry.get("rows", [])]
+    assert {row["row"] for row, _ in rows} == {call["row"] for call in trained}
+    assert sum(len(seen["advantage"]) for _, seen in rows) == sum(call["tokens"] for call in trained)
+    for _, seen in rows:
+        assert set(seen) == {"tokens", "mask", "engine_logprobs", "trainer_logprobs", "entropy", "advantage"}
+        assert list(seen["trainer_logprobs"]) == pytest.approx(list(seen["engine_logprobs"]), abs=1e-4)
+        assert list(seen["advantage"]) == pytest.approx([trained[0]["advantage"]] * sum(seen["mask"]), abs=1e-6)
+        assert all(0 < value < 12 for value in seen["entropy"])
+        assert all(value < 0 for value in seen["engine_logprobs"])
 
 
 async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
@@ -159,6 +180,7 @@ async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
     store = agl.InMemoryLightningStore()
     settings = config(untrained_model, tmp_path / "run", total_training_steps=3)
     settings["actor_rollout_ref"]["rollout"]["agent"]["num_workers"] = 2
+    settings["agentlightning"]["record_tokens"] = "none"
     result = fit(agent, settings, store=store, run_id="idle")
     first, second, third = result.metrics
     assert (first.calls_trained, first.calls_excluded) == (12, {"no_group": 1})
@@ -168,6 +190,8 @@ async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
     assert result.steps == 2
     calls = await calls_of(store, await rollouts_of(store))
     assert {call.weight_version for call in calls} == {0, 1}
+    records = await store.query_run_records("idle", kind_in=["ledger"])
+    assert not any("rows" in record.data for record in records.items)
 
 
 async def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(

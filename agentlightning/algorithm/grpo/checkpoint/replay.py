@@ -72,10 +72,9 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         last = await log.latest("step")
         known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
         raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
-    if "trl" in begun.data["settings"]:
-        raise GoneError(
-            f"Run {run_id!r} was trained by TRL, whose rows are not recorded: its steps cannot be taken again"
-        )
+    for key, trainer in (("trl", "TRL"), ("verl", "VERL")):
+        if key in begun.data["settings"]:
+            raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
     folder = folder or Path(begun.data["folder"])
     if read_run_file(folder, run_id) is None:
         raise GoneError(
@@ -181,7 +180,7 @@ def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate
         now, then = result.figures[name], figures[name]
         if now != then and not (then is None and not math.isfinite(now)):
             found.differences.append(f"{name}: {now!r} instead of {then!r}")
-    now = np.concatenate([row.trainer_logprobs for row in result.rows])
+    now = np.concatenate([row.trainer_logprobs for row in result.rows if row.trainer_logprobs is not None])
     then = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.trainer_logprobs])
     found.tokens = len(now)
     if not np.array_equal(now, then):

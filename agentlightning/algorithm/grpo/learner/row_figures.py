@@ -17,6 +17,8 @@ from agentlightning.algorithm.grpo.losses.objective import PolicyLoss
 class RowFigures:
     """What the loss used of one row on the first pass over it: (R,) each, one per trained token in order.
 
+    Of a trainer that keeps the inside of its loss to itself (VERL), what the loss began with: the others are None.
+
     Attributes:
         engine_logprobs: float32, natural log-probability when the token was sampled.
         trainer_logprobs: float32, the learner's own, when the row was first gone over.
@@ -33,13 +35,13 @@ class RowFigures:
     """
 
     engine_logprobs: NDArray[np.float32]
-    trainer_logprobs: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    ratio: NDArray[np.float32]
-    clipped: NDArray[np.uint8]
-    weight: NDArray[np.float32]
-    correction: NDArray[np.float32]
-    kl: NDArray[np.float32]
+    trainer_logprobs: NDArray[np.float32] | None
+    entropy: NDArray[np.float32] | None
+    ratio: NDArray[np.float32] | None
+    clipped: NDArray[np.uint8] | None
+    weight: NDArray[np.float32] | None
+    correction: NDArray[np.float32] | None
+    kl: NDArray[np.float32] | None
     advantage: NDArray[np.float32]
     value: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
