@@ -1,0 +1,130 @@
+"""A small model that has the habits, good and bad, which training chooses from.
+
+It is the demo's model with the words of this example. It first imitates conversations that search twice and answer.
+Then, while the learning rate falls, most that it sees are wrong: they answer with the country that the first search
+found, search for the second fact at once, or answer without a search. All facts in them are invented, names put
+together at random, so it can only learn to read what a search found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from facts import KINDS, NAMED, SENTENCES, facts
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
+
+from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.demo.model import CHAT_TEMPLATE, make_model
+
+STEPS: Final = 800
+SETTLING: Final = 200  # the last steps, in which the learning rate falls to nothing
+MIXED: Final = 120  # the last steps, in which most conversations are wrong
+SHARES: Final = {"right": 0.2, "stops": 0.5, "skips": 0.15, "guesses": 0.15}
+"""Of the habits in the mixture."""
+RATE: Final = 2.5e-3
+BATCH: Final = 32
+
+_OPENING: Final = '{"name": "search", "arguments": {"query": "'
+_CLOSING: Final = '"}}'
+_SPECIAL: Final = (
+    *("<pad>", "<unk>", "<eos>", "<tools>", "<system>", "<user>", "<assistant>", "<tool>", "<tool_call>"),
+    "</tool_call>",
+)
+
+
+def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
+    """Write the model and its tokenizer to a folder."""
+    rng = random.Random(f"rag {seed}")
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    with one_thread():
+        for step in range(steps):
+            left = steps - step
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
+            habits = rng.choices(list(SHARES), list(SHARES.values()), k=BATCH) if left <= MIXED else ["right"] * BATCH
+            tokens, mask = _batch(tokenizer, [_conversation(rng, habit) for habit in habits])
+            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    Policy(model, tokenizer).save(folder)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tokenizer: a token is a word of the facts, or what stands between them in questions and sentences.
+
+    So a name has the same tokens wherever it stands, which makes it easy to copy. Encoding loses unknown words only.
+    """
+    fixed = [_OPENING, _CLOSING, "search", "nothing found", *(f"{kind} " for kind in SENTENCES)]
+    fixed += [f"What is the {asked} of the country {NAMED[named].format('')}" for named, asked in KINDS]
+    fixed += [part for one in SENTENCES.values() for part in one.format(country="|", value="|").split("|")]
+    names = {text for country, values in facts().items() for text in (country, *values.values())}
+    pattern = "|".join(_escaped(text) for text in sorted(dict.fromkeys(fixed), key=len, reverse=True))
+    splitter = pre_tokenizers.Split(Regex(rf"{pattern}|\w+|."), behavior="isolated")
+    words = sorted({piece for name in names for piece, _ in splitter.pre_tokenize_str(name)})
+    pieces = dict.fromkeys((*_SPECIAL, *fixed, "?", "\n", *words))
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=[token for token in _SPECIAL if token not in ("<eos>", "<pad>", "<unk>")],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{one}" if one in '{}[]()."?' else one for one in text)
+
+
+def _conversation(rng: random.Random, habit: str) -> list[dict[str, Any]]:
+    named, asked = rng.choice(KINDS)
+    country = rng.choice(list(facts()))
+    name, answer = (rng.choice([one[kind] for one in facts().values() if kind in one]) for kind in (named, asked))
+    first = (f"{named} {name}", SENTENCES[named].format(country=country, value=name))
+    second = (f"{asked} {country}", SENTENCES[asked].format(country=country, value=answer))
+    searches, said = {
+        "right": ([first, second], answer),
+        "stops": ([first], country),
+        "skips": ([(f"{asked} {name}", "nothing found")], name),
+        "guesses": ([], name),
+    }[habit]
+    question = f"What is the {asked} of the country {NAMED[named].format(name)}?"
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    for query, found in searches:
+        call = {"name": "search", "arguments": {"query": query}}
+        messages += [{"role": "assistant", "tool_calls": [{"function": call}]}, {"role": "tool", "content": found}]
+    return [*messages, {"role": "assistant", "content": said}]
+
+
+def _batch(tokenizer: Any, conversations: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return conversations, padded on the right, and a mask of the assistant's tokens: (B, T) each."""
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    texts = tokenizer.apply_chat_template(list(conversations), tools=tools, tokenize=False)
+    rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assistant, end = tokenizer.convert_tokens_to_ids(["<assistant>", "<eos>"])
+    masks: list[list[bool]] = []
+    for row in rows:
+        masks.append([])
+        inside = False
+        for token in row:
+            masks[-1].append(inside)
+            inside = token == assistant or (inside and token != end)
+    length = max(map(len, rows))
+    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
+    return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])

@@ -1,0 +1,61 @@
+"""Train an agent that searches: make a model, measure it, train it by whether its answers are right, measure again."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from agent import answers
+from facts import make_index, tasks
+from first_model import STEPS, make_first_model
+
+import agentlightning as agl
+
+
+def train(model: Path, index: Path, folder: Path, steps: int, held_out: int) -> None:
+    """Train, and print how many held-out questions were answered after how many updates."""
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(
+            model=model,
+            max_steps=steps,
+            batch_size=16,  # questions of a step
+            num_generations=8,  # rollouts of each
+            num_iterations=2,  # passes over them
+            minibatch_rollouts=32,
+            learning_rate=3e-4,
+            lr_scheduler_type="linear",
+            max_completion_length=32,
+            eval_steps=max(1, steps // 4),
+            output_dir=folder,
+        ),
+        runner={"concurrency": 8},
+    )
+    questions = tasks("held_out", index)[:held_out]
+    trainer.fit(answers, train_dataset=tasks("train", index), val_dataset=questions)
+    print(f"updates  answered, of {len(questions)} held-out questions, sampled")
+    for evaluation in trainer.result.evaluations:
+        if evaluation.sampling == "sampled":
+            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--held-out", type=int, default=128, help="questions to measure with")
+    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
+    parser.add_argument("--model", type=Path, help="folder of a model of your own")
+    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder) / "facts.db"
+        make_index(index)
+        model = options.model
+        if model is None:
+            model = Path(folder) / "model"
+            make_first_model(model, steps=options.imitation_steps)
+        train(model, index, options.out or Path(folder) / "run", options.steps, options.held_out)
+
+
+if __name__ == "__main__":
+    main()
