@@ -4,7 +4,7 @@ Every operation is a coroutine, safe to repeat where it says so, and raises the 
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
 `BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. The
 operations that only read are in `read_operations.py`, `summary_operations.py` and `detail_operations.py`, those of
-runs in `run_operations.py`.
+runs in `run_operations.py`, the one that takes in a history in `history_operations.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.detail_operations import DetailOperations
+from agentlightning.store.history_operations import HistoryOperations
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.summary_operations import SummaryOperations
@@ -155,7 +156,7 @@ _ELSEWHERE: Final[dict[str, str]] = {
 T = TypeVar("T")
 
 
-class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOperations):
+class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOperations, HistoryOperations):
     """Where tasks, attempts, spans, resources, workers and runs meet."""
 
     if TYPE_CHECKING:

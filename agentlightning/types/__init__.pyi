@@ -5,6 +5,7 @@ from . import (
     core as core,
     details as details,
     events as events,
+    history as history,
     query as query,
     resources as resources,
     runs as runs,
@@ -47,6 +48,10 @@ from agentlightning.types.events import (
     EventPage as EventPage,
     RolloutEvent as RolloutEvent,
     RunEvent as RunEvent,
+)
+from agentlightning.types.history import (
+    HistoryImport as HistoryImport,
+    HistoryRefusal as HistoryRefusal,
 )
 from agentlightning.types.mode import RolloutMode as RolloutMode
 from agentlightning.types.query import (

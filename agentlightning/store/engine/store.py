@@ -1,6 +1,6 @@
 """EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
 once per call, runs the script of `store/rules/` and returns copies. What only reads is in `reading.py`, what runs keep
-in `runs.py`, waiting and the timer in `runtime.py`."""
+in `runs.py`, histories of other stores in `history.py`, waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -29,6 +29,7 @@ from agentlightning.store.base import (
 )
 from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
 from agentlightning.store.engine.details import DetailEngine
+from agentlightning.store.engine.history import HistoryEngine
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
@@ -93,7 +94,7 @@ _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, LightningStore):
+class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, HistoryEngine, LightningStore):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(

@@ -145,6 +145,7 @@ ROWS: tuple[Row, ...] = (
     Row("add_vocabulary", "POST", "/vocabularies/{vocabulary_id}", body="tokens", wrap="added"),
     Row("get_vocabulary", "GET", "/vocabularies/{vocabulary_id}"),
     Row("get_token_texts", "POST", "/vocabularies/{vocabulary_id}/texts"),
+    Row("import_history", "POST", "/history", status=201, slow=True),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
     Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),

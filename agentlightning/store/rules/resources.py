@@ -41,6 +41,26 @@ def publish(
     return update
 
 
+def take_version(tx: Tx, update: ResourcesUpdate) -> bool | None:
+    """Take in a version that another store has published: True if it is new, False if it is there, None if another one
+    is. It becomes the latest of its run if none was published later."""
+    key, run_key = f"{update.resources_id}\n{update.version}", _run_key(update.run_id)
+    there, newest = tx.get("resources_version", key), tx.get("resources", update.resources_id)
+    if there is not None:
+        return False if cast("ResourcesRow", there).update == update else None
+    of = None if newest is None else cast("ResourcesRow", newest).update
+    if of is not None and (of.create_time, of.run_id) != (update.create_time, update.run_id):
+        return None
+    row = ResourcesRow(update)
+    tx.put("resources_version", key, row)
+    if of is None or of.version < update.version:
+        tx.put("resources", update.resources_id, row)
+    latest = latest_resources(tx, update.run_id) if tx.get("latest_resources", run_key) is not None else None
+    if latest is None or latest.update_time < update.update_time:
+        tx.put("latest_resources", run_key, TextRow(update.resources_id))
+    return True
+
+
 def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> ResourcesUpdate | None:
     """Return one version of a set of resources, the newest by default."""
     if version is None:

@@ -11,9 +11,17 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.store import base, detail_operations, read_operations, run_operations, summary_operations
+from agentlightning.store import (
+    base,
+    detail_operations,
+    history_operations,
+    read_operations,
+    run_operations,
+    summary_operations,
+)
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.detail_operations import DetailOperations
+from agentlightning.store.history_operations import HistoryOperations
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.summary_operations import SummaryOperations
@@ -30,8 +38,8 @@ RUN_OPERATIONS, DEFAULTED, FORWARDED = (
     )
     for parts in (
         (RunOperations,),
-        (SummaryOperations, DetailOperations),
-        (LightningStore, ReadOperations, RunOperations, SummaryOperations, DetailOperations),
+        (SummaryOperations, DetailOperations, HistoryOperations),
+        (LightningStore, ReadOperations, RunOperations, SummaryOperations, DetailOperations, HistoryOperations),
     )
 )
 """Every operation of runs, every one that the contract has made out of others, and every operation of the contract."""
@@ -49,7 +57,7 @@ def take_annotations(cls: type[object]) -> None:
     Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
-    parts = (base, read_operations, run_operations, summary_operations, detail_operations)
+    parts = (base, read_operations, run_operations, summary_operations, detail_operations, history_operations)
     for name, value in (pair for part in parts for pair in vars(part).items()):
         if not name.startswith("_"):
             module.setdefault(name, value)

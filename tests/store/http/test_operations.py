@@ -21,6 +21,7 @@ from agentlightning.errors import (
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.engine.details import DetailEngine
+from agentlightning.store.engine.history import HistoryEngine
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.store import EngineStore
@@ -39,7 +40,8 @@ def test_every_operation_has_a_row_and_an_implementation() -> None:
     assert set(FORWARDED) - ONE_BY_ONE <= set(OPERATIONS)
     for name in FORWARDED:
         assert any(
-            name in vars(part) for part in (EngineStore, ReadingEngine, RunEngine, SummaryEngine, DetailEngine)
+            name in vars(part)
+            for part in (EngineStore, ReadingEngine, RunEngine, SummaryEngine, DetailEngine, HistoryEngine)
         ), f"no engine has {name}"
 
 

@@ -1,0 +1,210 @@
+"""How a finished history is taken in, piece by piece: what is there already is left, what does not fit is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from agentlightning.store.base import FINISHED
+from agentlightning.store.rules import lifecycle
+from agentlightning.store.rules.resources import take_version
+from agentlightning.store.rules.rewards import Rewarded, may_reward, rewarded_by, with_reward
+from agentlightning.store.rules.tx import Record, Tx
+from agentlightning.store.rules.values import evolve
+from agentlightning.types import (
+    Attempt,
+    HistoryImport,
+    HistoryRefusal,
+    ResourcesUpdate,
+    Rollout,
+    Span,
+)
+from agentlightning.types.history import HistoryKind, HistoryReason
+
+NO_REWARD = "no_reward"
+"""Outcome reason of an attempt that succeeded without a reward."""
+_BEHIND_ALL_SPANS = 2**53
+"""Number of a reward that came with its attempt: no span of it changes that."""
+
+
+class History(NamedTuple):
+    """Rollouts that have ended and what belongs to them, with values of their own."""
+
+    rollouts: Sequence[Rollout]
+    attempts: Sequence[Attempt]
+    spans: Sequence[Span]
+
+
+def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImport:
+    """Take in versions of resources; returns what became of each. No script changes these and rollouts at once."""
+    done = HistoryImport()
+    for update in sorted(updates, key=lambda each: each.version):
+        taken = take_version(tx, update)
+        if taken is None:
+            message = (
+                f"Resources {update.resources_id!r} of version {update.version} are here with other values or another "
+                "origin; import into a store that does not have them"
+            )
+            place = f"{update.resources_id}/{update.version}"
+            done.refused.append(HistoryRefusal(kind="resources", id=place, reason="different", message=message))
+        else:
+            done.resources += taken
+            done.present += not taken
+    return done
+
+
+def import_history(tx: Tx, history: History) -> HistoryImport:
+    """Take in rollouts, attempts and spans; returns what became of each."""
+    return _Taking(tx).take(history)
+
+
+class _Taking:
+    """One call: the records that it has loaded, and what it answers."""
+
+    def __init__(self, tx: Tx) -> None:
+        self.tx = tx
+        self.done = HistoryImport()
+        self.records: dict[str, Record | None] = {}
+        self.changed: dict[str, None] = {}
+
+    def take(self, history: History) -> HistoryImport:
+        for rollout in history.rollouts:
+            self._rollout(rollout)
+        for attempt in sorted(history.attempts, key=lambda each: each.sequence_id):
+            self._attempt(attempt)
+        self._spans(history.spans)
+        for rollout_id in self.changed:
+            self.tx.save(cast("Record", self.records[rollout_id]))
+            self.tx.notes.changed = True
+        return self.done
+
+    def _refuse(self, kind: HistoryKind, piece: str, reason: HistoryReason, message: str) -> None:
+        self.done.refused.append(HistoryRefusal(kind=kind, id=piece, reason=reason, message=message))
+
+    def _record(self, rollout_id: str) -> Record | None:
+        if rollout_id not in self.records:
+            self.records[rollout_id] = self.tx.load(rollout_id)
+        return self.records[rollout_id]
+
+    # --- the pieces ------------------------------------------------------------------------------------------------
+
+    def _rollout(self, rollout: Rollout) -> None:
+        rollout_id = rollout.rollout_id
+        if rollout.status not in FINISHED:
+            self._refuse(
+                "rollout", rollout_id, "not_ended",
+                f"Rollout {rollout_id} is {rollout.status}; expected succeeded, failed or cancelled. End it where it "
+                "comes from, or give it the status cancelled",
+            )  # fmt: skip
+            return
+        there = self._record(rollout_id)
+        if there is None:
+            self.records[rollout_id] = Record(rollout)
+            self.changed[rollout_id] = None
+            self.tx.notes.finished.append(rollout_id)
+            self.done.rollouts += 1
+        elif (there.rollout.start_time, there.rollout.input) == (rollout.start_time, rollout.input):
+            self.done.present += 1
+        else:
+            self._refuse(
+                "rollout", rollout_id, "different",
+                f"Another rollout with the id {rollout_id} is here, with another input or start; import into a store "
+                "that does not have it",
+            )  # fmt: skip
+
+    def _attempt(self, attempt: Attempt) -> None:
+        record = self._record(attempt.rollout_id)
+        if record is None:
+            self._refuse("attempt", attempt.attempt_id, "no_rollout", _no_rollout(attempt.rollout_id))
+        elif attempt.status not in lifecycle.ENDED:
+            self._refuse(
+                "attempt", attempt.attempt_id, "not_ended",
+                f"Attempt {attempt.attempt_id} is {attempt.status}; expected {', '.join(sorted(lifecycle.ENDED))}",
+            )  # fmt: skip
+        elif (there := record.find_attempt(attempt.attempt_id)) is not None:
+            if (there.sequence_id, there.start_time) == (attempt.sequence_id, attempt.start_time):
+                self.done.present += 1
+            else:
+                self._refuse(
+                    "attempt", attempt.attempt_id, "different",
+                    f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} is here with another number or "
+                    "start; import into a store that does not have it",
+                )  # fmt: skip
+        elif record.rollout.status not in FINISHED:
+            self._refuse("attempt", attempt.attempt_id, "not_ended", _is_at_work(record.rollout))
+        elif attempt.sequence_id != len(record.attempts) + 1:
+            self._refuse(
+                "attempt", attempt.attempt_id, "wrong_number",
+                f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} has the number {attempt.sequence_id}; "
+                f"expected {len(record.attempts) + 1}, the next one",
+            )  # fmt: skip
+        else:
+            record.put_attempt(_with_outcome(attempt))
+            if attempt.reward is not None:
+                record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: _BEHIND_ALL_SPANS}
+            self.changed[attempt.rollout_id] = None
+            self.done.attempts += 1
+
+    def _spans(self, spans: Sequence[Span]) -> None:
+        fitting = [span for span in spans if self._fits(span)]
+        sizes = self.tx.add_spans(fitting)
+        rewards: dict[tuple[str, str], list[Rewarded]] = {}
+        for span, size in zip(fitting, sizes, strict=True):
+            if not size:
+                self.done.present += 1
+                continue
+            record = cast("Record", self.records[span.rollout_id])
+            record.span_count += 1
+            record.span_bytes += size
+            record.spans_issued = max(record.spans_issued, span.sequence_id)
+            self.changed[span.rollout_id] = None
+            self.done.spans += 1
+            if may_reward(span) and (rewarded := rewarded_by(span)) is not None:
+                rewards.setdefault((span.rollout_id, span.attempt_id), []).append(rewarded)
+        for (rollout_id, attempt_id), found in rewards.items():
+            record = cast("Record", self.records[rollout_id])
+            attempt = cast("Attempt", record.find_attempt(attempt_id))
+            record.put_attempt(_with_outcome(with_reward(record, attempt, found)))
+
+    def _fits(self, span: Span) -> bool:
+        record = self._record(span.rollout_id)
+        attempt = None if record is None else record.find_attempt(span.attempt_id)
+        place = f"{span.rollout_id}/{span.attempt_id}/{span.span_id}"
+        if record is None:
+            self._refuse("span", place, "no_rollout", _no_rollout(span.rollout_id))
+        elif attempt is None or span.attempt_id == "latest":
+            self._refuse(
+                "span", place, "no_attempt",
+                f"Rollout {span.rollout_id} has no attempt {span.attempt_id!r} here; import its attempts first",
+            )  # fmt: skip
+        elif attempt.status not in lifecycle.ENDED:
+            self._refuse("span", place, "not_ended", _is_at_work(record.rollout))
+        elif attempt.sequence_id <= record.attempts_dropped:
+            self._refuse(
+                "span", place, "evicted",
+                f"The spans of attempt {span.attempt_id} were dropped to keep the store within its bound; give it "
+                "more room (max_span_bytes), or import into a durable one (sqlite:///FILE)",
+            )  # fmt: skip
+        else:
+            return True
+        return False
+
+
+def _no_rollout(rollout_id: str) -> str:
+    return f"There is no rollout {rollout_id} here; import it first"
+
+
+def _is_at_work(rollout: Rollout) -> str:
+    return f"Rollout {rollout.rollout_id} is {rollout.status} here again, so its history is this store's own"
+
+
+def _with_outcome(attempt: Attempt) -> Attempt:
+    """Return an attempt with the outcome that its status and its reward say, unless its source said one."""
+    if attempt.outcome is not None and (attempt.outcome, attempt.outcome_reason) != ("unscored", NO_REWARD):
+        return attempt
+    if attempt.status != "succeeded":
+        outcome, reason = lifecycle.default_outcome(attempt.status)
+        return evolve(attempt, outcome=outcome, outcome_reason=reason)
+    scored = attempt.reward is not None and math.isfinite(attempt.reward)
+    return evolve(attempt, outcome="scored" if scored else "unscored", outcome_reason=None if scored else NO_REWARD)

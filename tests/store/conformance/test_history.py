@@ -1,0 +1,283 @@
+"""Taking in the finished history of another store: as it was, once, and whatever order it comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import BadRequestError
+from agentlightning.semconv import AGL_ANNOTATION
+from agentlightning.store.base import LightningStore
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import (
+    LLM,
+    Attempt,
+    HistoryImport,
+    PromptTemplate,
+    ResourcesUpdate,
+    Rollout,
+    RolloutFilter,
+    Span,
+)
+
+LONG_AGO = 1_700_000_000.0
+
+
+def rollout(name: str = "ro-1", **fields: Any) -> Rollout:
+    given = {"status": "succeeded", "input": {"q": name}, "start_time": LONG_AGO, "end_time": LONG_AGO + 9, **fields}
+    return Rollout(rollout_id=name, **given)
+
+
+def attempt(of: str = "ro-1", number: int = 1, **fields: Any) -> Attempt:
+    times = {"start_time": LONG_AGO + number, "end_time": LONG_AGO + number + 0.5}
+    given = {"status": "succeeded", "worker_id": "w-old", **times, **fields}
+    return Attempt(rollout_id=of, attempt_id=f"at-{of[3:]}-{number}", sequence_id=number, **given)
+
+
+def span(of: Attempt, number: int, reward: float | None = None, **fields: Any) -> Span:
+    said = {} if reward is None else {"agentlightning.reward.0.name": "p", "agentlightning.reward.0.value": reward}
+    made = Span.from_attributes(
+        rollout_id=of.rollout_id, attempt_id=of.attempt_id, sequence_id=number, name=AGL_ANNOTATION if said else "x",
+        span_id=f"{number:016x}", trace_id="1" * 32, start_time=LONG_AGO, end_time=LONG_AGO + 1, attributes={**said},
+    )  # fmt: skip
+    return Span(**made.model_dump(), **fields)
+
+
+def resources(name: str = "rs-1", version: int = 1, text: str = "{q}", **fields: Any) -> ResourcesUpdate:
+    given = {"create_time": LONG_AGO, "update_time": LONG_AGO + version, **fields}
+    prompt = PromptTemplate(template=text, engine="f-string")
+    return ResourcesUpdate(resources_id=name, version=version, resources={"prompt": prompt}, **given)
+
+
+def counts(done: HistoryImport) -> tuple[int, int, int, int, int]:
+    return done.resources, done.rollouts, done.attempts, done.spans, done.present
+
+
+async def test_a_history_is_here_as_it_was(store: LightningStore) -> None:
+    first, second = attempt(number=1, status="timeout"), attempt(number=2)
+    spans = [span(first, 1), span(second, 7, note="kept"), span(second, 9, reward=0.25)]
+    done = await store.import_history(
+        resources=[resources()], rollouts=[rollout(resources_id="rs-1", metadata={"m": [1]})],
+        attempts=[second, first], spans=spans,
+    )  # fmt: skip
+    assert counts(done) == (1, 1, 2, 3, 0)
+    assert done.refused == []
+    found = await store.get_rollout_by_id("ro-1")
+    assert found is not None
+    assert (found.status, found.input, found.start_time, found.end_time) == (
+        *("succeeded", {"q": "ro-1"}, LONG_AGO, LONG_AGO + 9),
+    )
+    assert (found.metadata, found.resources_id) == ({"m": [1]}, "rs-1")
+    kept = list(await store.query_attempts("ro-1"))
+    assert [(a.sequence_id, a.status, a.start_time, a.end_time, a.worker_id) for a in kept] == [
+        (1, "timeout", LONG_AGO + 1, LONG_AGO + 1.5, "w-old"),
+        (2, "succeeded", LONG_AGO + 2, LONG_AGO + 2.5, "w-old"),
+    ]
+    assert [(a.outcome, a.outcome_reason, a.reward) for a in kept] == [
+        ("cancelled", "timeout", None),
+        ("scored", None, 0.25),
+    ]
+    assert [(s.sequence_id, s.model_extra) for s in await store.query_spans("ro-1")] == [
+        (1, {}),
+        (7, {"note": "kept"}),
+        (9, {}),
+    ]
+    assert await store.get_next_span_sequence_id("ro-1", second.attempt_id) == 10
+    newest = await store.get_latest_resources()
+    assert newest is not None
+    assert (newest.resources_id, newest.update_time) == ("rs-1", LONG_AGO + 1)
+    sizes = await store.statistics()
+    assert (sizes["total_rollouts"], sizes["total_attempts"], sizes["total_spans"]) == (1, 2, 3)
+
+
+async def test_nothing_of_it_is_work(store: LightningStore) -> None:
+    await store.import_history(
+        rollouts=[rollout(), rollout("ro-2", status="failed")], attempts=[attempt(), attempt("ro-2", status="failed")]
+    )
+    assert await store.dequeue_rollout("w") is None
+    assert {r.rollout_id for r in await store.wait_for_rollouts(rollout_ids=["ro-1", "ro-2"], timeout=0)} == {
+        *("ro-1", "ro-2"),
+    }
+    assert await store.get_worker_by_id("w-old") is None
+    assert [(a.outcome, a.outcome_reason) for a in await store.query_attempts("ro-2")] == [
+        ("infrastructure_fault", "exception")
+    ]
+    page = await store.query_rollout_summaries(filter=RolloutFilter(status_in=["failed"]))
+    assert [summary.rollout_id for summary in page.items] == ["ro-2"]
+    again = await store.start_attempt("ro-2", worker_id="w")  # it may be tried again, as any that ended
+    assert again.attempt.sequence_id == 2
+    assert await store.delete_rollouts(rollout_ids=["ro-1"]) == 1
+
+
+async def test_the_same_again_changes_nothing_and_another_is_refused(store: LightningStore) -> None:
+    tried = attempt()
+    whole: dict[str, Any] = {
+        "resources": [resources()], "rollouts": [rollout()], "attempts": [tried],
+        "spans": [span(tried, 1), span(tried, 2, reward=1.0)],
+    }  # fmt: skip
+    assert counts(await store.import_history(**whole)) == (1, 1, 1, 2, 0)
+    before = await everything(store)
+    assert counts(await store.import_history(**whole)) == (0, 0, 0, 0, 5)
+    assert await everything(store) == before
+    other = await store.import_history(
+        resources=[resources(text="other {q}"), resources(version=2, create_time=1.0)],
+        rollouts=[rollout(input="another")], attempts=[attempt(start_time=5.0)],
+    )  # fmt: skip
+    assert [(piece.kind, piece.id, piece.reason) for piece in other.refused] == [
+        *(("resources", "rs-1/1", "different"), ("resources", "rs-1/2", "different")),
+        *(("rollout", "ro-1", "different"), ("attempt", "at-1-1", "different")),
+    ]
+    assert counts(other) == (0, 0, 0, 0, 0)
+    assert await everything(store) == before
+
+
+async def test_what_cannot_be_taken_is_named_and_the_rest_is_taken(store: LightningStore) -> None:
+    good = attempt()
+    done = await store.import_history(
+        rollouts=[rollout(), rollout("ro-2", status="running", end_time=None), rollout("ro-3")],
+        attempts=[good, attempt("ro-2"), attempt("ro-3", status="running"), attempt("ro-3", 3), attempt("ro-9")],
+        spans=[span(good, 1), span(attempt("ro-9"), 1), span(attempt("ro-3", 8), 1)],
+    )
+    assert sorted((piece.kind, piece.id, piece.reason) for piece in done.refused) == [
+        ("attempt", "at-2-1", "no_rollout"),
+        ("attempt", "at-3-1", "not_ended"),
+        ("attempt", "at-3-3", "wrong_number"),
+        ("attempt", "at-9-1", "no_rollout"),
+        ("rollout", "ro-2", "not_ended"),
+        ("span", f"ro-3/at-3-8/{1:016x}", "no_attempt"),
+        ("span", f"ro-9/at-9-1/{1:016x}", "no_rollout"),
+    ]
+    assert counts(done) == (0, 2, 1, 1, 0)
+    assert all(piece.message for piece in done.refused)
+
+
+async def test_a_rollout_that_works_here_is_not_touched(store: LightningStore) -> None:
+    mine = await store.start_rollout(input=1, worker_id="w")
+    there = mine.attempt.model_copy(update={"attempt_id": "at-2", "sequence_id": 2, "status": "failed"})
+    copy = mine.model_copy(update={"status": "succeeded"})
+    done = await store.import_history(
+        rollouts=[Rollout(**copy.model_dump(exclude={"attempt"}))], attempts=[there],
+        spans=[span(Attempt(**{**mine.attempt.model_dump()}), 1)],
+    )  # fmt: skip
+    assert done.present == 1
+    assert [(piece.kind, piece.reason) for piece in done.refused] == [("attempt", "not_ended"), ("span", "not_ended")]
+    found = await store.get_rollout_by_id(mine.rollout_id)
+    assert found is not None
+    assert found.status == "preparing"
+
+
+async def test_the_latest_resources_stay_those_published_last(store: LightningStore) -> None:
+    llm = LLM(endpoint="http://localhost", model="m")
+    now = await store.add_resources({"main_llm": llm})
+    await store.import_history(resources=[resources(version=3), resources("rs-2", update_time=LONG_AGO + 5)])
+    newest = await store.get_latest_resources()
+    assert newest is not None
+    assert newest.resources_id == now.resources_id
+    old = await store.get_resources_by_id("rs-1")
+    assert old is not None
+    assert old.version == 3
+    late = await store.import_history(resources=[resources("rs-3", update_time=now.update_time + 10)])
+    assert late.resources == 1
+    newest = await store.get_latest_resources()
+    assert newest is not None
+    assert newest.resources_id == "rs-3"
+    after = await store.update_resources("rs-1", {"main_llm": llm})
+    assert after.version == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rollouts": [{"rollout_id": "ro-1"}]}, "rollouts"),
+        ({"rollouts": [rollout("")]}, "rollout_id"),
+        ({"spans": [span(attempt(), -1)]}, "number"),
+        ({"resources": [resources("latest")]}, "latest"),
+        ({"resources": [resources(version=0)]}, "version"),
+        ({"attempts": [attempt("ro-\ud800")]}, "surrogate|stored|utf-8|UTF-8|JSON"),
+    ],
+)
+async def test_a_wrong_value_is_refused_with_nothing_taken(
+    store: LightningStore, wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        await store.import_history(**{"rollouts": [rollout("ro-5")], **wrong})
+    assert await store.get_rollout_by_id("ro-5") is None
+
+
+async def test_several_imports_of_one_history_at_once_take_it_once(store: LightningStore) -> None:
+    tried = [attempt(f"ro-{n}") for n in range(8)]
+    spans = [span(each, number) for each in tried for number in range(1, 6)]
+    done = await asyncio.gather(
+        *(
+            store.import_history(rollouts=[rollout(f"ro-{n}") for n in range(8)], attempts=tried, spans=spans)
+            for _ in range(5)
+        )
+    )
+    assert sum(each.rollouts for each in done) == 8
+    assert sum(each.attempts for each in done) == 8
+    assert sum(each.spans for each in done) == 40
+    sizes = await store.statistics()
+    assert (sizes["total_rollouts"], sizes["total_attempts"], sizes["total_spans"]) == (8, 8, 40)
+
+
+async def test_a_reward_that_came_with_its_attempt_stays(store: LightningStore) -> None:
+    said = attempt(reward=0.75, outcome="policy_fault", outcome_reason="budget")
+    await store.import_history(rollouts=[rollout()], attempts=[said], spans=[span(said, 1, reward=0.0)])
+    [kept] = await store.query_attempts("ro-1")
+    assert (kept.reward, kept.outcome, kept.outcome_reason) == (0.75, "policy_fault", "budget")
+
+
+async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
+    """What a store of this package tells of its rollouts is what another takes."""
+    source = InMemoryLightningStore()
+    for number in range(3):
+        made = await source.start_rollout(input=number, run_id="r")
+        await source.add_many_spans(
+            [Span.from_attributes(attributes={"n": n}, rollout_id=made.rollout_id, attempt_id=made.attempt.attempt_id,
+                                  sequence_id=-1) for n in range(3)]
+        )  # fmt: skip
+        await source.update_attempt(
+            made.rollout_id, "latest", status="succeeded", outcome="scored", reward=0.5, rewards={"primary": 0.5}
+        )
+    rollouts = list(await source.query_rollouts())
+    attempts = [each for one in rollouts for each in await source.query_attempts(one.rollout_id)]
+    spans = [each for one in rollouts for each in await source.query_spans(one.rollout_id)]
+    done = await store.import_history(rollouts=rollouts, attempts=attempts, spans=spans)
+    assert counts(done) == (0, 3, 3, 9, 0)
+    for one, kept in zip(
+        attempts, [a for r in rollouts for a in await store.query_attempts(r.rollout_id)], strict=True
+    ):
+        assert kept == one
+    group = (await store.aggregate_rollouts(by="none")).groups[0]
+    assert (group.count, group.mean) == (3, 0.5)
+    await source.close()
+
+
+async def everything(store: LightningStore) -> object:
+    """All that a store tells of what it holds."""
+    rollouts = sorted(await store.query_rollouts(), key=lambda each: each.rollout_id)
+    return [
+        (
+            one.model_dump(),
+            [each.model_dump() for each in await store.query_attempts(one.rollout_id)],
+            [each.model_dump() for each in await store.query_spans(one.rollout_id)],
+        )
+        for one in rollouts
+    ], [each.model_dump() for each in await store.query_resources(sort_by="resources_id")]
+
+
+async def test_it_is_there_after_a_restart(tmp_path: Any) -> None:
+    place = tmp_path / "store.db"
+    first = SQLiteLightningStore(place)
+    tried = attempt()
+    await first.import_history(
+        resources=[resources()], rollouts=[rollout()], attempts=[tried], spans=[span(tried, 1, reward=1.0)]
+    )
+    before = await everything(first)
+    await first.close()
+    second = SQLiteLightningStore(place)
+    assert await everything(second) == before
+    await second.close()
