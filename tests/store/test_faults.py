@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store.rules import claims, deletion, resources, spans, updates, workers
+from agentlightning.store.rules import claims, deletion, history, resources, spans, updates, workers
 from agentlightning.store.rules import enqueue as enqueue_rules
 from agentlightning.store.rules import events as events_rules
 from agentlightning.store.rules.claims import claim, forget_claim_tokens, queue_now, queued_ahead, start_attempt
 from agentlightning.store.rules.deletion import begin_deletion, delete, end_deletion
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
 from agentlightning.store.rules.events import ended_rollouts, events, load_rollouts
+from agentlightning.store.rules.history import History, import_history, import_resources
 from agentlightning.store.rules.idempotency import Call, forget_call_tokens
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.query import Plan
@@ -29,6 +30,9 @@ from agentlightning.store.rules.updates import expire, update_attempt, update_ro
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat, lost_claims
 from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
 from tests.chaos.stores import SPECS, fresh_place
+from tests.store.conformance.test_history import attempt, rollout
+from tests.store.conformance.test_history import resources as past_resources
+from tests.store.conformance.test_history import span as past_span
 
 RESOURCES: Any = {"p": PromptTemplate(template="", engine="jinja")}
 REQUESTS = [EnqueueRolloutRequest(input=n, config=RolloutConfig(max_attempts=2)) for n in range(4)]
@@ -43,6 +47,12 @@ def ids(prefix: str = "") -> Ids:
 
 def span(rollout_id: str, attempt_id: str) -> Span:
     return Span.from_attributes(attributes={}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1)
+
+
+OLD = [attempt("ro-h1"), attempt("ro-h2", 1, status="timeout"), attempt("ro-h2", 2)]
+HISTORY = History(
+    [rollout("ro-h1"), rollout("ro-h2")], OLD, [past_span(each, each.sequence_id, reward=0.5) for each in OLD]
+)
 
 
 CALL = Call.of("operation", "token", {})
@@ -71,6 +81,8 @@ STORY: list[tuple[str, Script]] = [
     ("delete", lambda tx: delete(tx, 6.0, ["ro-0", "ro-3", "ro-s0"], "force", CALL)),
     ("begin_deletion", lambda tx: begin_deletion(tx, 6.0, LONG_CALL)),
     ("end_deletion", lambda tx: end_deletion(tx, LONG_CALL, 3)),
+    ("import_resources", lambda tx: import_resources(tx, [past_resources(version=1), past_resources(version=2)])),
+    ("import_history", lambda tx: import_history(tx, HISTORY)),
     ("forget_silent_workers", lambda tx: forget_silent_workers(tx, LONG_AFTER, 1.0)),
     ("forget_claim_tokens", lambda tx: forget_claim_tokens(tx, LONG_AFTER)),
     ("forget_call_tokens", lambda tx: forget_call_tokens(tx, LONG_AFTER)),
@@ -151,7 +163,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
 def test_every_script_has_a_step_or_is_known_to_read_only() -> None:
     written = {
         name
-        for module in (claims, deletion, enqueue_rules, events_rules, resources, spans, updates, workers)
+        for module in (claims, deletion, enqueue_rules, events_rules, history, resources, spans, updates, workers)
         for name, member in vars(module).items()
         if inspect.isfunction(member)
         and member.__module__ == module.__name__
@@ -160,7 +172,14 @@ def test_every_script_has_a_step_or_is_known_to_read_only() -> None:
     }
     written -= {"set_aside", "surplus"}  # of damaged records only; of ended rollouts only
     written.add("forget_call_tokens")  # the one script of its module
-    written -= {"begin_attempt", "existing", "mark_idle", "note_change", "sync_worker"}  # parts of scripts
+    written -= {
+        "begin_attempt",
+        "existing",
+        "mark_idle",
+        "note_change",
+        "sync_worker",
+        "take_version",
+    }  # parts of scripts
     assert written == {name for name, _ in STORY} | set(READING)
     assert not {name for name, _ in STORY} & set(READING)
 

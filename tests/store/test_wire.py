@@ -112,6 +112,12 @@ async def test_creating_answers_201_and_the_rest_200(wire: Wire) -> None:
         ("POST", f"/rollouts/{rollout_id}/attempts/search", {"sort_by": None}, 200),
         ("GET", f"/rollouts/{rollout_id}/attempts/latest", None, 200),
         ("POST", f"/rollouts/{rollout_id}/attempts/latest", {"worker_id": None}, 200),
+        (
+            "POST",
+            "/history",
+            {"rollouts": [{"rollout_id": "ro-h", "input": 1, "start_time": 1.0, "status": "failed"}]},
+            201,
+        ),
         ("POST", "/runs/r/start", {"algorithm": "a"}, 200),
         ("POST", "/runs/-", {"stop_reason": "x"}, 200),
         ("POST", "/runs/r/records", {"records": [{"kind": "step", "step": 1}]}, 201),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
@@ -42,7 +42,7 @@ def openapi_document() -> Schema:
         parts.append(((name, "query"), "validation", operation.query_type))
         parts.append(((name, "answer"), "serialization", operation.answer))
     # the schema of each part, and the models they refer to; one that is read and written otherwise has two
-    made, shared = TypeAdapter.json_schemas(parts, ref_template=_REFERENCE)
+    made, shared = _without_output(TypeAdapter.json_schemas(parts, ref_template=_REFERENCE))
     models: Schema = shared.get("$defs", {})
     for name, text in field_docstrings(LightningStoreStatistics).items():
         # pydantic reads no docstrings of a TypedDict
@@ -65,6 +65,23 @@ def openapi_document() -> Schema:
         "paths": {**paths, **other_paths()},
         "components": components({key: value for key, value in models.items() if not key.endswith("_arguments")}),
     }
+
+
+def _without_output(made: Any) -> Any:
+    """Return schemas in which the form that is written of a model has the plain name, whether or not there is one that
+    is read."""
+    if isinstance(made, dict):
+        named = cast("dict[Any, Any]", made)
+        return {_plain_name(key): _without_output(value) for key, value in named.items()}
+    if isinstance(made, tuple) and not all(isinstance(part, str) for part in cast("tuple[Any, ...]", made)):
+        return tuple(_without_output(part) for part in cast("tuple[Any, ...]", made))
+    if isinstance(made, list):
+        return [_without_output(part) for part in cast("list[Any]", made)]
+    return _plain_name(made)
+
+
+def _plain_name(value: Any) -> Any:
+    return value.removesuffix("-Output") if isinstance(value, str) else value
 
 
 def _no_store() -> LightningStore:

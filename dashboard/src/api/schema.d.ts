@@ -662,6 +662,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agl/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Take in pieces of a finished history: with the ids, times, statuses and numbers that they have. */
+        post: operations["import_history"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/events/search": {
         parameters: {
             query?: never;
@@ -1255,7 +1272,7 @@ export interface components {
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
             /** @description Its limits and retries. */
-            config?: components["schemas"]["RolloutConfig-Output"];
+            config?: components["schemas"]["RolloutConfig"];
             /**
              * Metadata
              * @description Whatever the program notes about the rollout.
@@ -1472,6 +1489,75 @@ export interface components {
              * @description To be given back for the changes after these.
              */
             cursor: string;
+        };
+        /**
+         * HistoryImport
+         * @description What one call of `import_history` did.
+         */
+        HistoryImport: {
+            /**
+             * Resources
+             * @description Versions of resources that are new.
+             * @default 0
+             */
+            resources: number;
+            /**
+             * Rollouts
+             * @description Rollouts that are new.
+             * @default 0
+             */
+            rollouts: number;
+            /**
+             * Attempts
+             * @description Attempts that are new.
+             * @default 0
+             */
+            attempts: number;
+            /**
+             * Spans
+             * @description Spans that are new.
+             * @default 0
+             */
+            spans: number;
+            /**
+             * Present
+             * @description Pieces that were there already.
+             * @default 0
+             */
+            present: number;
+            /**
+             * Refused
+             * @description Pieces that were not taken; what does not depend on them was.
+             */
+            refused?: components["schemas"]["HistoryRefusal"][];
+        };
+        /**
+         * HistoryRefusal
+         * @description A piece of a history that was not taken.
+         */
+        HistoryRefusal: {
+            /**
+             * Kind
+             * @description What it is.
+             * @enum {string}
+             */
+            kind: "resources" | "rollout" | "attempt" | "span";
+            /**
+             * Id
+             * @description Of resources: id and version, `rs-1/2`; of a span: rollout, attempt and span, with `/` between them.
+             */
+            id: string;
+            /**
+             * Reason
+             * @description Why.
+             * @enum {string}
+             */
+            reason: "not_ended" | "different" | "no_rollout" | "no_attempt" | "wrong_number" | "evicted";
+            /**
+             * Message
+             * @description What was wrong, what was expected, what to do.
+             */
+            message: string;
         };
         /**
          * LLM
@@ -1936,6 +2022,86 @@ export interface components {
          * Rollout
          * @description One task on its way through the system.
          */
+        "Rollout-Input": {
+            /**
+             * Rollout Id
+             * @description Given by the store.
+             */
+            rollout_id: string;
+            /**
+             * Input
+             * @description What the agent is asked to do: any JSON value.
+             */
+            input: unknown;
+            /**
+             * Start Time
+             * @description When it was enqueued or started.
+             */
+            start_time: number;
+            /**
+             * End Time
+             * @description When it ended; None before.
+             * @default null
+             */
+            end_time: number | null;
+            /**
+             * Mode
+             * @description Training, validation or test; None if it does not matter.
+             * @default null
+             */
+            mode: ("train" | "val" | "test") | null;
+            /**
+             * Resources Id
+             * @description The resources that the agent gets, chosen at enqueue; None if none were published then.
+             * @default null
+             */
+            resources_id: string | null;
+            /**
+             * Status
+             * @description Where it stands; `succeeded`, `failed` and `cancelled` are ends.
+             * @default queuing
+             * @enum {string}
+             */
+            status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
+            /** @description Its limits and retries. */
+            config?: components["schemas"]["RolloutConfig-Input"];
+            /**
+             * Metadata
+             * @description Whatever the program notes about the rollout.
+             * @default null
+             */
+            metadata: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Run Id
+             * @description The run it belongs to; runners of a run claim its rollouts only. None is a run of its own.
+             * @default null
+             */
+            run_id: string | null;
+            /**
+             * Resources Version
+             * @description The version of `resources_id` that it was created with.
+             * @default null
+             */
+            resources_version: number | null;
+            /**
+             * Priority
+             * @description Higher is claimed first; equal ones in the order in which they became claimable.
+             * @default 0
+             */
+            priority: number;
+            /**
+             * Not Before
+             * @description No claim before this moment; a retry with a pause sets it.
+             * @default null
+             */
+            not_before: number | null;
+        };
+        /**
+         * Rollout
+         * @description One task on its way through the system.
+         */
         Rollout: {
             /**
              * Rollout Id
@@ -1978,7 +2144,7 @@ export interface components {
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
             /** @description Its limits and retries. */
-            config?: components["schemas"]["RolloutConfig-Output"];
+            config?: components["schemas"]["RolloutConfig"];
             /**
              * Metadata
              * @description Whatever the program notes about the rollout.
@@ -2098,7 +2264,7 @@ export interface components {
          * RolloutConfig
          * @description Limits and retries of one rollout. Unknown fields are refused.
          */
-        "RolloutConfig-Output": {
+        RolloutConfig: {
             /**
              * Timeout Seconds
              * @description Largest age of one attempt in seconds; None is no limit.
@@ -6424,6 +6590,57 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TokenText"][] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    import_history: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** Resources */
+                    resources?: components["schemas"]["ResourcesUpdate"][];
+                    /** Rollouts */
+                    rollouts?: components["schemas"]["Rollout-Input"][];
+                    /** Attempts */
+                    attempts?: components["schemas"]["Attempt"][];
+                    /** Spans */
+                    spans?: components["schemas"]["Span"][];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            201: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HistoryImport"];
                 };
             };
             400: components["responses"]["400"];
