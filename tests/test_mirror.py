@@ -62,7 +62,7 @@ FILES = {
         algorithm/apo/test_pages algorithm/gepa/test_pages
         cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
-        trainer/test_pages trainer/test_running_promises trainer/test_tutorials
+        trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages
     """,
     "the page as a browser shows it": """
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout

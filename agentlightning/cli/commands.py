@@ -47,6 +47,7 @@ COMMANDS: dict[str, Command] = {
     "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
     "replay": Command("replay:replay", "Take a step of a run again from its records, and compare.", _LOOK),
     "workers": Command("workers:workers", "List the workers that a store knows.", _LOOK),
+    "import-v03": Command("import_v03:import_v03", "Take over what an installation of v0.3 has kept.", _LOOK),
     "stats": Command("servers.store:stats", "Show how much a store holds.", _LOOK),
 }
 

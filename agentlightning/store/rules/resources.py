@@ -6,6 +6,7 @@ from typing import cast
 
 from agentlightning.store.rules.idempotency import Call, recall_row, remember_row
 from agentlightning.store.rules.tx import ResourcesRow, TextRow, Tx
+from agentlightning.store.rules.values import evolve
 from agentlightning.types import NamedResources, ResourcesUpdate
 
 
@@ -43,15 +44,16 @@ def publish(
 
 def take_version(tx: Tx, update: ResourcesUpdate) -> bool | None:
     """Take in a version that another store has published: True if it is new, False if it is there, None if another one
-    is. It becomes the latest of its run if none was published later."""
-    key, run_key = f"{update.resources_id}\n{update.version}", _run_key(update.run_id)
-    there, newest = tx.get("resources_version", key), tx.get("resources", update.resources_id)
+    is. It becomes the latest of its run if none was published later; a set that is there stays with its run."""
+    key = f"{update.resources_id}\n{update.version}"
+    there, of = tx.get("resources_version", key), resources_by_id(tx, update.resources_id, None)
+    if of is not None:
+        if of.create_time != update.create_time:
+            return None
+        update = evolve(update, run_id=of.run_id)
     if there is not None:
         return False if cast("ResourcesRow", there).update == update else None
-    of = None if newest is None else cast("ResourcesRow", newest).update
-    if of is not None and (of.create_time, of.run_id) != (update.create_time, update.run_id):
-        return None
-    row = ResourcesRow(update)
+    row, run_key = ResourcesRow(update), _run_key(update.run_id)
     tx.put("resources_version", key, row)
     if of is None or of.version < update.version:
         tx.put("resources", update.resources_id, row)

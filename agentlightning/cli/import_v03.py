@@ -1,0 +1,152 @@
+"""`agl import-v03`: what an installation of v0.3 has kept, taken over into a store."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from agentlightning.cli.support.output import JSON, say, show_json, show_table
+from agentlightning.cli.support.store_access import STORE, spec_of_place
+from agentlightning.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from agentlightning.v03.importing import Importing, Report
+    from agentlightning.v03.source import Source
+
+
+class Unfinished(StrEnum):
+    """What becomes of rollouts that had not ended."""
+
+    SKIP = "skip"
+    """They are not taken; each is counted."""
+    CANCEL = "cancel"
+    """They are taken as cancelled."""
+
+
+_SOURCE = typer.Argument(
+    metavar="SOURCE", help="mongodb://host/database, a server of v0.3 (http://...:4747), or a file or folder of JSON."
+)
+_PROGRESS_SECONDS = 5.0
+_LONGEST_MESSAGE = 300
+
+
+def import_v03(
+    source: str = _SOURCE,
+    store: str = STORE,
+    partition: str | None = typer.Option(None, help="Of several stores in one database: which; all takes each."),
+    run_id: str | None = typer.Option(None, help="Give everything to this run, so that it can be told from the rest."),
+    unfinished: Unfinished = typer.Option(Unfinished.SKIP, help="Rollouts that had not ended: skip or cancel."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Read and convert everything, and write nothing."),
+    as_json: bool = JSON,
+) -> int:
+    """Take over rollouts, attempts, spans and resources of v0.3, as they were, and say what could not be.
+
+    The store may be new, and may hold other things. Nothing in the source is changed; stop its runs first. The command
+    may be given again: what is there already is left. Exit code 1 if a piece could not be taken over, other than
+    rollouts that had not ended.
+
+    Example: agl import-v03 mongodb://127.0.0.1:27017/agentlightning --store agl.db
+    """
+    from agentlightning.store.rules.values import check_run_id
+    from agentlightning.v03.convert import Converter
+    from agentlightning.v03.importing import Importing
+    from agentlightning.v03.source import open_source
+
+    converter = Converter(None if run_id is None else check_run_id(run_id), unfinished is Unfinished.CANCEL)
+    spec = None if dry_run else _target(store)
+    importing = Importing(open_source(source, partition), converter, _progress() if sys.stderr.isatty() else None)
+    try:
+        asyncio.run(_run(importing, spec))
+    except BaseException:
+        if importing.has_begun and not dry_run:
+            _show(importing.report, as_json)
+            say("Cut off: what was taken is kept. The same command goes on.", to_stderr=True)
+        raise
+    _show(importing.report, as_json)
+    if dry_run and not as_json:
+        say("Nothing was written (--dry-run).")
+    return ExitCode.DONE if importing.report.is_whole else ExitCode.FAILED
+
+
+def _target(place: str) -> str:
+    """Return the spec of the store that is written to; a file may be new."""
+    from agentlightning.store.spec import spec_of
+
+    spec = spec_of(place)
+    file = spec.partition("?")[0].removeprefix("sqlite:///") if spec.startswith("sqlite:///") else None
+    if file is None or Path(file).exists() or not Path(file).absolute().parent.is_dir():
+        return spec_of_place(place)
+    return spec
+
+
+async def _run(importing: Importing, spec: str | None) -> None:
+    """Import into the store of a spec; with None only read."""
+    from agentlightning.store.spec import store_from_spec
+
+    source: Source = importing.source
+    try:
+        await source.check()  # before a new file is made
+        if spec is None:
+            await importing.run(None)
+            return
+        store = store_from_spec(spec)
+        try:
+            await importing.run(store)
+        finally:
+            await store.close()
+    finally:
+        await source.close()
+
+
+def _progress() -> Callable[[Report], None]:
+    """Return what says from time to time how far an import is."""
+    last = time.monotonic()
+
+    def tell(report: Report) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_SECONDS:
+            last = time.monotonic()
+            say(", ".join(f"{tally.read} {kind}" for kind, tally in report.tallies.items()) + " read", to_stderr=True)
+
+    return tell
+
+
+def _show(report: Report, as_json: bool) -> None:
+    """Print what an import has done."""
+    missed = [
+        {"kind": kind, "reason": reason, **dataclasses.asdict(found)} for (kind, reason), found in report.missed.items()
+    ]
+    if as_json:
+        parts = {"dropped_fields": report.dropped, "changed": report.changed, "left_behind": report.others}
+        tallies = {kind: dataclasses.asdict(tally) for kind, tally in report.tallies.items()}
+        whole = {"source": report.source, "whole": report.is_whole, **tallies, "not_carried_over": missed, **parts}
+        show_json(whole)
+        return
+    lines = [
+        [kind, *(str(count) for count in (tally.read, tally.new, tally.present, tally.left))]
+        for kind, tally in report.tallies.items()
+    ]
+    show_table(["", "read", "new", "there already", "not carried over"], lines)
+    for (kind, reason), found in report.missed.items():
+        more = "" if found.count <= len(found.examples) else ", ..."
+        say(f"{found.count} {kind} not carried over ({reason}): {', '.join(found.examples)}{more}")
+        say(f"  {found.message[:_LONGEST_MESSAGE]}")
+    for text, counts in (
+        ("written differently", report.changed),
+        ("fields without a place here", report.dropped),
+        ("not read, for it is no history", report.others),
+    ):
+        if counts:
+            say(f"{text}: {_listed(counts)}")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())

@@ -1,0 +1,187 @@
+"""Documents of v0.3 as values of this package. What has no place here is counted, field by field."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from agentlightning.types import Attempt, CustomResource, ResourcesUpdate, Rollout, Span
+from agentlightning.types.resources import stored_forms
+from agentlightning.v03.source import Document, Kind
+
+_OWN = ("_id", "partition_id")
+"""What the database of v0.3 added to each document."""
+_ENDED = ("failed", "succeeded", "cancelled")
+_FIELDS: dict[Kind, tuple[str, ...]] = {
+    "resources": ("resources_id", "create_time", "update_time", "version", "resources"),
+    "rollouts": (
+        *("rollout_id", "input", "start_time", "end_time", "mode", "resources_id", "status", "config", "metadata"),
+        "attempt",
+    ),
+    "attempts": (
+        *("rollout_id", "attempt_id", "sequence_id", "start_time", "end_time", "status", "worker_id"),
+        *("last_heartbeat_time", "metadata"),
+    ),
+}
+"""What v0.3 wrote. A span may hold any further field, and keeps it."""
+_KINDS_OF_RESOURCES = ("llm", "proxy_llm", "prompt_template")
+_LIMITS = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
+
+
+class NotCarriedOver(Exception):
+    """A document that becomes no value here: `reason` is a short word, the text says what was wrong."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass
+class Converter:
+    """How documents are converted, and what of them found no place."""
+
+    run_id: str | None = None
+    """The run that everything is given to."""
+    cancel_unfinished: bool = False
+    """Rollouts that had not ended are taken as cancelled; else they are not taken."""
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    """Fields that have no place here, such as `rollouts.owner`, and in how many documents they stood."""
+    change: str = ""
+    """What of the last document was written differently, in words; empty if nothing was."""
+
+    def convert(self, kind: Kind, document: Document) -> BaseModel:
+        """Return the value that a document means.
+
+        Raises:
+            NotCarriedOver: it means none here.
+        """
+        make: dict[Kind, Callable[[Document], BaseModel]] = {
+            "resources": self._resources,
+            "rollouts": self._rollout,
+            "attempts": self._attempt,
+            "spans": self._span,
+        }
+        self.change = ""
+        plain = cast("Document", plain_json({key: value for key, value in document.items() if key not in _OWN}))
+        if kind in _FIELDS:
+            plain = self._known(kind, _FIELDS[kind], plain)
+        try:
+            return make[kind](plain)
+        except (ValidationError, TypeError, ValueError) as error:
+            raise NotCarriedOver("unreadable", _first(error)) from None
+
+    def _known(self, what: str, fields: tuple[str, ...], document: Mapping[str, Any]) -> Document:
+        self.dropped.update(f"{what}.{name}" for name in document if name not in fields)
+        return {name: document[name] for name in fields if name in document}
+
+    def _resources(self, document: Document) -> ResourcesUpdate:
+        named = _mapping(document, "resources")
+        own = {name: _of_own_kind(resource) for name, resource in named.items()}
+        return ResourcesUpdate.model_validate({**document, "resources": stored_forms(own), "run_id": self.run_id})
+
+    def _rollout(self, document: Document) -> Rollout:
+        document.pop("attempt", None)
+        limits = self._known("rollouts.config", _LIMITS, _mapping(document, "config"))
+        document["config"] = {name: _finite(value) for name, value in limits.items()}
+        rollout = Rollout.model_validate({**document, "run_id": self.run_id})
+        if rollout.status in _ENDED:
+            return rollout
+        if not self.cancel_unfinished:
+            raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel takes it as cancelled")
+        self.change = "rollouts that had not ended: cancelled"
+        return rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
+
+    def _attempt(self, document: Document) -> Attempt:
+        attempt = Attempt.model_validate(document)
+        last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
+        if attempt.status in ("preparing", "running"):
+            self.change = "attempts that had not ended: unresponsive, outcome cancelled"
+            ended = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped"}
+            return attempt.model_copy(update={**ended, "end_time": last})
+        return attempt.model_copy(update={"end_time": last}) if attempt.end_time is None else attempt
+
+    def _span(self, document: Document) -> Span:
+        attributes = document.get("attributes")
+        if isinstance(attributes, dict) and None in attributes.values():  # what its server made of NaN
+            named = cast("dict[str, Any]", attributes)
+            document["attributes"] = {name: value for name, value in named.items() if value is not None}
+            self.change = "spans: attributes without a value left out"
+        span = Span.model_validate(document)
+        if span.sequence_id < 0:
+            raise NotCarriedOver("unreadable", f"sequence_id is {span.sequence_id}; expected 0 or more")
+        return span
+
+
+def _mapping(document: Document, name: str) -> Mapping[str, Any]:
+    """Return a field that is an object, and an empty one where it is missing or null."""
+    found: Any = document.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"{name} is a {type(found).__name__}; expected an object")
+    return cast("dict[str, Any]", found or {})
+
+
+def _of_own_kind(resource: Any) -> object:
+    """Return a resource; one of a class of the program's own by its values."""
+    if not isinstance(resource, dict):
+        return resource
+    values = cast("dict[str, Any]", resource)
+    kind = values.get("resource_type")
+    if kind in _KINDS_OF_RESOURCES:
+        return values
+    rest = {name: value for name, value in values.items() if name != "resource_type"}
+    return CustomResource(kind=None if kind is None else str(kind), values=rest)
+
+
+def plain_json(value: Any) -> Any:
+    """Return JSON data out of what BSON and its extended JSON hold: numbers, times, ids, bytes."""
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        if len(named) == 1 and (found := next(iter(named))) in _EXTENDED:
+            return _EXTENDED[found](named[found])
+        return {str(key): plain_json(item) for key, item in named.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in cast("list[Any]", value)]
+    if value is None or isinstance(value, (str, bool, float)):
+        return value
+    if isinstance(value, int):
+        return int(value)  # of the driver's class for 64 bits
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _time(value: Any) -> object:
+    """Return milliseconds as a number, and a time in text as it is."""
+    return plain_json(value)
+
+
+_EXTENDED: dict[str, Callable[[Any], object]] = {
+    "$numberInt": int,
+    "$numberLong": int,
+    "$numberDouble": float,
+    "$numberDecimal": float,
+    "$oid": str,
+    "$date": _time,
+}
+"""MongoDB Extended JSON v2: the objects that stand for one value."""
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _first(error: Exception) -> str:
+    """Return the first thing that is wrong, without the value, which may be long or secret."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc']) or 'it'}: {first['msg']}"
+    return str(error)[:200]

@@ -1,0 +1,195 @@
+"""What a source holds, written into a store piece by piece: each piece counted as new, present, or not carried over.
+
+An import that was cut off is begun again from the start: what is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel
+
+from agentlightning.errors import BadRequestError, TooLargeError
+from agentlightning.v03.convert import Converter, NotCarriedOver
+from agentlightning.v03.source import KINDS, Document, Kind, Source
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import HistoryImport
+
+_BATCH = 1000
+_BATCH_BYTES = 4 * 2**20
+"""Of JSON; a server takes 32 MiB at once."""
+_MOST_EXAMPLES = 3
+_NAMES: dict[str, Kind] = {"resources": "resources", "rollout": "rollouts", "attempt": "attempts", "span": "spans"}
+
+
+@dataclass
+class Tally:
+    """What became of the documents of one kind; `read` is the sum of the others."""
+
+    read: int = 0
+    new: int = 0
+    present: int = 0
+    """There already, from an earlier import."""
+    left: int = 0
+    """Not carried over."""
+
+
+@dataclass
+class Missed:
+    """Pieces that were not carried over for one reason."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list[str])
+    """Ids of the first ones."""
+    message: str = ""
+    """What was wrong with the first one, and what to do."""
+
+
+@dataclass
+class Report:
+    """What an import has done."""
+
+    source: str
+    tallies: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
+    missed: dict[tuple[Kind, str], Missed] = field(default_factory=dict[tuple[Kind, str], Missed])
+    """By kind and reason."""
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Fields that have no place here, and in how many documents they stood."""
+    changed: Counter[str] = field(default_factory=Counter[str])
+    """What was written differently."""
+    others: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the source holds beside histories."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if everything is there now, but for rollouts that had not ended, and what belongs to them."""
+        expected = {"not_ended", "no_rollout"} if ("rollouts", "not_ended") in self.missed else set[str]()
+        return all(reason in expected for _, reason in self.missed)
+
+    def miss(self, kind: Kind, piece: str, reason: str, message: str) -> None:
+        """Count a piece that is not carried over."""
+        self.tallies[kind].left += 1
+        found = self.missed.setdefault((kind, reason), Missed(message=message))
+        found.count += 1
+        if len(found.examples) < _MOST_EXAMPLES:
+            found.examples.append(piece)
+
+
+class _Piece(NamedTuple):
+    """A value on its way into the store."""
+
+    name: str
+    value: BaseModel
+    change: str
+    """As in `Converter`."""
+
+
+class Importing:
+    """One import. `report` says at any time what it has done so far."""
+
+    def __init__(self, source: Source, converter: Converter, tell: Callable[[Report], None] | None = None) -> None:
+        """`tell` is called after each batch."""
+        self.source = source
+        self.report = Report(source.name, dropped=converter.dropped)
+        self._converter, self._tell = converter, tell or _silent
+        self.has_begun = False
+        """True as soon as something may have been written."""
+        self._store: LightningStore | None = None
+        self._early: list[_Piece] = []
+
+    async def run(self, store: LightningStore | None) -> Report:
+        """Read everything, write it into a store, and return what was done; without a store nothing is written.
+
+        Raises:
+            BadRequestError: the source does not hold what v0.3 wrote.
+            StoreUnreachableError: source or store do not answer. Begin again later: what was taken is kept.
+        """
+        self._store, self.has_begun = store, True
+        for kind in KINDS:
+            batch: list[_Piece] = []
+            size = 0
+            async for document in self.source.documents(kind):
+                self.report.tallies[kind].read += 1
+                name = _name(kind, document)
+                try:
+                    value = self._converter.convert(kind, document)
+                except NotCarriedOver as why:
+                    self.report.miss(kind, name, why.reason, str(why))
+                    continue
+                batch.append(_Piece(name, value, self._converter.change))
+                size += len(value.__pydantic_serializer__.to_json(value))
+                if len(batch) >= _BATCH or size >= _BATCH_BYTES:
+                    await self._write(kind, batch)
+                    batch, size = [], 0
+            await self._write(kind, batch)
+            await self._write_early(kind)
+        self.report.others = {name: count for name, count in (await self.source.left_behind()).items() if count}
+        return self.report
+
+    async def _write(self, kind: Kind, batch: Sequence[_Piece]) -> None:
+        """Write a batch; of one that is refused as a whole, the piece that is the cause is left out."""
+        if not batch:
+            return
+        if self._store is None:
+            self.report.tallies[kind].new += len(batch)
+            self.report.changed.update(piece.change for piece in batch if piece.change)
+            self._tell(self.report)
+            return
+        given: dict[str, Any] = {kind: [piece.value for piece in batch]}
+        try:
+            done = await self._store.import_history(**given)
+        except (BadRequestError, TooLargeError) as error:
+            if len(batch) == 1:
+                self.report.miss(kind, batch[0].name, "refused", str(error))
+                return
+            middle = len(batch) // 2
+            await self._write(kind, batch[:middle])
+            await self._write(kind, batch[middle:])
+            return
+        self._count(kind, batch, done)
+        self._tell(self.report)
+
+    def _count(self, kind: Kind, batch: Sequence[_Piece], done: HistoryImport) -> None:
+        tally = self.report.tallies[kind]
+        tally.new += getattr(done, kind)
+        tally.present += done.present
+        early = {each.id for each in done.refused if each.reason == "wrong_number"}
+        if early:  # its predecessor stands behind it in the source
+            self._early += [piece for piece in batch if getattr(piece.value, "attempt_id", "") in early]
+        left = {each.id for each in done.refused}
+        self.report.changed.update(piece.change for piece in batch if piece.change and piece.name not in left)
+        for refused in done.refused:
+            if refused.reason != "wrong_number":
+                self.report.miss(_NAMES[refused.kind], refused.id, refused.reason, refused.message)
+
+    async def _write_early(self, kind: Kind) -> None:
+        """Try the attempts again that came before their predecessors, as long as that takes some in."""
+        while kind == "attempts" and self._early:
+            waiting, self._early = self._early, []
+            waiting.sort(key=lambda each: getattr(each.value, "sequence_id", 0))
+            for start in range(0, len(waiting), _BATCH):
+                await self._write(kind, waiting[start : start + _BATCH])
+            if len(self._early) == len(waiting):
+                for piece in self._early:
+                    self.report.miss(kind, piece.name, "wrong_number", "an attempt of its rollout before it is missing")
+                self._early = []
+
+
+def _silent(report: Report) -> None:
+    """Tell nobody."""
+
+
+def _name(kind: Kind, document: Document) -> str:
+    """Return what people call a document, in the words of `HistoryRefusal`."""
+    keys = {
+        "resources": ("resources_id", "version"),
+        "rollouts": ("rollout_id",),
+        "attempts": ("attempt_id",),
+        "spans": ("rollout_id", "attempt_id", "span_id"),
+    }[kind]
+    return "/".join(str(document.get(key, "?"))[:80] for key in keys)
