@@ -16,6 +16,7 @@ from agentlightning.types import Attempt, CustomResource, ResourcesUpdate, Rollo
 from agentlightning.types.resources import stored_forms
 from agentlightning.v03.source import Document, Kind
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _OWN = ("_id", "partition_id")
 """What the database of v0.3 added to each document."""
 _ENDED = ("failed", "succeeded", "cancelled")
@@ -141,6 +142,8 @@ def _of_own_kind(resource: Any) -> object:
 
 def plain_json(value: Any) -> Any:
     """Return JSON data out of what BSON and its extended JSON hold: numbers, times, ids, bytes."""
+    if value.__class__ in _PLAIN:
+        return value
     if isinstance(value, dict):
         named = cast("dict[str, Any]", value)
         if len(named) == 1 and (found := next(iter(named))) in _EXTENDED:
@@ -148,8 +151,6 @@ def plain_json(value: Any) -> Any:
         return {str(key): plain_json(item) for key, item in named.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(item) for item in cast("list[Any]", value)]
-    if value is None or isinstance(value, (str, bool, float)):
-        return value
     if isinstance(value, int):
         return int(value)  # of the driver's class for 64 bits
     if isinstance(value, datetime):
