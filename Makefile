@@ -29,6 +29,8 @@ FOR_DOCS_STAMP := $(FOR_DOCS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
 # For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
 TORCH_INDEX ?=
+# A failed test runs once more, alone, at the end of its stage (tests/unsteady.py).
+PYTEST := python -m pytest -p tests.unsteady
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
@@ -72,13 +74,13 @@ layers: setup-dev
 	$(BIN)/lint-imports
 
 check: lint types layers
-	$(BIN)/python -m pytest -q -m "not slow and not heavy and not dashboard" -n $(WORKERS) --dist loadfile
+	$(BIN)/$(PYTEST) -q -m "not slow and not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
 test: lint types layers
-	$(BIN)/python -m pytest -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile
+	$(BIN)/$(PYTEST) -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
 test-heavy: setup-dev $(PROMPT_DATA)/.fetched
-	$(BIN)/python -m pytest -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/$(PYTEST) -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
 $(FOR_DOCS_STAMP): tests/packaging/requirements-docs.txt
 	$(PYTHON) -m venv $(FOR_DOCS)
@@ -103,7 +105,7 @@ reference: setup-dev
 
 # The page on the documents' snippets, docs/reference/documents.md, from what their tests find
 documents: setup-dev
-	WRITE_DOCUMENTS=1 $(BIN)/python -m pytest -q tests/seeds $(ARGS)
+	WRITE_DOCUMENTS=1 $(BIN)/$(PYTEST) -q tests/seeds $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m bench $(ARGS)
@@ -139,7 +141,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/
 
 # What has an environment from the first day: the frameworks beside tests/frameworks/harness.py, Ray, the schemas.
 test-first-frameworks: $(FRAMEWORKS_STAMP)
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks/test_*.py tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
+	$(FRAMEWORKS)/bin/$(PYTEST) tests/frameworks/test_*.py tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
 
 test-frameworks: test-first-frameworks
 	$(PYTHON) -m tests.frameworks.environments
@@ -164,10 +166,10 @@ $(TRACKERS_STAMP): pyproject.toml tests/trackers/requirements.txt
 
 # TensorBoard, W&B, MLflow and SwanLab, offline: what they wrote is read back
 test-trackers: $(TRACKERS_STAMP)
-	TRACKERS=1 $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
+	TRACKERS=1 $(TRACKERS)/bin/$(PYTEST) tests/trackers $(ARGS)
 
 test-vendors: $(VENDORS_STAMP)
-	$(VENDORS)/bin/python -m pytest tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py tests/contrib $(ARGS)
+	$(VENDORS)/bin/$(PYTEST) tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py tests/contrib $(ARGS)
 
 $(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/requirements.txt
 	$(PYTHON) -m venv $(ON_ENGINE)
@@ -176,7 +178,7 @@ $(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/r
 	@touch $@
 
 test-engine: $(ON_ENGINE_STAMP)
-	$(ON_ENGINE)/bin/python -m pytest tests/algorithm/grpo/engine $(ARGS)
+	$(ON_ENGINE)/bin/$(PYTEST) tests/algorithm/grpo/engine $(ARGS)
 
 $(GOLDEN_STAMP): $(GOLDEN_FILES)/requirements.txt
 	$(PYTHON) -m venv $(GOLDEN)
@@ -194,7 +196,7 @@ dashboard: dashboard/node_modules/.agl-setup
 	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s types && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s test && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s build
 
 test-dashboard: dashboard
-	$(BIN)/python -m pytest -m dashboard tests/dashboard -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/$(PYTEST) -m dashboard tests/dashboard -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The committed page is, byte for byte, what a build makes
 check-dashboard: dashboard
@@ -217,7 +219,7 @@ $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 	@touch $@
 
 test-oldest: $(OLDEST_STAMP)
-	$(OLDEST)/bin/python -m pytest $(OF_THE_CORE) $(ARGS)
+	$(OLDEST)/bin/$(PYTEST) $(OF_THE_CORE) $(ARGS)
 
 $(NEWEST_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(NEWEST)
@@ -225,7 +227,7 @@ $(NEWEST_STAMP): pyproject.toml
 	@touch $@
 
 test-newest: $(NEWEST_STAMP)
-	$(NEWEST)/bin/python -m pytest $(OF_THE_CORE) $(ARGS)
+	$(NEWEST)/bin/$(PYTEST) $(OF_THE_CORE) $(ARGS)
 
 # The numbers that the losses of GRPO are tested with, against the functions of TRL and VERL themselves
 test-golden: $(GOLDEN_STAMP)
@@ -251,7 +253,7 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/algorithm/trl/requirement
 
 # agl.TRL with the real trl, on the processor
 test-trl: $(FOR_TRL_STAMP)
-	$(FOR_TRL)/bin/python -m pytest tests/algorithm/trl tests/algorithm/preferences $(ARGS)
+	$(FOR_TRL)/bin/$(PYTEST) tests/algorithm/trl tests/algorithm/preferences $(ARGS)
 
 $(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
 	$(PYTHON) -m venv $(FOR_VERL)
@@ -261,11 +263,11 @@ $(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
 
 # agl.VERL with the real verl and Ray, on the processor
 test-verl: $(FOR_VERL_STAMP)
-	$(FOR_VERL)/bin/python -m pytest tests/algorithm/verl $(ARGS)
+	$(FOR_VERL)/bin/$(PYTEST) tests/algorithm/verl $(ARGS)
 
 # The programs of examples/, against what their READMEs show; those with constraints.txt in environments of their own
 test-examples: setup-dev $(PROMPT_DATA)/.fetched
-	$(BIN)/python -m pytest tests/examples $(ARGS)
+	$(BIN)/$(PYTEST) tests/examples $(ARGS)
 	$(BIN)/python -m tests.examples.environments -- $(ARGS)
 
 # One or some of those with an environment: make test-example NAMES=calc_x ARGS="-k small"
@@ -278,7 +280,7 @@ test-examples-in-turn: setup-dev $(PROMPT_DATA)/.fetched
 
 # What can be installed together, by a resolver over the package index of the day
 test-extras: setup-dev
-	RESOLVE=1 $(BIN)/python -m pytest tests/packaging/test_extras.py $(ARGS)
+	RESOLVE=1 $(BIN)/$(PYTEST) tests/packaging/test_extras.py $(ARGS)
 
 # One of the two: which, the hash of the commit says.
 test-trainers-in-turn:

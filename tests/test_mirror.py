@@ -68,6 +68,9 @@ FILES = {
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout
         dashboard/test_rollouts dashboard/test_run_views dashboard/test_tokens dashboard/test_whole
     """,
+    "what runs the tests": """
+        test_unsteady
+    """,
     "commands as a shell runs them, several at a time": """
         cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands
     """,

@@ -34,7 +34,15 @@ def examples() -> dict[str, Group]:
 def run(group: Group, arguments: Sequence[str]) -> bool:
     """Run the tests of an example in its environment; say whether all passed."""
     told = {**QUIET, "AGL_TEST_EXAMPLE": group.name, "AGL_TEST_NODE_MODULES": str(group.environment / "node_modules")}
-    command = [str(prepare(group)), "-m", "pytest", f"tests/examples/test_{group.name}.py", *arguments]
+    command = [
+        str(prepare(group)),
+        "-m",
+        "pytest",
+        "-p",
+        "tests.unsteady",
+        f"tests/examples/test_{group.name}.py",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
 
 

@@ -181,7 +181,16 @@ def run(framework: str, group: Group, arguments: Sequence[str]) -> bool:
     """Run the tests of one framework and the program of its guide, in its environment; say whether all passed."""
     name = framework.replace("-", "_")
     guide = f"tests/frameworks/test_guides.py::test_the_program_of_a_guide_is_captured[{framework}]"
-    command = [str(prepare(group)), "-m", "pytest", str(group.folder / f"test_{name}.py"), guide, *arguments]
+    command = [
+        str(prepare(group)),
+        "-m",
+        "pytest",
+        "-p",
+        "tests.unsteady",
+        str(group.folder / f"test_{name}.py"),
+        guide,
+        *arguments,
+    ]
     told = {**QUIET, "AGL_TEST_FRAMEWORK": framework, "AGL_TEST_NODE_MODULES": str(group.environment / "node_modules")}
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
 
