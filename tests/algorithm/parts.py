@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import agentlightning as agl
 from agentlightning.adapter.calls.calls import ModelCall, model_calls
 from agentlightning.algorithm.grpo import GRPOResult
+from agentlightning.algorithm.grpo.learner.precision import dtype_of
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.errors import BadRequestError
 from agentlightning.store import LightningStore
 from agentlightning.types import Rollout
 
@@ -25,6 +29,20 @@ SMALL = {
     "progress": "none",
 }
 """Settings of a run that takes a second."""
+
+
+def _has_bfloat16() -> bool:
+    try:
+        dtype_of("cpu", bf16=True)
+    except BadRequestError:
+        return False
+    return True
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    not _has_bfloat16(),
+    reason="this processor has no bfloat16 instructions: bf16=True is refused (test_precision.py tests the arithmetic)",
+)
 
 
 def save_untrained_model(folder: Path) -> Path:

@@ -21,7 +21,7 @@ from agentlightning.algorithm.runs.ledger_record import numbers_of
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.errors import BadRequestError
 from tests.algorithm.grpo.checkpoint.test_resume import curve, interrupt_in
-from tests.algorithm.parts import ask, say, two_turns, wants_digits
+from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -154,6 +154,7 @@ def test_an_alarm_names_the_settings_as_ppo_does(untrained_model: Path, tmp_path
     assert "fewer num_ppo_epochs; smaller cliprange; a smaller max_grad_norm" in hint
 
 
+@needs_bfloat16
 def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path, tmp_path: Path) -> None:
     given = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "learning_rate": 1e-2}
     result = run(untrained_model, tmp_path, **given)

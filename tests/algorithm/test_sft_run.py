@@ -21,7 +21,7 @@ from agentlightning.algorithm.runs.ledger_record import numbers_of
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
 from tests.algorithm.grpo.checkpoint.test_resume import curve
-from tests.algorithm.parts import two_turns, wants_digits
+from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
 
 TASKS = [f"task {number}" for number in range(8)]
 
@@ -199,6 +199,7 @@ def test_a_run_that_was_interrupted_goes_on_with_what_it_had_chosen(
     assert stored(folder, lambda store: replay(store, "sft", 4)).differences == []
 
 
+@needs_bfloat16
 def test_adapters_in_bfloat16_learn_from_stored_rollouts(untrained_model: Path, folder: Path) -> None:
     settings: Any = {
         "lora": {"r": 4, "target_modules": "all-linear"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from agentlightning.algorithm.grpo.checkpoint.weights import digest_of, restore_policy, save_policy
 from agentlightning.algorithm.grpo.engine.completion import Completion
@@ -15,17 +16,19 @@ from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.learner.precision import dtype_of
 from agentlightning.errors import BadRequestError
 from tests.algorithm.grpo.learner.rows import make_advantages, make_rows
+from tests.algorithm.parts import needs_bfloat16
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
 DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(
-            not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 instructions"
-        ),
-    ),
+    "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")),
 ]
+
+
+def half_policy(folder: Path, device: str, **settings: Any) -> Policy:
+    """A policy that computes in bfloat16, also on a processor without instructions for it, where `bf16` is refused."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    return Policy.load(folder, model=model, learning_rate=1e-5, device=device, **settings)
 
 
 def learned(policy: Policy) -> torch.Tensor:
@@ -40,7 +43,7 @@ def learn(policy: Policy, times: int = 1) -> list[Any]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_bfloat16_learns_steps_that_it_could_not_hold(model_folder: Path, device: str, lora: Any) -> None:
-    half = Policy.load(model_folder, learning_rate=1e-5, bf16=True, lora=lora, device=device)
+    half = half_policy(model_folder, device, lora=lora)
     whole = Policy.load(model_folder, learning_rate=1e-5, lora=lora, device=device)
     before = learned(half)
     of_half, of_whole = learn(half, 3), learn(whole, 3)
@@ -59,12 +62,12 @@ def test_bfloat16_learns_steps_that_it_could_not_hold(model_folder: Path, device
 def test_a_checkpoint_of_a_policy_in_bfloat16_keeps_its_float32_weights(
     model_folder: Path, tmp_path: Path, device: str
 ) -> None:
-    policy = Policy.load(model_folder, learning_rate=1e-5, bf16=True, device=device)
+    policy = half_policy(model_folder, device)
     learn(policy)
     save_policy(policy, tmp_path)
     digest = digest_of(policy)
     learn(policy)
-    again = Policy.load(tmp_path, learning_rate=1e-5, bf16=True, device=device)
+    again = half_policy(tmp_path, device)
     restore_policy(again, tmp_path, weight_version=1, digest=digest)
     learn(again)
     assert torch.equal(learned(again), learned(policy))
@@ -100,3 +103,11 @@ def test_checkpointed_activations_give_the_same_update_and_leave_generation_alon
     assert kept == {False: 1, True: 2}  # the second time in the backward pass
     assert said[True] == said[False]
     assert torch.allclose(weights[True], weights[False], atol=1e-6)
+
+
+@needs_bfloat16
+def test_bf16_makes_a_policy_that_computes_in_bfloat16(model_folder: Path) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-5, bf16=True)
+    asked_for, made = learn(policy), learn(half_policy(model_folder, "cpu"))
+    assert policy.model.dtype == torch.bfloat16
+    assert asked_for[0].figures == made[0].figures
