@@ -34,7 +34,7 @@ PYTEST := python -m pytest -p tests.unsteady
 # Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
 WORKERS ?= 2
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -81,6 +81,10 @@ test: lint types layers
 
 test-heavy: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Half of them: which, the hash of the commit says (tests/in_turn.py)
+test-heavy-in-turn: setup-dev $(PROMPT_DATA)/.fetched
+	$(BIN)/$(PYTEST) -p tests.in_turn -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
 $(FOR_DOCS_STAMP): tests/packaging/requirements-docs.txt
 	$(PYTHON) -m venv $(FOR_DOCS)

@@ -69,7 +69,7 @@ FILES = {
         dashboard/test_rollouts dashboard/test_run_views dashboard/test_tokens dashboard/test_whole
     """,
     "what runs the tests": """
-        test_unsteady
+        test_in_turn test_unsteady
     """,
     "commands as a shell runs them, several at a time": """
         cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands

@@ -23,6 +23,8 @@ from agentlightning.store import LightningStoreServer, SQLiteLightningStore
 from tests.store.conformance.test_history import everything
 from tests.v03.older import Older, older, older_server, unfinished, write_dump
 
+pytestmark = pytest.mark.heavy
+
 Place = Callable[[Older], Any]
 
 

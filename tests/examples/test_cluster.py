@@ -143,7 +143,7 @@ def test_shellcheck_finds_nothing_in_the_job_script() -> None:
 # --- containers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "recipe",
@@ -290,7 +290,7 @@ def test_a_job_that_is_interrupted_before_its_time_is_up_goes_on_as_another_job(
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_runners_are_actors_of_a_ray_cluster(tmp_path: Path) -> None:
     model = save_untrained_model(tmp_path / "model")

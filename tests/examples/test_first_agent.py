@@ -10,6 +10,8 @@ import pytest
 from tests.algorithm.parts import save_untrained_model
 from tests.examples.shown import run
 
+pytestmark = pytest.mark.heavy
+
 PROGRAM = "python examples/first_agent/train.py"
 
 
@@ -19,7 +21,6 @@ def curve(printed: str) -> dict[int, int]:
     return {int(updates): int(solved) for updates, solved in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
 
 
-@pytest.mark.slow
 def test_a_model_of_ones_own_is_measured_and_one_that_earns_nothing_learns_nothing(tmp_path: Path) -> None:
     model = save_untrained_model(tmp_path / "model")
     printed = run(f"{PROGRAM} --model {model} --steps 1 --out {tmp_path / 'run'}")
@@ -28,7 +29,6 @@ def test_a_model_of_ones_own_is_measured_and_one_that_earns_nothing_learns_nothi
     assert (tmp_path / "run/metrics.jsonl").is_file()
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_from_zero_to_a_curve_that_rises() -> None:
     found = curve(run(PROGRAM, timeout=800))

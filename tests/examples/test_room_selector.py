@@ -8,8 +8,9 @@ import pytest
 
 from tests.examples.shown import run
 
+pytestmark = pytest.mark.heavy
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("method", ["apo", "gepa"])
 def test_a_search_finds_what_the_prompt_forgets(method: str) -> None:
     printed = run(f"python examples/room_selector/tune.py --method {method}")

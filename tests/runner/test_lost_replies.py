@@ -28,6 +28,8 @@ from agentlightning.types import Attempt, RolloutConfig
 from tests.chaos.proxy import Fate, FaultyProxy
 from tests.chaos.stores import SPECS, Place, fresh_place
 
+pytestmark = pytest.mark.heavy
+
 LEASE = 6.0
 SHORT_LEASE = 1.0
 LIMIT_SECONDS = 90.0

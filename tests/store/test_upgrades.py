@@ -32,7 +32,7 @@ from tests.store.future_program import POINTS, VERSION
 
 KINDS = ("sqlite", "postgres", "mongo")
 OLDER = ("0.4.0", "schema_3", "schema_4")
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [pytest.mark.parametrize("kind", KINDS), pytest.mark.heavy]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,6 @@ async def test_many_open_an_older_database_at_once(kind: str, request: pytest.Fi
     assert version_of(spec) == SCHEMA_VERSION
 
 
-@pytest.mark.heavy
 async def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_old_or_the_new(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from tests.stubs.ports import free_port
 
 LESSONS = Path(__file__).parents[2] / "docs/tutorials"
 OF_THE_DOCUMENTS = "# as the documents have it\n"
-TRAINS = pytest.param("3-train-weights", marks=pytest.mark.slow)
+TRAINS = pytest.param("3-train-weights", marks=pytest.mark.heavy)
 
 
 def blocks_of(lesson: str, language: str) -> list[str]:
@@ -104,7 +104,7 @@ def test_the_node_with_a_collector_is_told_what_it_lacks(monkeypatch: pytest.Mon
     assert agl.Trainer().port is None
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_roles_of_the_lesson_on_scaling_out(tmp_path: Path) -> None:
     """Its first program as `train.py` in two processes, with the page's variables; only the address differs."""
     (tmp_path / "train.py").write_text(blocks_of("4-scale-out", "python")[0])

@@ -73,6 +73,7 @@ def test_an_argument_that_is_no_pair_is_told() -> None:
     assert "'trainer.nnodes': expected key=value" in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trainer", ["verl", "grpo"])
 def test_the_script_for_a_gpu_says_what_the_machine_lacks(trainer: str) -> None:
     if importlib.util.find_spec("vllm") is not None:

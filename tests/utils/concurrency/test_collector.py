@@ -13,6 +13,8 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.utils.concurrency import collector
 from agentlightning.utils.concurrency.collector import freeze_for_good, short_pauses
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

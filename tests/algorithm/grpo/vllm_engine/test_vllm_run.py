@@ -18,6 +18,8 @@ import agentlightning as agl
 from agentlightning.errors import BadRequestError, EngineError
 from tests.algorithm.parts import ask, fit, say, wants_digits
 
+pytestmark = pytest.mark.heavy
+
 TASKS = ["one", "two", "three", "four"]
 STAND_IN = (sys.executable, "-m", "tests.algorithm.grpo.vllm_engine.stand_in")
 VLLM: dict[str, Any] = {"use_vllm": True, "vllm_command": STAND_IN, "max_completion_length": 12}
@@ -55,7 +57,6 @@ def test_it_sleeps_while_the_learner_updates(untrained_model: Path, tmp_path: Pa
     assert said.count("/v1/load_lora_adapter") == (2 if lora else 0)
 
 
-@pytest.mark.heavy
 def test_a_server_that_dies_is_started_again_with_the_present_weights(untrained_model: Path, tmp_path: Path) -> None:
     dies = tmp_path / "dies"
     seen = threading.Event()
