@@ -26,7 +26,7 @@ PASSES = "def test_passes():\n    pass\n"
 
 def stage(folder: Path, *arguments: str, check: str = "one") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.unsteady", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AGL_CHECK": check, "CI": "true", **ALONE}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CHECK_ID": check, "CI": "true", **ALONE}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
 
 

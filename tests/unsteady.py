@@ -2,7 +2,7 @@
 
 A test that passes then is unsteady: the stage passes, and the name, the seed and the first traceback are printed and
 kept in `build/unsteady.jsonl`. A test that fails again fails the stage, and so do more than `MOST` unsteady tests of
-one check, which is all stages with the same `AGL_CHECK`. `python -m tests.unsteady` prints what was kept.
+one check, which is all stages with the same `CHECK_ID`. `python -m tests.unsteady` prints what was kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FailedTestsOnceMore:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._check = os.environ.get("AGL_CHECK") or f"process {os.getpid()}"
+        self._check = os.environ.get("CHECK_ID") or f"process {os.getpid()}"
         self._tracebacks: dict[str, str] = {}
         self._outcome: list[str] = []
 

@@ -6,6 +6,7 @@ Commands with a few routes of their own serve them here, behind the checks that 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import time
@@ -33,7 +34,8 @@ _ECHO_SECONDS = 0.3
 def end_of_process() -> asyncio.Future[None]:
     """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands.
 
-    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending.
+    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending. Where
+    the interpreter takes them away, at its very end, both signals are ignored.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
@@ -53,8 +55,13 @@ def end_of_process() -> asyncio.Future[None]:
             os.write(2, b"ended at once\n")
             os._exit(128 + number)
 
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
+    atexit.register(ignore)
     return asked
 
 

@@ -229,6 +229,24 @@ os.kill(os.getpid(), signal.SIGTERM)
     assert (ended.returncode, "ended at once" in ended.stderr) == (code, code != 0), ended.stderr
 
 
+def test_an_echo_at_the_very_end_of_the_interpreter_does_not_end_it() -> None:
+    program = """
+import asyncio, os, signal
+from agentlightning.cli.support import serving
+class Late:  # deleted when modules are, after the handlers of signals
+    def __del__(self, kill=os.kill, us=os.getpid(), number=signal.SIGTERM):
+        kill(us, number)
+signal.late = Late()
+async def main():
+    end = serving.end_of_process()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await end
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 # --- looking after a file --------------------------------------------------------------------------------------------
 
 
