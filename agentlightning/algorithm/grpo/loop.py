@@ -174,9 +174,10 @@ class GRPORun:
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
         if self._held_out.is_due(figures.step):
             last = figures.step == self.parts.settings.max_steps
-            found = await self._held_out.measure(figures.step, greedy=last)
+            found = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
+            figures.held_out, figures.held_out_solved = found[0].mean_reward, found[0].accuracy
+            figures.held_out_change = found[0].change_from_best(result.evaluations)
             result.evaluations += found
-            figures.held_out = found[0].accuracy
 
     async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
@@ -239,6 +240,7 @@ class GRPORun:
             drift_rate=self.parts.guard.drift_rate,
             groups=rows.group_counts,
             **replies,
+            held_out_change={},
             weights=digest,
             take=self.parts.resume.take_of(step),
             flight=self._collection.figures(),
