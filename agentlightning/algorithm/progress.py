@@ -67,6 +67,8 @@ class StepFigures:
     held_out_change: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of the held-out tasks against the best evaluation before, by the paired test: its mean reward (`best`) after how
     many `updates`; over the `pairs` of rewards the mean `change`, its `p_value`, and the `range` of the rewards."""
+    reward_error: float | None = None
+    """Standard error of `mean_reward` over the tasks of the step; None where it has less than two rewards."""
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None

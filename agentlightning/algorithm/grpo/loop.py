@@ -225,6 +225,7 @@ class GRPORun:
             step=step,
             steps=settings.max_steps,
             mean_reward=rows.mean_reward,
+            reward_error=rows.reward_error,
             rollouts_done=sum(r.status == "succeeded" for r in rollouts),
             rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
             calls_captured=summary.captured,
