@@ -43,7 +43,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "length_drift": [{}, {}, {}, {"completion_tokens": 41.0}],
     "no_calls": [{"calls_captured": 0, "calls_trained": 0}],
     "nothing_trained": [{"calls_trained": 0, "calls_excluded": {"equal_rewards": 32}}],
-    "policy_shift": [{"update": {"update_kl": 0.11}}],
+    "policy_shift": [{"update": {"update_kl": 0.51}}],
     "reference_distance": [{"update": {"kl": 1.1}}],
     "reward_jump": [{}, {}, {}, {}, {}, {"mean_reward": 0.24}],
     "stale_weights": [{"versions_behind": 2.1}],
