@@ -39,7 +39,7 @@ class StepFigures:
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of the store's and the gateway's threads."""
     held_out: float | None = None
-    """Accuracy on held-out tasks, if it was measured after this step."""
+    """Mean reward on held-out tasks, if it was measured after this step."""
     update: Mapping[str, float] = field(default_factory=dict[str, float])
     """What the learning core says of its update."""
     seams: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -62,6 +62,13 @@ class StepFigures:
     """Of asynchronous collection: `in_flight` (groups, when the collection of the step began), `waited_seconds` (for
     its groups), `mean_staleness` and `max_staleness` (of the trained calls, in weight versions), `dropped_groups`; and
     which groups were `taken` and `dropped`. Empty where a step collects its own rollouts."""
+    held_out_solved: float | None = None
+    """Share of the held-out tasks that were solved; None for graded rewards without `solved_above`."""
+    held_out_change: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of the held-out tasks against the best evaluation before, by the paired test: its mean reward (`best`) after how
+    many `updates`; over the `pairs` of rewards the mean `change`, its `p_value`, and the `range` of the rewards."""
+    reward_error: float | None = None
+    """Standard error of `mean_reward` over the tasks of the step; None where it has less than two rewards."""
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None
@@ -128,7 +135,7 @@ class Plain(Silent):
 def step_line(figures: StepFigures) -> str:
     """Return a step as one line."""
     reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
-    held_out = "" if figures.held_out is None else f"  held-out {figures.held_out:.1%}"
+    held_out = "" if figures.held_out is None else f"  held-out {_held_out(figures, ' solved')}"
     phases = "  ".join(f"{name} {seconds:.2f}s" for name, seconds in figures.seconds.items())
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
@@ -136,6 +143,12 @@ def step_line(figures: StepFigures) -> str:
         f"calls {figures.calls_trained} trained {excluded_text(figures.calls_excluded)}  "
         f"{figures.tokens_per_second:.0f} tok/s  {phases}"
     )
+
+
+def _held_out(figures: StepFigures, word: str) -> str:
+    """Return the mean reward, beside it the share that was solved."""
+    share = "" if figures.held_out_solved is None else f" ({figures.held_out_solved:.1%}{word})"
+    return "" if figures.held_out is None else f"{figures.held_out:.3f}{share}"
 
 
 def left_out_text(figures: StepFigures) -> str:
@@ -197,7 +210,7 @@ class Live:
             cells = [
                 f"{figures.step}/{figures.steps}",
                 "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",
-                "" if figures.held_out is None else f"{figures.held_out:.1%}",
+                _held_out(figures, ""),
                 str(figures.rollouts_done),
                 f"{figures.rollouts_failed}{left_out_text(figures)}",
                 str(figures.calls_trained),

@@ -19,7 +19,7 @@ from agentlightning.utils.otel import filter_and_unflatten_attributes
 def verdict(result: GRPOResult) -> Comparison:
     """Compare the last sampled evaluation with the first, task by task."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
-    return compare(before.solved, after.solved)
+    return compare(before.solved or [], after.solved or [])
 
 
 def report_lines(result: GRPOResult, comparison: Comparison) -> list[str]:
@@ -28,7 +28,7 @@ def report_lines(result: GRPOResult, comparison: Comparison) -> list[str]:
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
     for sampling in ("sampled", "greedy"):
         before, after = evaluation_of(result, sampling, False), evaluation_of(result, sampling, True)
-        lines.append(f"  {'solved, ' + sampling:20}{before.accuracy:>9.1%}{after.accuracy:>9.1%}")
+        lines.append(f"  {'solved, ' + sampling:20}{before.accuracy or 0.0:>9.1%}{after.accuracy or 0.0:>9.1%}")
     lines.append(
         f"  {comparison.gained} tasks gained, {comparison.lost} lost; "
         f"exact McNemar test, two-sided: p = {comparison.p_value:.2g}"
@@ -48,7 +48,7 @@ def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
 async def conversations(store: LightningStore, result: GRPOResult, comparison: Comparison) -> list[str]:
     """Return two conversations on one task, before and after; a task that was gained if there is one."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
-    pairs = list(zip(before.solved, after.solved, strict=True))
+    pairs = list(zip(before.solved or [], after.solved or [], strict=True))
     index = next((i for i, pair in enumerate(pairs) if pair == (False, True)), 0)
     lines: list[str] = []
     for name, evaluation in (("before", before), ("after", after)):
@@ -108,7 +108,7 @@ def draw_curve(result: GRPOResult, path: Path) -> None:
     rewards = [(m.step, m.mean_reward) for m in result.metrics if m.mean_reward is not None]
     axes.plot([s for s, _ in rewards], [r for _, r in rewards], color="tab:blue", label="mean reward of the step")
     for sampling, color in (("sampled", "tab:orange"), ("greedy", "tab:green")):
-        points = [(e.step, e.accuracy) for e in result.evaluations if e.sampling == sampling]
+        points = [(e.step, e.accuracy or 0.0) for e in result.evaluations if e.sampling == sampling]
         if points:
             label = f"held-out accuracy, {sampling}"
             axes.plot([s for s, _ in points], [a for _, a in points], "o--", color=color, label=label)

@@ -92,7 +92,8 @@ def train(options: argparse.Namespace) -> None:
     print(f"updates  solved, of {len(held_out)} held-out tasks, sampled")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
-            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+            solved = evaluation.accuracy or 0.0
+            print(f"{evaluation.step:7}  {solved:4.0%}  {'#' * round(40 * solved)}")
     print(f"the trained model lies in {out / 'run/model'}")
 
 

@@ -37,7 +37,8 @@ def train(model: Path, folder: Path, steps: int) -> None:
     print("updates  solved, of 128 held-out tasks, sampled")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
-            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+            solved = evaluation.accuracy or 0.0
+            print(f"{evaluation.step:7}  {solved:4.0%}  {'#' * round(40 * solved)}")
 
 
 def main() -> None:

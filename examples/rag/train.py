@@ -36,7 +36,8 @@ def train(model: Path, index: Path, folder: Path, steps: int, held_out: int) -> 
     print(f"updates  answered, of {len(questions)} held-out questions, sampled")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
-            print(f"{evaluation.step:7}  {evaluation.accuracy:4.0%}  {'#' * round(40 * evaluation.accuracy)}")
+            solved = evaluation.accuracy or 0.0
+            print(f"{evaluation.step:7}  {solved:4.0%}  {'#' * round(40 * solved)}")
 
 
 def main() -> None:

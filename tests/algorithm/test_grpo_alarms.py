@@ -44,7 +44,9 @@ async def told(store: agl.LightningStore, *names: str) -> list[tuple[str, str, i
 
 
 def run(agent: Any, model: Path, folder: Path, store: Any, **settings: Any) -> Any:
-    return fit(agent, TASKS, store=store, model=model, output_dir=folder, trainer_run_id="watched", **settings)
+    return fit(
+        agent, TASKS, **{"store": store, "model": model, "output_dir": folder, "trainer_run_id": "watched", **settings}
+    )
 
 
 async def test_equal_rewards_and_steps_without_training_are_told_of_once_with_what_to_try(
@@ -77,6 +79,26 @@ async def test_a_reward_that_jumps_is_told_of_and_over_once_it_has_a_new_level(
     agent = rewarded_by(lambda step: 0.9 if step > 6 else 0.1)
     run(agent, untrained_model, tmp_path / "run", store, max_steps=13)
     assert await told(store, "reward_jump") == [("reward_jump", "raised", 7, 7), ("reward_jump", "over", 12, 7)]
+
+
+async def test_a_learning_rate_that_destroys_the_policy_is_told_of_after_its_first_update(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    store = agl.InMemoryLightningStore()
+    settings: dict[str, Any] = {"max_steps": 3, "num_generations": 8, "batch_size": 4, "learning_rate": 0.3}
+    result = run(wants_digits, untrained_model, tmp_path / "run", store, **settings)
+    assert (await told(store, "policy_shift"))[0] == ("policy_shift", "raised", 1, 1)
+    first = result.metrics[0].update
+    assert first["update_kl"] > 1.0 > first["approx_kl"], "before its only optimizer step an update has moved nothing"
+    agent = rewarded_by(lambda step: 0.9 if step == 1 else 0.1)
+    run(agent, untrained_model, tmp_path / "fallen", store, max_steps=2, trainer_run_id="fallen")
+    [fallen] = [r for r in await store.query_run_records("fallen", kind_in=["alarm"]) if r.name == "early_fall"]
+    assert fallen.step == 2
+    assert fallen.data["text"].startswith("mean reward fell to 0.1")
+    for record in [fallen, *await store.query_run_records("watched", kind_in=["alarm"])]:
+        if record.name in ("policy_shift", "early_fall"):
+            assert "learning_rate" in record.data["what_to_try"]
+            assert "batch" in record.data["what_to_try"]
 
 
 async def test_rollouts_that_all_fail_are_told_of_and_over_when_they_succeed_again(

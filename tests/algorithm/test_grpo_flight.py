@@ -114,6 +114,8 @@ def test_every_step_can_be_taken_again_from_its_records(
     for figures in stale:
         update = figures.update
         assert update["stale_kl"] > 0
+        assert update.get("first_ratio_error", 0.0) < 1e-3, "age is no difference of engine and learner"
+        assert update["update_kl"] >= 0
         assert update["stale_kl"] + update["fresh_kl"] == pytest.approx(update["approx_kl"], rel=1e-3, abs=1e-7)
 
     async def differences() -> list[str]:

@@ -200,10 +200,11 @@ async def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_
         ask(llm, [say(task)])
         raise agl.PolicyFault("almost", reward=0.75)
 
-    settings = {"max_steps": 1, "val_dataset": ["fault", "crash"]}
+    settings = {"max_steps": 1, "val_dataset": ["fault", "crash"], "solved_above": 0.5}
     _, result = await _run(agent, untrained_model, tmp_path, ["a"], **settings)
     assert [evaluation.rewards for evaluation in result.evaluations] == [[0.75, None]] * 4
     assert [evaluation.accuracy for evaluation in result.evaluations] == [0.5] * 4
+    assert [evaluation.mean_reward for evaluation in result.evaluations] == [0.75] * 4
 
 
 async def test_an_attempt_that_runs_past_its_limit_is_excluded(

@@ -134,7 +134,7 @@ async def test_steps_evaluations_and_settings_are_those_of_the_folder(untrained_
         (step, f"held_out_{e.sampling}", e.rewards) for step, e in zip((0, 0, 2, 2), result.evaluations, strict=True)
     ]
     assert run.best is not None
-    sampled = [evaluation.accuracy for evaluation in result.evaluations if evaluation.sampling == "sampled"]
+    sampled = [evaluation.mean_reward or 0.0 for evaluation in result.evaluations if evaluation.sampling == "sampled"]
     assert (run.best.name, run.best.value) == ("held_out_sampled", max(sampled))
 
 

@@ -41,8 +41,8 @@ def _figures(step: int = 3, **changes: object) -> StepFigures:
 
 
 def test_a_step_is_one_line_with_all_figures() -> None:
-    assert step_line(_figures(held_out=0.5)) == (
-        "step   3/20  reward 0.438  held-out 50.0%  rollouts 125 done 3 failed  "
+    assert step_line(_figures(held_out=0.5, held_out_solved=0.5)) == (
+        "step   3/20  reward 0.438  held-out 0.500 (50.0% solved)  rollouts 125 done 3 failed  "
         "calls 200 trained 50 excluded (equal_rewards 40, infrastructure_fault 10)  "
         "1234 tok/s  generate 1.25s  wait 0.50s  train 0.75s"
     )
@@ -74,7 +74,7 @@ def test_a_terminal_gets_a_table_that_is_drawn_anew(terminal: Terminal) -> None:
     progress = make_progress("auto", terminal)
     assert isinstance(progress, Live)
     progress.rollouts(3, 128, "step 3")
-    progress.step(_figures(held_out=0.5))
+    progress.step(_figures(held_out=0.5, held_out_solved=0.5))
     progress.close()
     shown = terminal.getvalue()
     for text in ("held-out", "50.0%", "0.438", "equal_rewards 40", "1234", "1.25", "3/20"):

@@ -139,6 +139,10 @@ def test_slices_dimensions_and_several_samples(where: str) -> None:
     brief = found.dimension("brief")
     assert brief.rewards[:2] == [pytest.approx(0.5), pytest.approx(0.501)]
     assert brief.rewards[7] is None
+    assert "pass@" not in str(brief), "a share needs rewards of 0 and 1, or a threshold"
+    with pytest.raises(ValueError, match=r"pass@3 of rewards such as 0\.5 needs threshold="):
+        brief.pass_at(3)
+    assert brief.pass_at(3, threshold=0.55).threshold == 0.55
     assert brief.interval() is not None
     once, thrice = found.pass_at(1), found.pass_at(3)
     assert (thrice.tasks, thrice.left_out) == (59, 1)

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from agentlightning.algorithm.alarms.rule import Rule
 from agentlightning.algorithm.alarms.rules.cut_off import CutOff
+from agentlightning.algorithm.alarms.rules.early_fall import EarlyFall
 from agentlightning.algorithm.alarms.rules.engine_mismatch import EngineMismatch
 from agentlightning.algorithm.alarms.rules.entropy_collapse import EntropyCollapse
 from agentlightning.algorithm.alarms.rules.equal_rewards import EqualRewards
@@ -33,8 +34,8 @@ the place of thresholds switches a rule off."""
 RULES: dict[str, type[Rule]] = {
     rule.name: rule
     for rule in (
-        *(CutOff, EngineMismatch, EntropyCollapse, EqualRewards, HeldOutDrop, Infrastructure, LengthDrift, NoCalls),
-        *(NothingTrained, PolicyShift, ReferenceDistance, RewardJump, StaleWeights, TokenDrift),
+        *(CutOff, EarlyFall, EngineMismatch, EntropyCollapse, EqualRewards, HeldOutDrop, Infrastructure, LengthDrift),
+        *(NoCalls, NothingTrained, PolicyShift, ReferenceDistance, RewardJump, StaleWeights, TokenDrift),
     )
 }
 """Every rule by the name of its alarms."""

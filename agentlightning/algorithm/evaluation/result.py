@@ -28,7 +28,7 @@ from agentlightning.field_help import explain_fields
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
 SUCCESS = 0.5
-"""A sample succeeds if its reward is above this."""
+"""Of rewards of 0 and 1: a sample succeeds if its reward is above this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,15 @@ class EvaluationResult:
 
     # --- several samples, several rewards, parts -------------------------------------------------------------------
 
-    def pass_at(self, k: int, *, threshold: float = SUCCESS, confidence: float = 0.95) -> PassAtK:
+    def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
         """Return the chance that one of `k` samples of a task has a reward above `threshold`, estimated without bias.
 
-        A sample without a reward is no failure; a task with less than `k` others is left out and counted.
+        A sample without a reward is no failure; a task with less than `k` others is left out and counted. Rewards of 0
+        and 1 need no threshold.
 
         Raises:
-            ValueError: no task has `k` samples, or `k` or `confidence` is out of range.
+            ValueError: no task has `k` samples, `k` or `confidence` is out of range, or graded rewards have no
+                threshold.
         """
         check_share("confidence", confidence)
         if not 1 <= k <= max(1, self.n_samples):
@@ -171,10 +173,19 @@ class EvaluationResult:
                 f"pass@{k} needs k between 1 and the {self.n_samples} samples of each task; "
                 f"give evaluate() n_samples={k}"
             )
+        if threshold is None:
+            if (graded := self._graded) is not None:
+                raise ValueError(f"pass@{k} of rewards such as {graded:g} needs threshold=; without it they are 0 or 1")
+            threshold = SUCCESS
         enough = [task.rewards for task in self.tasks if len(task.rewards) >= k]
         found = [pass_at_k(len(earned), sum(reward > threshold for reward in earned), k) for earned in enough]
         interval = interval_of(found, confidence=confidence)
         return PassAtK(k, interval, len(enough), len(self.tasks) - len(enough), threshold)
+
+    @property
+    def _graded(self) -> float | None:
+        """A reward other than 0 and 1; None if there is none."""
+        return next((reward for task in self.tasks for reward in task.rewards if reward not in (0.0, 1.0)), None)
 
     @property
     def variance(self) -> Variance | None:
@@ -268,7 +279,7 @@ class EvaluationResult:
             yield self.dimension(name)._mean_row(f"  {name}")
         for name, part in self.slices.items():
             yield part._mean_row(f"  {name}")
-        for k in sorted({1, self.n_samples} if self.n_samples > 1 else ()):
+        for k in sorted({1, self.n_samples} if self.n_samples > 1 and self._graded is None else ()):
             found = self.pass_at(k)
             yield mean_row(f"pass@{k}", found.interval, found.tasks, len(self.tasks))
         if (variance := self.variance) is not None:

@@ -24,6 +24,8 @@ async def evaluate_tasks(
     timeout_seconds: float,
     place: Mapping[str, object],
     on_done: Callable[[int], None] | None = None,
+    solved_above: float | None = None,
+    follows_graded: bool = False,
 ) -> Evaluation:
     """Run the agent on each task once with the given resources and return the rewards.
 
@@ -39,7 +41,7 @@ async def evaluate_tasks(
     rollouts = await collect(store, requests, timeout_seconds=timeout_seconds, on_done=on_done)
     rewards = [(await evidence(store, rollout)).reward for rollout in rollouts]
     ids = [rollout.rollout_id for rollout in rollouts]
-    return Evaluation(step, sampling, rewards, ids, time.monotonic() - began)
+    return Evaluation(step, sampling, rewards, ids, time.monotonic() - began, solved_above, follows_graded)
 
 
 class HeldOut:
@@ -54,15 +56,15 @@ class HeldOut:
         every, last = self._parts.settings.eval_steps, step == self._parts.settings.max_steps
         return bool(self._tasks) and (last or bool(every and step % every == 0))
 
-    async def measure(self, step: int, *, greedy: bool) -> list[Evaluation]:
+    async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
         """Run the tasks at the training temperature and, if wanted, greedily; record and return what was found, the
-        former first; nothing without any task."""
+        former first; nothing without any task. `earlier`: those of the run so far."""
         if not self._tasks:
             return []
         parts = self._parts
-        found = [await self._measure_one(step, "sampled", parts.settings.temperature)]
+        found = [await self._measure_one(step, "sampled", parts.settings.temperature, earlier)]
         if greedy:
-            found.append(await self._measure_one(step, "greedy", 0.0))
+            found.append(await self._measure_one(step, "greedy", 0.0, [*earlier, *found]))
         for evaluation in found:
             await parts.recorder.evaluation(step, evaluation, self._tasks)
         if parts.group_reward is not None and all(e.failed == len(e.rewards) for e in found):
@@ -71,11 +73,12 @@ class HeldOut:
                 "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
                 "held_out_without_reward",
             )
-        shares = ", ".join(map(str, found))
-        parts.note(f"held-out after {parts.learners.weight_version} updates: {shares}")
+        parts.note(f"held-out after {parts.learners.weight_version} updates: {', '.join(map(str, found))}")
         return found
 
-    async def _measure_one(self, step: int, sampling: str, temperature: float) -> Evaluation:
+    async def _measure_one(
+        self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]
+    ) -> Evaluation:
         parts = self._parts
         resources_id = await parts.publish(sampling, temperature)
         what = f"held-out tasks, {sampling}"
@@ -89,4 +92,6 @@ class HeldOut:
             timeout_seconds=parts.settings.step_timeout_seconds,
             place={**metadata_of(step, 0, 0, parts.resume.take_of(step)), "sampling": sampling},
             on_done=lambda done: parts.progress.rollouts(done, len(self._tasks), what),
+            solved_above=parts.settings.solved_above,
+            follows_graded=any(evaluation.is_graded for evaluation in earlier),
         )

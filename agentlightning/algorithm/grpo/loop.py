@@ -174,9 +174,10 @@ class GRPORun:
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
         if self._held_out.is_due(figures.step):
             last = figures.step == self.parts.settings.max_steps
-            found = await self._held_out.measure(figures.step, greedy=last)
+            found = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
+            figures.held_out, figures.held_out_solved = found[0].mean_reward, found[0].accuracy
+            figures.held_out_change = found[0].change_from_best(result.evaluations)
             result.evaluations += found
-            figures.held_out = found[0].accuracy
 
     async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
@@ -224,6 +225,7 @@ class GRPORun:
             step=step,
             steps=settings.max_steps,
             mean_reward=rows.mean_reward,
+            reward_error=rows.reward_error,
             rollouts_done=sum(r.status == "succeeded" for r in rollouts),
             rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
             calls_captured=summary.captured,
@@ -239,6 +241,7 @@ class GRPORun:
             drift_rate=self.parts.guard.drift_rate,
             groups=rows.group_counts,
             **replies,
+            held_out_change={},
             weights=digest,
             take=self.parts.resume.take_of(step),
             flight=self._collection.figures(),

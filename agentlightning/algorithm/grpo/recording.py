@@ -64,16 +64,17 @@ class RunRecorder:
         data = {
             "sampling": found.sampling,
             "weight_version": found.step,
-            "solved": sum(found.solved),
             "failed": found.failed,
             "rewards": found.rewards,
             "rollout_ids": found.rollout_ids,
             "tasks": tasks_of(tasks),
             "seconds": found.seconds,
         }
+        if found.solved is not None:
+            data["solved"] = sum(found.solved)
         counts = found.sampling == "sampled"
         name = f"held_out_{found.sampling}"
-        await self._log.evaluation(step, name, data, value=found.accuracy, counts_for_best=counts)
+        await self._log.evaluation(step, name, data, value=found.mean_reward, counts_for_best=counts)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> None:
         """Record something that somebody should look at, see `RunLog.alarm`; stored before the run ends."""

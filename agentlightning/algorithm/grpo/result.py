@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
+from agentlightning.algorithm.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.algorithm.grpo.engine.decode_thread import EngineStats
 from agentlightning.algorithm.progress import StepFigures
 from agentlightning.field_help import explain_fields
@@ -19,7 +22,7 @@ _SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
 
 
 RIGHT = 0.5
-"""A task counts as solved when its reward is above this."""
+"""Between the rewards of a run all of whose held-out rewards are 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,25 @@ class Evaluation:
     """None where the rollout failed or earned nothing."""
     rollout_ids: list[str]
     seconds: float
+    solved_above: float | None = None
+    """A task counts as solved when its reward is above this; None for rewards of 0 and 1 only."""
+    follows_graded: bool = False
+    """Whether an earlier evaluation of the run has rewards other than 0 and 1."""
 
     @property
-    def solved(self) -> list[bool]:
-        """Whether each task was solved; a failed rollout solved nothing."""
-        return [reward is not None and reward > RIGHT for reward in self.rewards]
+    def solved(self) -> list[bool] | None:
+        """Whether each task was solved; a failed rollout solved nothing. None for graded rewards without
+        `solved_above`."""
+        if self.solved_above is None and self.is_graded:
+            return None
+        limit = RIGHT if self.solved_above is None else self.solved_above
+        return [reward is not None and reward > limit for reward in self.rewards]
 
     @property
-    def accuracy(self) -> float:
-        """Share of the tasks that were solved."""
-        return sum(self.solved) / len(self.rewards) if self.rewards else 0.0
+    def accuracy(self) -> float | None:
+        """Share of the tasks that were solved; None where `solved` is."""
+        solved = self.solved
+        return None if solved is None else sum(solved) / max(1, len(solved))
 
     @property
     def mean_reward(self) -> float | None:
@@ -53,13 +65,29 @@ class Evaluation:
 
     @property
     def is_graded(self) -> bool:
-        """Whether some reward is neither 0 nor 1, so that `mean_reward` says more than `accuracy`."""
-        return any(reward not in (None, 0.0, 1.0) for reward in self.rewards)
+        """Whether a reward, of this evaluation or an earlier one of the run, is neither 0 nor 1."""
+        return self.follows_graded or any(reward not in (None, 0.0, 1.0) for reward in self.rewards)
+
+    def compare(self, other: Evaluation) -> PairedComparison:
+        """Return whether a later evaluation of the same tasks is better, by the paired test of `compare_rewards`."""
+        return compare_rewards(self.rewards, other.rewards)
+
+    def change_from_best(self, earlier: Iterable[Evaluation]) -> dict[str, float]:
+        """Return how this one differs from the best earlier one of its `sampling`, over the tasks that have a reward in
+        both: see `StepFigures.held_out_change`. Empty without such a task."""
+        known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
+        mean, best = max(known, key=itemgetter(0), default=(0.0, None))
+        found = None if best is None else best.compare(self)
+        if best is None or found is None or found.difference is None:
+            return {}
+        rewards = [reward for reward in (*best.rewards, *self.rewards) if reward is not None]
+        figures = {"best": mean, "updates": best.step, "change": found.difference.mean}
+        return {**figures, "range": max(rewards) - min(rewards), "p_value": found.p_value, "pairs": found.pairs}
 
     @override
     def __str__(self) -> str:
-        mean = "" if self.mean_reward is None or not self.is_graded else f" (mean reward {self.mean_reward:.3f})"
-        return f"{self.accuracy:.1%} {self.sampling}{mean}"
+        share = "" if self.accuracy is None else f" ({self.accuracy:.1%} solved)"
+        return f"mean reward {_mean(self)} {self.sampling}{share}"
 
     @property
     def failed(self) -> int:
@@ -103,8 +131,12 @@ class GRPOResult:
             lines[0] += f", mean reward of a step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
         for sampling in dict.fromkeys(each.sampling for each in self.evaluations):
             found = [each for each in self.evaluations if each.sampling == sampling]
-            shares = f"{_shown(found[0])} -> {_shown(found[-1])}"
-            lines.append(f"{len(found[0].rewards)} held-out tasks, {sampling}: {shares}")
+            first, last = found[0], found[-1]
+            means, paired = f"mean reward {_mean(first)} -> {_mean(last)}", first.compare(last)
+            if first.accuracy is not None and last.accuracy is not None:
+                means += f" ({first.accuracy:.1%} -> {last.accuracy:.1%} solved)"
+            test = f"{paired.verdict}, p = {paired.p_value:.2g} ({paired.method})"
+            lines.append(f"{len(first.rewards)} held-out tasks, {sampling}: {means}; {test}")
         calls = sum(step.calls_captured for step in self.metrics)
         trained = sum(step.calls_trained for step in self.metrics)
         late = sum(self.late_calls.values())
@@ -114,9 +146,8 @@ class GRPOResult:
         return "\n".join([*lines, f"the model is in {self.model_path}"])
 
 
-def _shown(one: Evaluation) -> str:
-    mean = f", mean reward {one.mean_reward:.3f}" if one.is_graded and one.mean_reward is not None else ""
-    return f"{one.accuracy:.1%} solved{mean}"
+def _mean(one: Evaluation) -> str:
+    return "-" if one.mean_reward is None else f"{one.mean_reward:.3f}"
 
 
 class CountsTokens(Protocol):

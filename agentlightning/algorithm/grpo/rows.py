@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Any
 
 from agentlightning.adapter import TraceToTripletBase
@@ -41,6 +42,8 @@ class StepRows:
     rewards: list[float] = field(default_factory=list[float])
     """Of every rollout with a usable reward, trained or not."""
     kept_rewards: list[float] = field(default_factory=list[float])
+    reward_error: float | None = None
+    """Standard error of `mean_reward`, tasks being what was drawn; None for less than two rollouts."""
     """Of those whose group was not replaced by another one."""
     seams: dict[str, int] = field(default_factory=dict[str, int])
     idle: list[Sample] = field(default_factory=list[Sample])
@@ -103,6 +106,15 @@ def read_records(
     return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in found]
 
 
+def _standard_error(rewards: Sequence[tuple[float, int]]) -> float | None:
+    """Return the standard error of the mean: of the groups' means, and no less than that of the rollouts alone."""
+    groups: dict[int, list[float]] = {}
+    for reward, group in rewards:
+        groups.setdefault(group, []).append(reward)
+    drawn = [[reward for reward, _ in rewards], [fmean(group) for group in groups.values()]]
+    return max((stdev(values) / len(values) ** 0.5 for values in drawn if len(values) > 1), default=None)
+
+
 def choose_rows(
     records: Sequence[RolloutRecord],
     groups: Sequence[int],
@@ -135,6 +147,7 @@ def choose_rows(
     rows = StepRows(
         rewards=rewards, kept_rewards=kept, seams=seams_of(records), records=list(records), groups=list(groups)
     )
+    rows.reward_error = _standard_error([pair for pair in earned if pair[1] not in replaced])
     equal = sum(reason == "equal_rewards" for reason in reasons.values())
     rows.group_counts = {"compared": len(set(of)), "equal_rewards": equal}
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})

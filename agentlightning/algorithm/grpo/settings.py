@@ -93,6 +93,9 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, 
     """Where the model lies, as torch names it, such as `cuda`."""
     eval_steps: int = 0
     """Steps between evaluations on the validation set; 0 evaluates before and after only. [`trainer.test_freq`]"""
+    solved_above: float | None = None
+    """A task of the validation set counts as solved when its reward is above this: the share of those is shown beside
+    the mean reward. None shows a share where all rewards are 0 or 1. [no counterpart]"""
     seed: int = 0
     """Of sampling, of the order of tasks and rows, and of the first weights of adapters."""
     output_dir: str | Path | None = None
@@ -151,6 +154,8 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, 
         if self.max_drift is not None:
             check_number("max_drift", self.max_drift, float, at_least=0, at_most=1)
         check_number("eval_steps", self.eval_steps, int, at_least=0)
+        if self.solved_above is not None:
+            check_number("solved_above", self.solved_above, float)
         check_number("save_steps", self.save_steps, int, at_least=0)
         if self.save_total_limit is not None:
             check_number("save_total_limit", self.save_total_limit, int, at_least=1)

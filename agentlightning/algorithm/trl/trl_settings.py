@@ -22,6 +22,7 @@ VERSIONS: Final = "trl>=1.16,<1.17"
 OWN: Final = (
     *(
         "eval_steps",
+        "solved_above",
         "step_timeout_seconds",
         "rollout_timeout_seconds",
         "late_rollouts",

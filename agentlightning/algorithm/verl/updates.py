@@ -155,8 +155,8 @@ class VERLHeldOut(HeldOut):
         self._session = session
 
     @override
-    async def measure(self, step: int, *, greedy: bool) -> list[Evaluation]:
-        found = await super().measure(step, greedy=greedy)
+    async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
+        found = await super().measure(step, greedy=greedy, earlier=earlier)
         if found:
             store = self._parts.store
             rollouts = await store.query_rollouts(rollout_id_in=found[0].rollout_ids)

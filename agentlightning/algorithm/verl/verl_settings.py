@@ -19,7 +19,7 @@ VERSION: Final = "0.9.1"
 
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
-    *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens"),
+    *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
 )
 """What stands under `agentlightning` in the configuration: settings of `agl.GRPO` with the same meaning.
 `max_completion_length` is by default `data.max_response_length`; of `record_tokens`, which is by default `sample`, a

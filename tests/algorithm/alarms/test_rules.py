@@ -21,7 +21,7 @@ def step(number: int = 1, *, update: dict[str, float] | None = None, **changes: 
         "step": number, "steps": 50, "mean_reward": 0.5, "rollouts_done": 16, "rollouts_failed": 0,
         "calls_captured": 32, "calls_trained": 32, "calls_excluded": {}, "tokens_per_second": 100.0, "seconds": {},
         "completion_tokens": 20.0, "cut_share": 0.0, "versions_behind": 0.0,
-        "groups": {"compared": 4, "equal_rewards": 1},
+        "groups": {"compared": 4, "equal_rewards": 1}, "reward_error": 0.05,
         "update": {"steps": 1, "entropy": 1.0, "approx_kl": 0.01, "kl": 0.0, "first_ratio_error": 1e-4,
                    "clip_fraction": 0.0, **(update or {})},
     }  # fmt: skip
@@ -34,6 +34,7 @@ def measured(name: str, *steps: StepFigures, **thresholds: float) -> Measurement
 
 BAD: dict[str, list[dict[str, Any]]] = {
     "cut_off": [{"cut_share": 0.31}],
+    "early_fall": [{"mean_reward": 0.31, "reward_error": 0.05}, {"mean_reward": 0.0, "reward_error": 0.0}],
     "engine_mismatch": [{"update": {"first_ratio_error": 0.21}}],
     "entropy_collapse": [{}, {}, {}, {"update": {"entropy": 0.09}}],
     "equal_rewards": [{"groups": {"compared": 16, "equal_rewards": 15}}],
@@ -42,7 +43,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "length_drift": [{}, {}, {}, {"completion_tokens": 41.0}],
     "no_calls": [{"calls_captured": 0, "calls_trained": 0}],
     "nothing_trained": [{"calls_trained": 0, "calls_excluded": {"equal_rewards": 32}}],
-    "policy_shift": [{"update": {"approx_kl": 0.11}}],
+    "policy_shift": [{"update": {"update_kl": 0.51}}],
     "reference_distance": [{"update": {"kl": 1.1}}],
     "reward_jump": [{}, {}, {}, {}, {}, {"mean_reward": 0.24}],
     "stale_weights": [{"versions_behind": 2.1}],
@@ -82,6 +83,47 @@ def test_rewards_at_the_end_of_what_a_float_holds_have_a_finite_limit(size: floa
     assert found is not None
     assert math.isfinite(found.threshold)
     assert math.isfinite(found.value)
+
+
+def test_stale_tokens_far_from_the_weights_that_learn_are_staleness_and_no_shift_of_the_update() -> None:
+    update = {"approx_kl": 2.7, "fresh_kl": 0.01, "stale_kl": 2.69, "first_stale_kl": 2.9, "update_kl": 0.02}
+    figures = step(update=update, versions_behind=0.9)
+    stale, shift = measured("stale_weights", figures), measured("policy_shift", figures)
+    assert stale is not None
+    assert shift is not None
+    assert (stale.is_bad, stale.value, stale.threshold) == (True, 2.9, 0.5)
+    assert stale.text == "stale tokens are 2.9 nats each from the weights that learn from them (limit 0.5)"
+    assert "max_staleness" in RULES["stale_weights"].what_to_try
+    assert (shift.is_bad, shift.value) == (False, 0.02)
+    without = measured("policy_shift", step(update={**update, "update_kl": math.nan}))
+    assert without is not None
+    assert without.value == 0.01, "of figures without the distance, that of fresh tokens"
+
+
+def test_a_fall_in_the_first_steps_is_more_than_chance_and_half_of_what_there_was() -> None:
+    start = step(mean_reward=0.31, reward_error=0.05)
+    for now, error, bad in (
+        (0.0, 0.0, True),
+        (0.14, 0.04, False),
+        (0.0, 0.1, False),
+        (0.2, 0.0, False),
+        (0.6, 0.0, False),
+    ):
+        found = measured("early_fall", start, step(2, mean_reward=now, reward_error=error))
+        assert found is not None
+        assert found.is_bad is bad, (now, error)
+    later = [step(number) for number in range(2, 7)]
+    last = measured("early_fall", start, *later, step(7, mean_reward=0.0, reward_error=0.0))
+    assert last is not None
+    assert (last.is_bad, last.is_fine) == (False, False), "a fall in later steps is for reward_jump"
+    assert measured("early_fall", start, step(2, mean_reward=0.0, reward_error=None)) is None
+    graded = measured(
+        "early_fall", step(mean_reward=-0.2, reward_error=0.1), step(2, mean_reward=-1.0, reward_error=0.0)
+    )
+    assert graded is not None
+    assert graded.is_bad
+    assert "learning_rate" in RULES["early_fall"].what_to_try
+    assert "batch_size" in RULES["early_fall"].what_to_try
 
 
 def test_what_is_compared_with_the_first_steps_waits_for_them() -> None:

@@ -18,13 +18,15 @@ def _evaluation(*rewards: float | None, step: int = 0, sampling: str = "greedy")
 @pytest.mark.parametrize(
     ("rewards", "text"),
     [
-        ((1.0, 0.0, None, 1.0), "50.0% greedy"),
-        ((0.25, 0.75, None), "33.3% greedy (mean reward 0.500)"),
-        ((None,), "0.0% greedy"),
-        ((), "0.0% greedy"),
+        ((1.0, 0.0, None, 1.0), "mean reward 0.667 greedy (50.0% solved)"),
+        ((0.25, 0.75, None), "mean reward 0.500 greedy"),
+        ((None,), "mean reward - greedy (0.0% solved)"),
+        ((), "mean reward - greedy (0.0% solved)"),
     ],
 )
-def test_an_evaluation_shows_the_mean_where_rewards_are_graded(rewards: tuple[float | None, ...], text: str) -> None:
+def test_an_evaluation_shows_the_mean_and_a_share_where_rewards_are_not_graded(
+    rewards: tuple[float | None, ...], text: str
+) -> None:
     assert str(_evaluation(*rewards)) == text
 
 
@@ -37,8 +39,9 @@ def test_a_result_is_a_few_lines_with_what_was_before_and_after() -> None:
     result = GRPOResult(Path("runs/one"), 3, evaluations, train_seconds=1.25, late_calls={"late": 2})
     assert str(result).splitlines() == [
         "3 updates, 1.2 s of training",
-        "2 held-out tasks, greedy: 0.0% solved, mean reward 0.250 -> 50.0% solved, mean reward 0.625",
-        "1 held-out tasks, sampled: 100.0% solved -> 100.0% solved",
+        "2 held-out tasks, greedy: mean reward 0.250 -> 0.625; no evidence, p = 0.5 (exact permutation test)",
+        "1 held-out tasks, sampled: mean reward 1.000 -> 1.000 (100.0% -> 100.0% solved); "
+        "no evidence, p = 1 (exact sign test)",
         "2 model calls, 0 trained, 2 excluded (agl runs ledger)",
         "the model is in runs/one/model",
     ]
@@ -76,5 +79,6 @@ def test_a_program_without_logging_reads_each_alarm_once_and_its_result_in_lines
     assert "alarm" not in ended.stderr
     shown = ended.stdout.split("rollouts 2 done")[-1].splitlines()[1:]
     assert shown[-2:] == ["6 model calls, 0 trained, 6 excluded (agl runs ledger)", "the model is in out/model"]
-    assert "1 held-out tasks, greedy: 0.0% solved, mean reward 0.250 -> 0.0% solved, mean reward 0.250" in shown
+    unchanged = "mean reward 0.250 -> 0.250; no evidence, p = 1 (exact sign test)"
+    assert f"1 held-out tasks, greedy: {unchanged}" in shown
     assert len(shown) <= 6

@@ -23,8 +23,8 @@ class EngineMismatch(Rule):
     )
 
     limit: float = 0.2
-    """Greatest `|ratio - 1|` of any token before the first optimizer step of the update; 0.2 is usual for bfloat16, and
-    float32 stays below 0.001."""
+    """Greatest `|ratio - 1|` of any token before the first optimizer step of the update, tokens of older weights left
+    out; 0.2 is usual for bfloat16, and float32 stays below 0.001."""
 
     @override
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:

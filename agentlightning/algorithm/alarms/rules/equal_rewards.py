@@ -18,8 +18,9 @@ class EqualRewards(Rule):
     name = "equal_rewards"
     what_to_try = (
         "look at the rewards: if all are at the top, the tasks are learned, take harder ones; if all are at "
-        "the bottom, easier tasks, partial credit, or a warm start; more num_generations, a higher "
-        "temperature; max_num_gen_batches=3 samples other tasks in their place"
+        "the bottom from the start, easier tasks, partial credit, or a warm start; if they fell there, a smaller "
+        "learning_rate and larger batches; more num_generations, a higher temperature; max_num_gen_batches=3 samples "
+        "other tasks in their place"
     )
 
     patience: int = 3

@@ -13,7 +13,7 @@ from agentlightning.algorithm.progress import StepFigures
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyShift(Rule):
-    """An update moves the policy far from the one that its data was sampled with."""
+    """An update moves the policy far from what it was before. One such update can destroy it."""
 
     name = "policy_shift"
     what_to_try = (
@@ -21,12 +21,21 @@ class PolicyShift(Rule):
         "max_grad_norm; larger batches"
     )
 
-    limit: float = 0.1
-    """Largest estimated KL divergence per token of engine and learner over the update, in nats."""
+    patience: int = 1
+    limit: float = 0.5
+    """Largest estimated KL divergence per token of the policy before the update from the one after it, in nats. First
+    updates of a small model that learns well reach 0.2."""
+
+    @property
+    @override
+    def rest(self) -> int:
+        return max(2, self.patience)
 
     @override
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
-        kl = updated(steps[-1], "approx_kl")
+        # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
+        found = (updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
+        kl = next((value for value in found if value is not None), None)
         if kl is None:
             return None
         clipped = updated(steps[-1], "clip_fraction") or 0.0

@@ -19,7 +19,7 @@ _MAY_CHANGE: Final = frozenset(
     {
         *("max_steps", "save_steps", "save_total_limit", "eval_steps", "progress", "output_dir", "engine_batch"),
         *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "max_drift", "resource_name", "alarms"),
-        *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model"),
+        *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model", "solved_above"),
     }
 )
 """Settings that a later start may change: they do not say what a step learns. The model may lie elsewhere; its files

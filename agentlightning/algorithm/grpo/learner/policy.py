@@ -215,7 +215,9 @@ class Policy:
         Returns:
             In `figures` the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
             `grad_norm` (before it is clipped), NaN if every step was skipped; `first_ratio_error`, the greatest
-            distance of a ratio from one before the first step; and the counts `steps`, `skipped_steps`, `rows`,
+            distance of a ratio from one before the first step, and `first_stale_kl`, the divergence of the weights that
+            sampled stale tokens, for each of them; `update_kl`, the divergence after the last step from the weights
+            before the update; and the counts `steps`, `skipped_steps`, `rows`,
             `rollouts`, `tokens`.
 
         Raises:

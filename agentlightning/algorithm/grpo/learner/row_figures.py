@@ -61,13 +61,19 @@ def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyLo
 
 
 def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of the optimizer steps that were taken, and how many were; NaN where none was."""
+    """Return the means of the optimizer steps that were taken, and how many were; NaN where none was. Of the first one
+    also how far engine and learner are apart on fresh tokens, and the weights of stale ones, where it has any."""
     taken = [figure for figure in figures if figure["taken"]]
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
-    names += [name for name in ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl") if name in figures[0]]
+    more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
+    names += [name for name in more if name in figures[0]]
     means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    stale = figures[0].get("stale_share", 0.0)
+    if stale < 1.0:
+        means["first_ratio_error"] = figures[0]["max_ratio_error"]
+    if stale > 0.0:
+        means["first_stale_kl"] = figures[0]["stale_kl"] / stale
     return means | {
-        "first_ratio_error": figures[0]["max_ratio_error"],
         "steps": len(taken),
         "skipped_steps": len(figures) - len(taken),
     }

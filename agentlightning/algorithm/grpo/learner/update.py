@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -30,7 +31,7 @@ from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.algorithm.grpo.learner.reference import Reference
 from agentlightning.algorithm.grpo.learner.row_figures import RowFigures, row_figures, summary
-from agentlightning.algorithm.grpo.losses.kl import kl_divergence
+from agentlightning.algorithm.grpo.losses.kl import MAX_LOG_RATIO, kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.algorithm.grpo.losses.staleness import stale_figures
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
 
 _T = TypeVar("_T")
+MEASURED_TOKENS = 2048
+"""About so many tokens are gone over once more after the last optimizer step; rows spread over those of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +155,37 @@ class Updater:
             of_critic = explained(batch)
         figures: list[dict[str, float]] = []
         first_pass: dict[int, RowFigures] = {}
+        first: tuple[Batch, list[RowFigures]] | None = None
         for iteration in range(settings.num_iterations):
             for rows in self._minibatches(batch, settings.minibatch_rollouts):
-                step, seen = self._step(batch.rows(rows), settings)
+                part = batch.rows(rows)
+                step, seen = self._step(part, settings)
+                first = first or (part, seen)
                 figures.append(step)
                 if iteration == 0:
                     first_pass |= {order[int(row)]: one for row, one in zip(rows, seen, strict=True)}
+        assert first is not None
+        moved = self._moved(*first, settings.temperature) if any(step["taken"] for step in figures) else {}
         counts = {"rows": len(samples), "rollouts": int(batch.rollouts.max()) + 1, "tokens": int(batch.mask.sum())}
         notes, self._notes = self._notes, []
         return UpdateResult(
-            summary(figures) | of_critic | counts, [first_pass[row] for row in range(len(samples))], notes
+            summary(figures) | moved | of_critic | counts, [first_pass[row] for row in range(len(samples))], notes
         )
+
+    def _moved(self, batch: Batch, seen: Sequence[RowFigures], temperature: float) -> dict[str, float]:
+        """Return how far the policy is from that before the first optimizer step, on rows of it that `seen` tells of:
+        the mean of `q - 1 - log q` over their fresh tokens, over all if none is fresh, q being the probability after
+        the update over that before. It estimates KL(before || after)."""
+        lengths = batch.attention.sum(dim=1)
+        rows = list(range(0, len(lengths), -(-int(lengths.sum()) // MEASURED_TOKENS)))
+        part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
+        columns = [column for row in rows if (column := seen[row].trainer_logprobs) is not None]
+        before = torch.from_numpy(np.concatenate(columns)).to(batch.tokens.device)  # (N,), row by row
+        off = self._logprobs(self._model, part, temperature)[part.mask] - before
+        if part.stale is not None and (part.mask & ~part.stale).any():
+            off = off[~part.stale[part.mask]]
+        off = off.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return {"update_kl": float((off.exp() - 1 - off).mean())}
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
         """Return the estimated divergence of each row from the reference, summed over its tokens, by the probabilities

@@ -95,7 +95,8 @@ class PolicyLoss:
             engine: an estimate of KL(engine || learner) that is never negative.
         kl: mean divergence from the reference.
         entropy: mean, in nats.
-        max_ratio_error: greatest `|q - 1|`; on the first pass it shows how well engine and learner agree.
+        max_ratio_error: greatest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and
+            learner agree.
     """
 
     loss: Tensor
@@ -156,6 +157,7 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
         loss = loss - settings.entropy_coef * mean_entropy
     with torch.no_grad():
         off = _log_ratio(logprobs, inputs.sampler_logprobs, mask)
+        fresh = off if inputs.stale is None else off.masked_fill(inputs.stale, 0.0)
         clipped = clipped * mask
         figures = TokenFigures(ratio.detach(), clipped, inputs.weights, correction, kl.detach())
         return PolicyLoss(
@@ -165,7 +167,7 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
             approx_kl=(off.exp() - 1 - off).sum() / inputs.tokens,
             kl=figures.kl.sum() / inputs.tokens,
             entropy=mean_entropy.detach(),
-            max_ratio_error=(off.exp() - 1).abs().max(),
+            max_ratio_error=(fresh.exp() - 1).abs().max(),
         )
 
 

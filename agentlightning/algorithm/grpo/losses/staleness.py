@@ -30,7 +30,12 @@ def stale_figures(
     logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, stale: Tensor, tokens: int
 ) -> dict[str, float]:
     """Return the estimated divergence of the engine from the learner on stale tokens (`stale_kl`) and on all others
-    (`fresh_kl`), each divided by all `tokens` of the mini-batch: they add up over micro-batches, and to `approx_kl`."""
+    (`fresh_kl`), and how many are stale (`stale_share`), each divided by all `tokens` of the mini-batch: they add up
+    over micro-batches, and the divergences to `approx_kl`."""
     off = torch.where(mask, logprobs.detach() - sampler_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     each = (off.exp() - 1 - off) / tokens
-    return {"stale_kl": float(each[stale].sum()), "fresh_kl": float(each[mask & ~stale].sum())}
+    return {
+        "stale_kl": float(each[stale].sum()),
+        "fresh_kl": float(each[mask & ~stale].sum()),
+        "stale_share": int(stale.sum()) / tokens,
+    }

@@ -100,7 +100,8 @@ def test_checkpointed_activations_give_the_same_update_and_leave_generation_alon
         generate(Decoder(policy.model, ()), [completion])
         said[checkpointing] = completion.token_ids
         weights[checkpointing] = learned(policy)
-    assert kept == {False: 1, True: 2}  # the second time in the backward pass
+    # once more in the backward pass, and once after the step without a gradient, to see how far it went
+    assert kept == {False: 2, True: 3}
     assert said[True] == said[False]
     assert torch.allclose(weights[True], weights[False], atol=1e-6)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.algorithm.grpo.learner import update
+from agentlightning.algorithm.grpo.learner.batch import make_batch
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.learner.update import Updater, UpdateResult
 from tests.algorithm.grpo.learner.rows import make_advantages, make_rows
@@ -186,3 +191,66 @@ def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_fold
     ]
     found = figures_of(every, minibatch_rollouts=3)
     assert [mean == pytest.approx(found, rel=1e-4) for mean in means].count(True) == 1, (found, means)
+
+
+@pytest.mark.parametrize("settings", [{}, SETTINGS])
+def test_what_the_update_moved_is_measured_after_its_last_step_on_rows_of_the_first(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    rows, advantages = make_rows(12, VOCABULARY), make_advantages(12)
+    found: list[tuple[float, str, object]] = []
+    for most in (1, 40, 10_000):
+        monkeypatch.setattr(update, "MEASURED_TOKENS", most)
+        policy = Policy.load(model_folder, learning_rate=3e-2)
+        before = _of_each_row(policy, rows, settings)
+        torch.manual_seed(5)
+        figures = policy.update(rows, advantages, **settings).figures
+        assert torch.initial_seed() == 5
+        found.append((figures["update_kl"], digest(policy), policy.state().random))
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(5)))
+        if not settings:  # all rows are of the first optimizer step
+            moved = [math.exp(b - a) - 1 - (b - a) for a, b in zip(before, _of_each_row(policy, rows, {}), strict=True)]
+            assert (most < 10_000) or figures["update_kl"] == pytest.approx(sum(moved) / len(moved), rel=1e-3)
+            assert figures["approx_kl"] != pytest.approx(figures["update_kl"], rel=0.1)
+    assert len({state for _, state, _ in found}) == 1, "it changes no weight"
+    assert found[0][2] == found[1][2] == found[2][2], "and draws no number"
+    assert all(kl > 0 for kl, _, _ in found)
+
+
+def _of_each_row(policy: Policy, rows: list[Sample], settings: dict[str, Any]) -> list[float]:
+    """Return the log-probability of each trained token, one row at a time."""
+    told: list[float] = []
+    for row in rows:
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([row.token_ids])).logits[0, :-1] / settings.get("temperature", 1.0)
+        every = logits.log_softmax(dim=-1)
+        told += [float(every[at - 1, row.token_ids[at]]) for at, bit in enumerate(row.mask) if bit]
+    return told
+
+
+def test_age_is_neither_a_difference_of_engine_and_learner_nor_a_shift_of_the_update(model_folder: Path) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-6)
+    rows = [replace(row, logprobs=[0.0] * len(row.mask)) for row in make_rows(6, VOCABULARY)]
+    logprobs = policy.logprobs(make_batch(rows, [0.0] * 6)).detach()
+    fresh = [
+        replace(row, logprobs=logprobs[number, : len(row.mask)].tolist(), weight_versions=[7])
+        for number, row in enumerate(rows)
+    ]
+    stale = [
+        replace(row, logprobs=[value - 2.0 * bit for value, bit in zip(row.logprobs, row.mask, strict=True)],
+                weight_versions=[6])
+        for row in fresh
+    ]  # fmt: skip
+    mixed = policy.update([*fresh[:4], *stale[4:]], make_advantages(6), weight_version=7).figures
+    assert mixed["first_ratio_error"] < 1e-4
+    assert mixed["first_stale_kl"] == pytest.approx(math.exp(2) - 1 - 2, rel=1e-3)
+    assert mixed["update_kl"] < 1e-3
+    share = sum(sum(row.mask) for row in rows[4:]) / sum(sum(row.mask) for row in rows)
+    assert mixed["stale_share"] == pytest.approx(share)
+    assert mixed["stale_kl"] == pytest.approx(mixed["first_stale_kl"] * share, rel=1e-3)
+    old = policy.update(stale, make_advantages(6), weight_version=7).figures
+    assert "first_ratio_error" not in old, "no token tells what engine and learner differ in"
+    assert old["update_kl"] < 1e-3
+    now = policy.update(fresh, make_advantages(6), weight_version=7).figures
+    assert now["first_ratio_error"] < 0.05
+    assert "first_stale_kl" not in now

@@ -108,3 +108,19 @@ def test_staleness_and_what_engine_and_learner_differ_in_are_told_apart_and_add_
     assert old > 0
     assert fresh > 0
     assert old + fresh == pytest.approx(float(found.approx_kl), rel=1e-5)
+
+
+def test_three_tokens_by_hand_of_which_one_is_fresh() -> None:
+    mask = torch.tensor([[False, True, True, True]])
+    stale = torch.tensor([[False, False, True, True]])
+    now = torch.tensor([[0.0, math.log(0.55), math.log(0.1), math.log(0.8)]])
+    sampler = torch.tensor([[0.0, math.log(0.5), math.log(0.4), math.log(0.2)]])
+    figures = stale_figures(now, sampler, mask, stale, 3)
+    assert figures["fresh_kl"] == pytest.approx((1.1 - 1 - math.log(1.1)) / 3, rel=1e-4)
+    assert figures["stale_kl"] == pytest.approx((0.25 - 1 - math.log(0.25) + 4 - 1 - math.log(4)) / 3)
+    weights = mask / 3
+    given = {"mask": mask, "weights": weights, "tokens": 3, "sampler_logprobs": sampler, "stale": stale}
+    found = policy_loss(LossSettings(), LossInputs(advantages=torch.ones(1, 1), **given), now, torch.zeros_like(now))
+    assert float(found.max_ratio_error) == pytest.approx(0.1, rel=1e-4), "what engine and learner differ in, not age"
+    every = replace(LossInputs(advantages=torch.ones(1, 1), **given), stale=None)
+    assert float(policy_loss(LossSettings(), every, now, torch.zeros_like(now)).max_ratio_error) == pytest.approx(3.0)
