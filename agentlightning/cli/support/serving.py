@@ -34,8 +34,8 @@ _ECHO_SECONDS = 0.3
 def end_of_process() -> asyncio.Future[None]:
     """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands.
 
-    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending. Where
-    the interpreter takes them away, at its very end, both signals are ignored.
+    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending. When
+    the interpreter removes them, at its very end, both signals are ignored.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
