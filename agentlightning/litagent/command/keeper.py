@@ -13,28 +13,58 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from agentlightning.utils.descendants import end_descendants, pidfd_of
 
 END_SECONDS = 5.0
 """How long is waited for what has been killed."""
+ANSWER_SECONDS = 10.0
+"""How long a keeper may take to start a program, before another keeper is started."""
+_TRIES = 3
 _PASSED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """What a Python may need to start."""
+_LONGEST_LINE = 64
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of whoever has sent a message, as the kernel tells them (Linux)."""
+_TELLS_SENDER = hasattr(socket, "SO_PASSCRED")
+_SCM_CREDENTIALS: int = getattr(socket, "SCM_CREDENTIALS", -1)
 _lock = threading.Lock()
 
 
 class KeptProgram:
-    """A program that was started. Belongs to the running loop; `close` is called once, whatever happened."""
+    """A program that is started. Belongs to the running loop; `close` is called once, whatever happened.
+
+    What comes over the socket is believed only as far as the kernel vouches for its sender.
+    """
 
     def __init__(self, control: socket.socket) -> None:
-        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
         """Its exit code, minus the number of a signal that ended it."""
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
         self._control = control
         self._partial_line = b""
+        self._parent: int | None = None
         self._leader: int | None = None
+        self._ends: dict[int, int] = {}
+        """Descriptors that can be read when a process has ended, by its id."""
         control.setblocking(False)
-        asyncio.get_running_loop().add_reader(control, self._read)
+        if _TELLS_SENDER:
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._loop.add_reader(control, self._read)
+
+    async def start(self, request: bytes) -> bool:
+        """Send the request, and return whether the program was started within `ANSWER_SECONDS`."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._loop.sock_sendall(self._control, struct.pack("!I", len(request)) + request)
+                await asyncio.wait({self._started, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        except OSError:  # the keeper is gone, or does not answer
+            pass
+        return self._started.done()
 
     def terminate(self) -> None:
         """Send SIGTERM to its process group."""
@@ -45,47 +75,113 @@ class KeptProgram:
         self._ask(b"K")
 
     async def close(self) -> None:
-        """Kill what is left and wait until it is gone, at most `END_SECONDS`."""
+        """Kill what is left and wait until it is gone, at most twice `END_SECONDS`."""
         try:
             self.kill()
             await asyncio.wait({self._gone}, timeout=END_SECONDS)
+            if not self._gone.done() and self._parent is not None:  # the program holds it up
+                await asyncio.to_thread(self._kill_from_here)
+                await asyncio.wait({self._gone}, timeout=END_SECONDS)
         finally:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._control.close()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Close the socket, at whose end the program is killed, and wait for nothing."""
+        self._ended_with(-signal.SIGKILL)
+        self._loop.remove_reader(self._control)
+        self._control.close()
+        for end in self._ends.values():
+            self._loop.remove_reader(end)
+            os.close(end)
+        self._ends.clear()
 
     def _ask(self, what: bytes) -> None:
+        self._wake()
         with contextlib.suppress(OSError):  # it is gone
             self._control.send(what)
 
+    def _wake(self) -> None:
+        """Let the process above the program go on, which a program of the same user may have stopped."""
+        if self._parent in self._ends:
+            with contextlib.suppress(OSError):  # it is gone
+                signal.pidfd_send_signal(self._ends[self._parent], signal.SIGCONT)
+
+    def _kill_from_here(self) -> None:
+        assert self._parent is not None
+        end_descendants(self._parent, grace=0.0)
+        with contextlib.suppress(OSError):
+            os.kill(self._parent, signal.SIGKILL)
+        end_descendants(self._parent, grace=0.0)
+
+    # --- what is told ------------------------------------------------------------------------------------------------
+
     def _read(self) -> None:
         try:
-            data = self._control.recv(4096)
+            space = socket.CMSG_SPACE(_CREDENTIALS.size) if _TELLS_SENDER else 0
+            data, about, _, _ = self._control.recvmsg(4096, space)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        for line in lines:
-            word, _, number = line.partition(b" ")
-            if word == b"pid":
-                self._leader = int(number)
-            elif not self.exited.done():
-                self.exited.set_result(int(number))
+            data, about = b"", []
         if not data:
             self._end()
+        elif not self.exited.done():
+            sender = next((_CREDENTIALS.unpack(told)[0] for _, kind, told in about if kind == _SCM_CREDENTIALS), None)
+            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+            try:
+                for line in (*lines, *([] if len(self._partial_line) <= _LONGEST_LINE else [self._partial_line])):
+                    self._take(line, sender)
+            except ValueError:  # nobody of ours says so: the program has got hold of the socket
+                self._ended_with(-signal.SIGKILL)
+
+    def _take(self, line: bytes, sender: int | None) -> None:
+        """Take one line.
+
+        Raises:
+            ValueError: it is none that may come now, or from this sender.
+        """
+        word, _, text = line[: _LONGEST_LINE + 1].partition(b" ")
+        number = int(text)
+        if word == b"ready" and self._parent is None and sender in (None, number) and number > 1:
+            self._parent = number
+            self._watch(number)
+        elif word == b"pid" and self._parent and self._leader is None and sender in (None, number) and number > 1:
+            self._leader = number
+            self._watch(number, self._leader_ended)
+            self._started.set_result(None)
+        elif word == b"exit" and self._leader is not None and sender in (None, self._parent):
+            self._ended_with(number)
+        else:
+            raise ValueError(line)
+
+    def _watch(self, pid: int, ended: Callable[[], None] | None = None) -> None:
+        if (end := pidfd_of(pid)) is not None:
+            self._ends[pid] = end
+            if ended is not None:
+                self._loop.add_reader(end, ended)
+
+    def _leader_ended(self) -> None:
+        """Wait for the exit code no longer than `END_SECONDS`."""
+        assert self._leader is not None
+        self._loop.remove_reader(self._ends[self._leader])
+        self._wake()
+        self._loop.call_later(END_SECONDS, self._ended_with, -signal.SIGKILL)
+
+    def _ended_with(self, code: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(code)
 
     def _end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._control)
-        if not self.exited.done():  # it was killed over there, perhaps by the program
-            if self._leader is not None:
-                with contextlib.suppress(OSError):
-                    os.killpg(self._leader, signal.SIGKILL)
-            self.exited.set_result(-signal.SIGKILL)
+        self._loop.remove_reader(self._control)
+        if not self.exited.done() and self._leader is not None:  # it was killed over there, perhaps by the program
+            with contextlib.suppress(OSError):
+                os.killpg(self._leader, signal.SIGKILL)
+        self._ended_with(-signal.SIGKILL)
         if not self._gone.done():
             self._gone.set_result(None)
 
 
-def start_kept(
+async def start_kept(
     command: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
@@ -95,21 +191,28 @@ def start_kept(
     """Start a program with these descriptors as input, output and error output, which are closed here.
 
     Raises:
-        OSError: there can be no keeper.
+        OSError: there can be no keeper, or none that answers.
     """
-    ours, theirs = socket.socketpair()
+    request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
     try:
-        _hand_over([*streams, theirs.fileno()])
-        request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
-        ours.sendall(struct.pack("!I", len(request)) + request)
-    except BaseException:  # also a cancellation: nobody else closes our end
-        ours.close()
-        raise
+        for _ in range(_TRIES):
+            keeper = _present_keeper()
+            ours, theirs = socket.socketpair()
+            program = KeptProgram(ours)
+            try:
+                with theirs:
+                    handed_over = keeper.hand_over([*streams, theirs.fileno()])
+                if handed_over and await program.start(request):
+                    return program
+            except BaseException:  # also a cancellation: nobody else closes our end
+                program.give_up()
+                raise
+            program.give_up()
+            _replace(keeper)
+        raise OSError(f"its keeper was stopped or killed, and so were {_TRIES - 1} others after it")
     finally:
-        theirs.close()
         for stream in streams:
             os.close(stream)
-    return KeptProgram(ours)
 
 
 class _Keeper:
@@ -118,6 +221,7 @@ class _Keeper:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper_main.py")), str(theirs.fileno())],
@@ -129,32 +233,49 @@ class _Keeper:
                 start_new_session=True,
             )
 
-    def hand_over(self, descriptors: Sequence[int]) -> None:
-        socket.send_fds(self._socket, [b"p"], list(descriptors))
+    def hand_over(self, descriptors: Sequence[int]) -> bool:
+        """Send the descriptors; False if it is gone or does not take them."""
+        self._process.send_signal(signal.SIGCONT)  # a program of the same user may have stopped it
+        try:
+            socket.send_fds(self._socket, [b"p"], list(descriptors))
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
+        """End it, and all programs that are left."""
         self._socket.close()
         if self.pid == os.getpid():
-            self._process.wait()
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """Kill it alone: the programs go on, each below a process of its own."""
+        atexit.unregister(self.close)
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
 
 
 _keeper: _Keeper | None = None
 
 
-def _hand_over(descriptors: Sequence[int]) -> None:
+def _present_keeper() -> _Keeper:
     global _keeper
     with _lock:
         if _keeper is None or _keeper.pid != os.getpid():
-            _keeper = _new()
-        try:
-            _keeper.hand_over(descriptors)
-        except BrokenPipeError:  # somebody killed it
-            _keeper.close()
-            _keeper = _new()
-            _keeper.hand_over(descriptors)
+            _keeper = _Keeper()
+            atexit.register(_keeper.close)
+        return _keeper
 
 
-def _new() -> _Keeper:
-    keeper = _Keeper()
-    atexit.register(keeper.close)
-    return keeper
+def _replace(keeper: _Keeper) -> None:
+    """Have the next program start another one. This one ends, whatever a program has done to it."""
+    global _keeper
+    with _lock:
+        if _keeper is keeper:
+            _keeper = None
+            keeper.kill()

@@ -2,10 +2,12 @@
 
 Run as a script, and imports nothing of the package, so that a program costs a fork of something small. For each one it
 forks a parent, which adopts whatever the program's processes leave behind (a child subreaper, prctl(2), Linux), also
-what went into a session of its own. When it is told to, or when the runner is gone, the parent kills all of it.
+what went into a session of its own. When it is told to, or when the runner is gone, the parent kills all of it. The
+keeper does the same for a parent that a program has killed, and at the end of the runner for all that is left.
 
-Messages of runner and parent, over a socket: a `Request` (length, then JSON); `pid N` and `exit N` back, a line each;
-then `T` asks the program's group to end, `K`, or the end of the socket, kills everything.
+Messages of runner and parent, over a socket: a `Request` (length, then JSON); back a line each: `ready N`, the parent;
+`pid N`, the program, which says so itself before it is one; `exit N`. The runner checks who has sent each (unix(7),
+credentials). `T` asks the program's group to end; `K`, or the end of the socket, kills everything.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Collection, Iterator, Set
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _LINUX = sys.platform == "linux"
 _KILL_SECONDS = 10.0
 _SHELL = 'exec "$@"'
@@ -32,21 +35,71 @@ _SHELL = 'exec "$@"'
 def main(descriptor: int) -> None:
     """Start a parent for each four descriptors that come (input, both outputs, its socket), until the runner ends."""
     runner = os.pidfd_open(os.getppid()) if hasattr(os, "pidfd_open") else None
+    _prctl(_PR_SET_DUMPABLE, 0)  # nor its parents: no program reads their memory or takes a copy of their sockets
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # it may be stopped when the runner ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the parents
     server = socket.socket(fileno=descriptor)
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(server, 1, 4, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-        if not message:
-            os._exit(0)
-        if os.fork() == 0:
-            try:
-                server.close()
-                _keep(descriptors, runner)
-            finally:
-                os._exit(0)
-        for each in descriptors:
-            os.close(each)
+    server.set_inheritable(False)
+    woken = _wakes_at_the_end_of_a_child()
+    poll = _poll(server.fileno(), woken, runner)
+    parents: set[int] = set()
+    while runner not in (ready := {descriptor for descriptor, _ in poll.poll()}):
+        if woken in ready:
+            ended = dict(_ended(woken))
+            failed = any(ended[parent] for parent in parents & ended.keys())
+            parents -= ended.keys()
+            if failed:  # a program has killed it
+                _kill_all(parents)
+        if server.fileno() in ready:
+            message, descriptors, _, _ = socket.recv_fds(server, 1, 4)
+            if not message:
+                break
+            for each in descriptors:
+                os.set_inheritable(each, False)
+            parent = os.fork()
+            if parent == 0:
+                try:
+                    server.close()
+                    _keep(descriptors, runner)
+                finally:
+                    os._exit(0)
+            parents.add(parent)
+            for each in descriptors:
+                os.close(each)
+    _kill_all()
+    os._exit(0)
+
+
+def _poll(*descriptors: int | None) -> select.poll:
+    poll = select.poll()
+    for descriptor in descriptors:
+        if descriptor is not None:
+            poll.register(descriptor, select.POLLIN)
+    return poll
+
+
+def _wakes_at_the_end_of_a_child() -> int:
+    """Return a descriptor that can be read once a child of this process has ended."""
+    woken, wakes = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, _woken)
+    return woken
+
+
+def _woken(number: int, frame: object) -> None:
+    """A signal that is ignored wakes nobody."""
+
+
+def _ended(woken: int) -> Iterator[tuple[int, int]]:
+    """Wait for the children that have ended; yield each with its status."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(woken, 4096)
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            yield ended
 
 
 def _prctl(option: int, value: int) -> None:
@@ -65,26 +118,22 @@ def _keep(descriptors: list[int], runner: int | None) -> None:
         return
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    woken, wakes = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, _woken)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # it may be stopped when the keeper ends
+    woken = _wakes_at_the_end_of_a_child()
     us = os.getpid()
+    control.sendall(f"ready {us}\n".encode())  # the runner may have given up: nothing is started then
     leader = os.fork()
     if leader == 0:
+        control.sendall(f"pid {os.getpid()}\n".encode())
         _become(request, streams, us)
     for stream in streams:
         os.close(stream)
     try:
-        _report(control, f"pid {leader}\n")
         _watch(control, leader, woken, runner)
     finally:
-        _kill_all(leader)
-
-
-def _woken(number: int, frame: object) -> None:
-    """A signal that is ignored wakes nobody."""
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+        _kill_all()
 
 
 def _request(control: socket.socket) -> dict[str, object] | None:
@@ -124,22 +173,17 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
 
 def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) -> None:
     """Reap what ends and do what is asked, until all is to be killed."""
-    poll = select.poll()
-    for descriptor in (control.fileno(), woken, *(() if runner is None else (runner,))):
-        poll.register(descriptor, select.POLLIN)
+    poll = _poll(control.fileno(), woken, runner)
     alive = True
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if runner in ready:
             return
         if woken in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(woken, 4096)
-            with contextlib.suppress(ChildProcessError):
-                while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
-                    if ended[0] == leader:
-                        alive = False
-                        _report(control, f"exit {os.waitstatus_to_exitcode(ended[1])}\n")
+            for pid, status in _ended(woken):
+                if pid == leader:
+                    alive = False
+                    _report(control, f"exit {os.waitstatus_to_exitcode(status)}\n")
         if control.fileno() in ready:
             asked = control.recv(16)
             if not asked or b"K" in asked:
@@ -157,14 +201,13 @@ def _report(control: socket.socket, text: str) -> None:
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def _kill_all(leader: int) -> None:
-    """Kill the program's group and every descendant of this process. What was stopped first cannot fork meanwhile."""
-    with contextlib.suppress(OSError):
-        os.killpg(leader, signal.SIGKILL)
+def _kill_all(spared: Set[int] | None = None) -> None:
+    """Kill every descendant of this process, but for some children with theirs. What was stopped first cannot fork
+    meanwhile."""
     until = time.monotonic() + _KILL_SECONDS
-    while _has_children() and time.monotonic() < until:
+    while (_has_children() if spared is None else _descendants(spared)) and time.monotonic() < until:
         stopped: set[int] = set()
-        while new := set(_descendants()) - stopped:
+        while new := set(_descendants(spared or ())) - stopped:
             _signal(new, signal.SIGSTOP)
             stopped |= new
         _signal(stopped, signal.SIGKILL)
@@ -186,8 +229,8 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _descendants() -> list[int]:
-    """Return every living process below this one."""
+def _descendants(spared: Collection[int]) -> list[int]:
+    """Return every living process below this one, but for some children and what is below them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if _LINUX else ():
         if name.isdigit():
@@ -195,7 +238,7 @@ def _descendants() -> list[int]:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state != b"Z":
                     children.setdefault(int(parent), []).append(int(name))
-    found = [*children.get(os.getpid(), [])]
+    found = [child for child in children.get(os.getpid(), []) if child not in spared]
     for pid in found:
         found.extend(children.get(pid, []))
     return found

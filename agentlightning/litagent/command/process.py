@@ -159,7 +159,7 @@ class Program:
         self._check()
         ours, theirs = _pipes(stdin is not None)
         try:
-            program = start_kept(self._command, self._env, self._cwd or os.getcwd(), theirs, self._user)
+            program = await start_kept(self._command, self._env, self._cwd or os.getcwd(), theirs, self._user)
         except OSError as error:
             self._close(ours)
             text = f"The program {self._command[0]!r} cannot be started: {error.strerror or error}"
@@ -179,7 +179,7 @@ class Program:
                 await _within(DRAIN_SECONDS, self._streams_end())
             finally:
                 await program.close()
-            self._exit_code = await program.exited
+            self._exit_code = program.exited.result()
             await _within(DRAIN_SECONDS, self._streams_end())  # one that is held from outside is given up
             self._close(ours)
             self._seconds = round(time.monotonic() - self._began, 3)
@@ -247,4 +247,3 @@ async def _end(program: KeptProgram, grace: float) -> None:
     program.terminate()
     if not await _within(grace, program.exited):
         program.kill()
-        await program.exited

@@ -11,9 +11,8 @@ import os
 import signal
 import subprocess
 
-_GUARD = 'read -r word; [ "$word" = done ] || kill -s KILL -- "-$0" 2>/dev/null'
-"""Run by `sh`, the group as `$0`: the pipe says `done`, or ends without a word because the process at its other end
-was killed."""
+_GUARD = 'read -r word; kill -s KILL -- "-$0" 2>/dev/null'
+"""Run by `sh`, the group as `$0`: the pipe ends when the process at its other end does."""
 
 
 class ProcessGroup:
@@ -41,9 +40,6 @@ class ProcessGroup:
         if pipe is None or pipe.closed:
             return
         self.signal(signal.SIGKILL)
-        with contextlib.suppress(OSError):  # somebody killed the guard
-            pipe.write(b"done\n")
-            pipe.flush()
-        with contextlib.suppress(OSError):
-            pipe.close()
+        self._guard.kill()  # whatever the group has done to it: it may be stopped
         self._guard.wait()
+        pipe.close()

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 import agentlightning as agl
+from agentlightning.litagent.command import keeper
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import RolloutConfig
 from tests.litagent.test_command import reward_of, run_task, store
@@ -107,14 +110,144 @@ async def test_the_next_program_gets_a_new_keeper_when_one_was_killed(store: InM
     assert await reward_of(store, await run_task(store, bash("echo 1.0"))) == 1.0
     living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     keepers = [child for child in living if any("keeper_main" in part for part in child.cmdline())]
-    for keeper in keepers:
-        keeper.kill()
-        keeper.wait()
+    for each in keepers:
+        each.kill()
+        each.wait()
     assert keepers
     assert await reward_of(store, await run_task(store, bash("echo 0.5"))) == 0.5
 
 
-def test_a_killed_runner_leaves_nothing_of_what_hides(mark: str) -> None:
+async def test_what_hides_ends_too_when_a_program_kills_its_parent(store: InMemoryLightningStore, mark: str) -> None:
+    await run_task(store, bash(hidden(HIDING["forked twice without an environment"], mark) + "kill -9 $PPID; sleep 60"))
+    while marked(mark):  # noqa: ASYNC110 -- other processes
+        await asyncio.sleep(0.02)
+    assert await reward_of(store, await run_task(store, bash("echo 1.0"))) == 1.0
+
+
+# --- what a program does to its keeper -------------------------------------------------------------------------------
+
+ABOVE = "$PPID"
+"""The process above a program."""
+KEEPER = "$(ps -o ppid= -p $PPID)"
+"""The keeper, which all programs share."""
+
+
+@pytest.mark.parametrize("stopped", [ABOVE, KEEPER, f"{ABOVE} {KEEPER}"])
+async def test_a_program_that_stops_its_keeper_keeps_its_time_limit(
+    store: InMemoryLightningStore, mark: str, stopped: str
+) -> None:
+    script = f"kill -STOP {stopped}; trap '' TERM; setsid sleep {mark} & sleep {mark}"
+    attempt = await run_task(store, bash(script, timeout_seconds=1.0, stop_seconds=0.1))
+    assert (attempt.status, attempt.outcome, attempt.outcome_reason) == ("timeout", "cancelled", "timeout")
+    assert marked(mark) == []
+    assert await reward_of(store, await run_task(store, bash("echo 0.5"))) == 0.5
+
+
+async def test_a_program_that_stops_its_keeper_again_and_again_ends(
+    store: InMemoryLightningStore, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "END_SECONDS", 0.5)
+    script = (
+        f"(trap '' TERM; while :; do kill -STOP {ABOVE}; done) & (while :; do kill -STOP $PPID; done) & sleep {mark}"
+    )
+    attempt = await run_task(store, bash(script, timeout_seconds=1.0, stop_seconds=0.1))
+    assert (attempt.outcome, attempt.outcome_reason) == ("cancelled", "timeout")
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("stopped", [ABOVE, KEEPER])
+async def test_a_program_that_ends_is_seen_to_end_though_its_keeper_is_stopped(
+    store: InMemoryLightningStore, stopped: str
+) -> None:
+    attempt = await run_task(store, bash(f"kill -STOP {stopped}; echo 1.0"))
+    assert await reward_of(store, attempt) == 1.0
+    assert await reward_of(store, await run_task(store, bash("echo 0.5"))) == 0.5
+
+
+@pytest.mark.parametrize("signal", ["STOP", "KILL"])
+async def test_a_keeper_that_does_not_answer_is_replaced(
+    store: InMemoryLightningStore, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str
+) -> None:
+    monkeypatch.setattr(keeper, "ANSWER_SECONDS", 3.0)
+    script = f"keeper={KEEPER}; while kill -{signal} $keeper; do :; done & > {tmp_path}/begun; sleep {mark}"
+    hostile = asyncio.create_task(run_task(store, bash(script, timeout_seconds=30.0)))
+    while not (tmp_path / "begun").exists():  # noqa: ASYNC110 -- another process
+        await asyncio.sleep(0.02)
+    others = await asyncio.gather(*(run_task(store, bash("echo 0.5")) for _ in range(3)))
+    assert [await reward_of(store, other) for other in others] == [0.5] * 3
+    assert marked(mark), "another keeper is none of its concern"
+    hostile.cancel()
+    await asyncio.wait({hostile})
+    assert marked(mark) == []
+
+
+# --- what is told over its socket ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process group that is no program's."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+READY = f"ready {os.getpid()}"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "pid BYSTANDER",
+        "ready BYSTANDER\npid BYSTANDER",
+        f"{READY}\npid BYSTANDER",
+        f"{READY}\n{READY}",
+        f"{READY}\npid 0",
+        f"{READY}\npid -1",
+        f"{READY}\npid x",
+        f"{READY}\npid",
+        f"{READY}\nexit 0",
+        "exit 0",
+        "\n\n",
+        "x" * 100_000,
+        f"{READY}\npid " + "9" * 10_000,
+    ],
+    ids=lambda told: ascii(told[:60]),
+)
+async def test_what_no_keeper_says_ends_the_program_and_nothing_else(
+    told: str, bystander: subprocess.Popen[bytes]
+) -> None:
+    ours, theirs = socket.socketpair()
+    program = keeper.KeptProgram(ours)
+    with theirs:
+        theirs.setblocking(False)
+        theirs.send(told.replace("BYSTANDER", str(bystander.pid)).encode() + b"\n")
+        assert await asyncio.wait_for(program.exited, 20) == -signal.SIGKILL
+    await program.close()
+    assert bystander.poll() is None
+
+
+async def test_an_exit_code_counts_only_from_the_process_above_the_program() -> None:
+    ours, theirs = socket.socketpair()
+    program = keeper.KeptProgram(ours)
+    code = "import os, sys, socket; socket.socket(fileno=int(sys.argv[1])).send(sys.argv[2].encode() % os.getpid())"
+
+    async def say(text: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(theirs.fileno()), text, pass_fds=[theirs.fileno()]
+        )
+        await process.wait()
+
+    with theirs:
+        theirs.send(READY.encode() + b"\n")
+        await say("pid %d\n")
+        await say("exit 0\n%.0d")
+        assert await asyncio.wait_for(program.exited, 20) == -signal.SIGKILL
+    await program.close()
+
+
+@pytest.mark.parametrize("stopping", ["", f"kill -STOP {ABOVE} {KEEPER};"])
+def test_a_killed_runner_leaves_nothing_of_what_hides(mark: str, stopping: str) -> None:
     code = f"""
         import asyncio, sys
         from agentlightning.runner import LitAgentRunner
@@ -126,7 +259,7 @@ def test_a_killed_runner_leaves_nothing_of_what_hides(mark: str) -> None:
             store = InMemoryLightningStore()
             await store.enqueue_rollout({{}})
             runner = LitAgentRunner(OtelTracer(), max_rollouts=1)
-            agent = agl.CommandAgent(["bash", "-c", "setsid --fork sleep {mark}; sleep {mark}"])
+            agent = agl.CommandAgent(["bash", "-c", "{stopping} setsid --fork sleep {mark}; sleep {mark}"])
             with runner.run_context(agent=agent, store=store):
                 await runner.iter()
 
@@ -136,8 +269,9 @@ def test_a_killed_runner_leaves_nothing_of_what_hides(mark: str) -> None:
     until = time.monotonic() + 60
     while len(marked(f"sleep {mark}")) < 2 and time.monotonic() < until:
         time.sleep(0.05)
+    below = psutil.Process(runner.pid).children(recursive=True)
     runner.kill()
     runner.wait()
-    while marked(f"sleep {mark}") and time.monotonic() < until:
-        time.sleep(0.02)
+    psutil.wait_procs(below, max(0.0, until - time.monotonic()))
+    assert [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
     assert marked(f"sleep {mark}") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,27 @@ print(1.0)
         attempt = await run_task(store, agent, {"planted": [token.encode().hex()], "runner": os.getpid()})
     assert (attempt.outcome, attempt.error) == ("scored", None)
     assert await said_by(store, attempt) == [[], 5, ["1"]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc/self/fd")
+@pytest.mark.parametrize("task", ["stdin", "file"])
+@pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=AS_ROOT)])
+async def test_a_program_has_its_three_streams_and_no_other_descriptor(
+    store: InMemoryLightningStore, shared_folder: Path, task: Any, user: int | None
+) -> None:
+    code = """if True:
+        import json, os, sys
+        listed = os.listdir("/proc/self/fd")  # closed again when they are looked at
+        print(json.dumps([n for n in listed if os.path.lexists("/proc/self/fd/" + n)]), file=sys.stderr)
+        print(1.0)
+    """
+    agent = agl.CommandAgent(
+        ["/usr/bin/env", "python3", "-c", code], user=user, cwd=shared_folder, task=task, env={"PATH": os.defpath}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        ours.set_inheritable(True)
+        attempt = await run_task(store, agent)
+    assert sorted(await said_by(store, attempt)) == ["0", "1", "2"]
 
 
 @AS_ROOT
