@@ -33,10 +33,12 @@ def list_resources(
 
     Example: agl resources list --store http://127.0.0.1:4747
     """
+    from agentlightning.store.http.redaction import hidden
+
     newest = with_store(
         store, lambda opened: opened.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
     )
-    found = [_without_keys(each) for each in newest]
+    found: list[ResourcesUpdate] = [hidden(each) for each in newest]
     if as_json:
         show_json(found)
         return 0
@@ -61,20 +63,14 @@ def show(
     Exit code 2 if there is none. Example: agl resources show re-1a2b3c --version 3 --store run.db
     """
     from agentlightning.errors import NotFoundError
+    from agentlightning.store.http.redaction import hidden
 
     found = with_store(store, lambda opened: opened.get_resources_by_id(resources_id, version))
     if found is None:
         which = "" if version is None else f" in version {version}"
         raise NotFoundError(f"There are no resources {resources_id!r}{which}; agl resources list shows those there are")
-    show_json(_without_keys(found))
+    show_json(hidden(found))
     return 0
-
-
-def _without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
-    from agentlightning.store.http.redaction import hide_secrets
-    from agentlightning.types import PaginatedResult
-
-    return hide_secrets("query_resources", PaginatedResult(items=[update], limit=1, offset=0, total=1))[0]
 
 
 def _summary(resource: Resource) -> str:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,14 +148,12 @@ async def _export(store: LightningStore, out: Path | None, form: Form, status: l
 async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:
     from agentlightning.adapter.messages import TraceToMessages
     from agentlightning.algorithm.collect import evidence
-    from agentlightning.store.http.redaction import hide_secrets
-    from agentlightning.types import PaginatedResult
+    from agentlightning.store.http.redaction import hidden
 
     found = await evidence(store, rollout)
     if form is Form.RECORDS:
-        page = PaginatedResult(items=found.spans, limit=-1, offset=0, total=len(found.spans))
-        spans = list(hide_secrets("query_spans", page))
-        return [{"rollout": found.rollout, "attempts": found.attempts, "spans": spans}]
+        parts = {"rollout": found.rollout, "attempts": found.attempts, "spans": found.spans}
+        return [{name: hidden(part) for name, part in parts.items()}]
     about = {"rollout_id": rollout.rollout_id, "reward": found.reward}
     return [{**about, **call} for call in TraceToMessages().adapt(found.counted)]
 
@@ -175,13 +174,17 @@ def list_rollouts(
 
     Example: agl rollouts list --store run.db --status failed
     """
+    from agentlightning.store.http.redaction import hidden
+
     filters = _filters(status, run)
-    found = list(
-        with_store(
-            store,
-            lambda opened: opened.query_rollouts(
-                **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
-            ),
+    found: list[AttemptedRollout | Rollout] = hidden(
+        list(
+            with_store(
+                store,
+                lambda opened: opened.query_rollouts(
+                    **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
+                ),
+            )
         )
     )
     if as_json:
@@ -206,12 +209,14 @@ def show(
 
     Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
     """
+    from agentlightning.store.http.redaction import hidden
+
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     own = _spans_of(found, attempt)
     conversation = _conversation(own)
     if as_json:
         head = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
-        show_json({**head, "messages": conversation, **({"spans": own} if spans else {})})
+        show_json({**head, "messages": conversation, **({"spans": hidden(own)} if spans else {})})
         return 0
     for line in _story(found, found.reward):
         say(line)
@@ -230,7 +235,7 @@ def show(
                 say(f"{message['role']} calls {calls}", lines=True)
     if spans:
         table: list[tuple[str, ...]] = []
-        for span in own:
+        for span in hidden(own):
             begin, end = span.start_time, span.end_time
             seconds = "-" if begin is None or end is None else f"{end - begin:.3f}"
             status = f"{span.status.status_code} {span.status.description or ''}".strip()
@@ -249,21 +254,23 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     """
     from agentlightning.adapter.explain import HEADER
     from agentlightning.algorithm.ledger.record import read_rollout
+    from agentlightning.store.http.redaction import hidden
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)
     explanation = record.explain()
-    cells = [each.cells() for each in explanation.calls]
+    cells = [tuple(map(hidden, each.cells())) for each in explanation.calls]
+    words: str = hidden(explanation.words())
     if as_json:
         calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
         head = {"rollout_id": rollout_id, "status": found.rollout.status, "reward": record.reward}
-        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": explanation.words()})
+        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": words})
         return 0
     for line in _story(found, record.reward):
         say(line)
     if cells:
         show_table(HEADER, cells)
-    say(explanation.words())
+    say(words)
     return 0
 
 
@@ -275,9 +282,12 @@ def _filters(status: list[str], run: str | None) -> dict[str, Any]:
 
 
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
+    """Return a rollout as it is shown, and the spans as they are, for those who read calls out of them."""
     from agentlightning.algorithm.collect import evidence
+    from agentlightning.store.http.redaction import hidden
 
-    return await evidence(store, await existing_rollout(store, rollout_id, place))
+    found = await evidence(store, await existing_rollout(store, rollout_id, place))
+    return replace(found, rollout=hidden(found.rollout), attempts=hidden(found.attempts))
 
 
 def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:

@@ -59,12 +59,13 @@ def list_runs(
 
     filters: dict[str, Any] = {"state_in": state or None, "run_id_contains": contains}
     page = with_store(store, lambda opened: opened.query_runs(**filters, sort_order="desc", limit=limit, offset=offset))
+    found = [clean_run(run) for run in page]
     if as_json:
-        show_json([clean_run(run) for run in page])
+        show_json(found)
         return 0
     table = [
         (name_of(run), run.algorithm or "-", standing(run), number(run.last_step), best_of(run), moment(run.start_time))
-        for run in page
+        for run in found
     ]
     show_table(("run", "algorithm", "state", "step", "best", "started"), table)
     say_rest(len(table), offset, page.total, "runs")
@@ -94,12 +95,13 @@ def show(
         newest: dict[str, Any] = {"sort_order": "desc", "limit": PAGE}
         others = await opened.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
         alarms = await opened.query_run_records(run.run_id, kind_in=["alarm"], **newest)
+        steps = steps.model_copy(update={"items": [clean_record(record) for record in steps]})
         return run, steps, [clean_record(record) for record in others], [clean_record(record) for record in alarms]
 
     run, steps, others, alarms = with_store(store, ask)
     if as_json:
         told = sorted([*others, *alarms], key=lambda record: record.step, reverse=True)
-        show_json({"run": run, "steps": [clean_record(record) for record in steps], "others": told})
+        show_json({"run": run, "steps": list(steps), "others": told})
         return 0
     for line in _story(run):
         say(line)

@@ -24,10 +24,11 @@ def workers(
     Example: agl workers --store http://127.0.0.1:4747
     """
     from agentlightning.semconv import CONTROL_PREFIX
+    from agentlightning.store.http.redaction import hidden
 
     known = with_store(store, lambda opened: opened.query_workers(sort_by="last_heartbeat_time", sort_order="desc"))
     players = [worker for worker in known if not worker.worker_id.startswith(CONTROL_PREFIX)]
-    found = [worker for worker in players if run is None or worker.run_id == run][:limit]
+    found: list[Worker] = [hidden(worker) for worker in players if run is None or worker.run_id == run][:limit]
     if as_json:
         show_json(found)
         return 0

@@ -20,6 +20,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.operations import PREFIX
+from agentlightning.store.http.redaction import hidden
 
 _AT_ONCE: Final = 2
 """Answers that are worked out at the same time; the others wait."""
@@ -43,7 +44,7 @@ class Data:
     def _endpoint(answer: Callable[[Request], Awaitable[Value]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             told = await answer(request)
-            body = await asyncio.to_thread(lambda: told.model_dump_json().encode())
+            body = await asyncio.to_thread(lambda: hidden(told).model_dump_json().encode())
             return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
         return endpoint

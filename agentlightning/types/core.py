@@ -16,6 +16,16 @@ from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
 from agentlightning.types.mode import RolloutMode
 
+LARGEST = 2**53
+"""The largest integer that every JSON reader takes for itself."""
+LONGEST = 1e10
+"""Seconds that a duration may have, about 300 years: a moment and a duration can be added."""
+MOMENT: dict[str, Any] = {"ge": -62e9, "le": 253e9, "allow_inf_nan": False}
+"""Seconds since the epoch that a calendar has: the years 6 to 9987."""
+DURATION: dict[str, Any] = {"ge": -LONGEST, "le": LONGEST, "allow_inf_nan": False}
+"""Seconds."""
+COUNT: dict[str, Any] = {"ge": -LARGEST, "le": LARGEST}
+"""A number of things, or a number in an order."""
 TaskInput = Any
 """What the agent is asked to do: any JSON value."""
 
@@ -34,21 +44,21 @@ class RolloutConfig(Value):
 
     model_config = ConfigDict(extra="forbid")
 
-    timeout_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    timeout_seconds: float | None = Field(default=None, **DURATION)
     """Largest age of one attempt in seconds; None is no limit."""
-    unresponsive_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    unresponsive_seconds: float | None = Field(default=None, **DURATION)
     """Longest silence of one attempt in seconds; None is no limit."""
-    max_attempts: int = Field(default=1, ge=1)
+    max_attempts: int = Field(default=1, ge=1, le=LARGEST)
     """Attempts in all, the first one included, for the conditions below."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
     """Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect."""
-    infrastructure_retries: int = Field(default=3, ge=0)
+    infrastructure_retries: int = Field(default=3, ge=0, le=LARGEST)
     """Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out)."""
-    retry_delay_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    retry_delay_seconds: float = Field(default=0.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Pause before the first retry may be claimed."""
-    retry_backoff: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    retry_backoff: float = Field(default=2.0, ge=1, le=1000, allow_inf_nan=False)
     """By how much the pause grows with each further retry."""
-    retry_delay_max_seconds: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    retry_delay_max_seconds: float = Field(default=300.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Longest pause before a retry."""
     mode: RolloutMode | None = Field(default=None, exclude=True, repr=False)
     """The same as the mode of the request or rollout that it is given with, to which it moves."""
@@ -106,17 +116,17 @@ class Attempt(_Signposted):
     """The rollout that it carries out."""
     attempt_id: str
     """Given by the store."""
-    sequence_id: int
+    sequence_id: int = Field(**COUNT)
     """1 for the first attempt of the rollout."""
-    start_time: float
+    start_time: float = Field(**MOMENT)
     """When it was claimed."""
-    end_time: float | None = None
+    end_time: float | None = Field(default=None, **MOMENT)
     """When it ended; None while it runs."""
     status: AttemptStatus = "preparing"
     """Where it stands; `failed` and `succeeded` are final."""
     worker_id: str | None = None
     """The worker that claimed it; None if none is known."""
-    last_heartbeat_time: float | None = None
+    last_heartbeat_time: float | None = Field(default=None, **MOMENT)
     """Its last sign of life, a span or a heartbeat of its worker; None before the first."""
     metadata: dict[str, Any] | None = None
     """Whatever the program notes about the attempt."""
@@ -147,9 +157,9 @@ class Rollout(_Signposted):
     """Given by the store."""
     input: TaskInput
     """What the agent is asked to do: any JSON value."""
-    start_time: float
+    start_time: float = Field(**MOMENT)
     """When it was enqueued or started."""
-    end_time: float | None = None
+    end_time: float | None = Field(default=None, **MOMENT)
     """When it ended; None before."""
     mode: RolloutMode | None = None
     """Training, validation or test; None if it does not matter."""
@@ -163,11 +173,11 @@ class Rollout(_Signposted):
     """Whatever the program notes about the rollout."""
     run_id: str | None = None
     """The run it belongs to; runners of a run claim its rollouts only. None is a run of its own."""
-    resources_version: int | None = None
+    resources_version: int | None = Field(default=None, **COUNT)
     """The version of `resources_id` that it was created with."""
-    priority: int = 0
+    priority: int = Field(default=0, **COUNT)
     """Higher is claimed first; equal ones in the order in which they became claimable."""
-    not_before: float | None = None
+    not_before: float | None = Field(default=None, **MOMENT)
     """No claim before this moment; a retry with a pause sets it."""
 
     @property
@@ -216,7 +226,7 @@ class EnqueueRolloutRequest(Value):
     """The run it belongs to; None is a run of its own."""
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     """Higher is claimed first; equal ones in the order in which they became claimable."""
-    not_before: float | None = Field(default=None, allow_inf_nan=False)
+    not_before: float | None = Field(default=None, **MOMENT)
     """Wall-clock seconds before which it may not be claimed."""
 
     task_id: str | None = Field(default=None, exclude=True)
@@ -270,13 +280,13 @@ class RetentionPolicy(Value):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    keep_last: int | None = Field(default=None, ge=0)
+    keep_last: int | None = Field(default=None, ge=0, le=LARGEST)
     """Rollouts that ended last."""
-    max_age: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    max_age: float | None = Field(default=None, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds since their end."""
-    max_bytes: int | None = Field(default=None, ge=0)
+    max_bytes: int | None = Field(default=None, ge=0, le=LARGEST)
     """Bytes of spans, of all rollouts of the run; the oldest ended ones go first."""
-    max_run_age: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    max_run_age: float | None = Field(default=None, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds since the end of a run, after which it goes with its records and resources. None keeps runs for good."""
 
 

@@ -15,7 +15,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
 from agentlightning.process_secrets import server_token
 from agentlightning.types.attempt_key import attempt_key
-from agentlightning.types.core import AttemptedRollout
+from agentlightning.types.core import COUNT, MOMENT, AttemptedRollout
 from agentlightning.types.templates.fstring import fill
 
 logger = logging.getLogger(__name__)
@@ -248,11 +248,11 @@ class ResourcesUpdate(Value):
 
     resources_id: str
     """The name of the set."""
-    create_time: float
+    create_time: float = Field(**MOMENT)
     """When its first version was stored, in seconds since the epoch."""
-    update_time: float
+    update_time: float = Field(**MOMENT)
     """When this version was stored, in seconds since the epoch."""
-    version: int
+    version: int = Field(**COUNT)
     """1 for the first; each update adds one."""
     resources: NamedResources
     """The resources by name."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from agentlightning.field_help import Value
-from agentlightning.types.core import AttemptError
+from agentlightning.types.core import COUNT, LARGEST, MOMENT, AttemptError
 
 RunState = Literal["running", "succeeded", "failed", "stopped", "interrupted"]
 """Where a run stands. `stopped`: it was told to end. `interrupted`: Ctrl+C or SIGTERM ended it. A run whose process
@@ -29,7 +29,7 @@ class BestFigure(Value):
     """What was measured, such as `held_out_sampled` or `mean_reward`."""
     value: float = Field(allow_inf_nan=False)
     """Its value; a greater one is better."""
-    step: int
+    step: int = Field(**COUNT)
     """The step after which it was measured."""
 
 
@@ -75,11 +75,11 @@ class RunRecord(Value):
 
     kind: RecordKind
     """What it tells."""
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=LARGEST)
     """The step that it belongs to; 0 is before the first."""
     name: str = ""
     """Tells records of one kind and step apart; empty where there is one only."""
-    time: float | None = None
+    time: float | None = Field(default=None, **MOMENT)
     """When it was stored; given by the store."""
     data: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON; numbers that are not finite are null."""

@@ -11,15 +11,13 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from agentlightning.field_help import Value
-from agentlightning.types.core import AttemptStatus, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types.core import COUNT, AttemptStatus, Outcome, RolloutMode, RolloutStatus
 from agentlightning.types.query import PaginatedResult
 
 SummarySort = Literal["start_time", "end_time", "duration", "reward", "step", "status", "attempts", "spans"]
 """What summaries may be sorted by; `duration` is `end_time - start_time`."""
 AggregateBy = Literal["step", "outcome", "status", "mode", "resources", "worker", "task", "none"]
 """What rollouts may be grouped by; `none` is one group of all."""
-_LARGEST = 2**53
-"""The largest integer that every JSON reader takes for itself."""
 
 
 class RolloutSummary(Value):
@@ -93,9 +91,9 @@ class RolloutFilter(Value):
     """Whose outcome is one of these."""
     outcome_reason: str | None = None
     """Whose outcome has this reason."""
-    step_from: int | None = Field(default=None, ge=-_LARGEST, le=_LARGEST)
+    step_from: int | None = Field(default=None, **COUNT)
     """Of this step or a later one."""
-    step_to: int | None = Field(default=None, ge=-_LARGEST, le=_LARGEST)
+    step_to: int | None = Field(default=None, **COUNT)
     """Of this step or an earlier one."""
     task: int | str | None = None
     """Of this task."""
@@ -109,7 +107,7 @@ class RolloutFilter(Value):
     """Whose latest attempt is of this worker."""
     resources_id: str | None = None
     """With these resources."""
-    resources_version: int | None = Field(default=None, ge=-_LARGEST, le=_LARGEST)
+    resources_version: int | None = Field(default=None, **COUNT)
     """With this version of its resources."""
     input_contains: str | None = None
     """With this text, whatever its case, in the first 2,000 characters of the input: of a text itself, of anything

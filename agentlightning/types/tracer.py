@@ -13,12 +13,13 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, Protocol, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from agentlightning.field_help import Value
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types.attributes import Attributes
 from agentlightning.types.attributes import AttributeValue as AttributeValue
+from agentlightning.types.core import COUNT, MOMENT
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 """How a span ended."""
@@ -27,11 +28,13 @@ TraceState = dict[str, str]
 
 
 def _seconds(value: object) -> object:
-    return value.timestamp() if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return None if isinstance(value, (int, float)) and not MOMENT["ge"] <= value <= MOMENT["le"] else value
 
 
 Seconds = Annotated[float | None, BeforeValidator(_seconds)]
-"""Seconds since the epoch; a `datetime` is converted."""
+"""Seconds since the epoch; a `datetime` is converted, and a time that no calendar has is not known."""
 
 
 def normalize_time(value: float | None) -> float | None:
@@ -91,7 +94,7 @@ class Event(Value):
     """Its details."""
     timestamp: Seconds = None
     """When it happened."""
-    dropped_attributes: int = 0
+    dropped_attributes: int = Field(default=0, **COUNT)
     """How many attributes were dropped where the event was made."""
 
     @classmethod
@@ -113,9 +116,9 @@ class Link(Value):
     """The span that is linked to."""
     attributes: Attributes | None = None
     """What the link means; None if nothing is said."""
-    dropped_attributes: int = 0
+    dropped_attributes: int = Field(default=0, **COUNT)
     """How many attributes were dropped where the link was made."""
-    flags: int | None = None
+    flags: int | None = Field(default=None, **COUNT)
     """As `Span.flags`, of the span that is linked to."""
 
     @classmethod
@@ -144,11 +147,11 @@ class OtelResource(Value):
 class DroppedCounts(Value):
     """How many attributes, events and links of a span were dropped where it was made, because of its limits."""
 
-    attributes: int = 0
+    attributes: int = Field(default=0, **COUNT)
     """How many attributes were dropped."""
-    events: int = 0
+    events: int = Field(default=0, **COUNT)
     """How many events were dropped."""
-    links: int = 0
+    links: int = Field(default=0, **COUNT)
     """How many links were dropped."""
 
     @classmethod
@@ -227,7 +230,7 @@ class Span(Value):
     """Instrumentation scope: name and version; attributes and schema_url if there are any."""
     dropped: DroppedCounts | None = None
     """None if nothing was dropped."""
-    flags: int | None = None
+    flags: int | None = Field(default=None, **COUNT)
     """OTLP flags: the low byte is the W3C trace flags; 0x100 says that 0x200 tells whether the parent is remote."""
 
     @classmethod

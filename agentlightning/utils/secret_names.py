@@ -33,10 +33,12 @@ _MODEL_TOKEN = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IN_QUERY = frozenset(("key", "sig", "signature", "x-amz-signature", "x-goog-signature"))
 _PASSWORD_IN_URL = re.compile(r"(://[^\s/@:?#\"'<>]{0,256}:)[^\s/@\"'<>]{1,256}(?=@)")
-_NAME = re.compile(r"""(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})["']?\s{0,3}[=:](?!//)\s{0,3}""")
+_NAME = re.compile(r"""(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})(?:\\{0,3}["'])?\s{0,3}[=:](?!//)\s{0,3}""")
 _VALUE = re.compile(
-    r"""(?:"[^"]{1,4096}"|'[^']{1,4096}'|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,4096}|[^\s,;&"'{\[]{1,4096})"""
+    r"""(?:"(?:[^"\\]|\\.){1,16384}(?:"|\\?$)|'(?:[^'\\]|\\.){1,16384}(?:'|\\?$)|\\{1,3}["'][^"'\\]{1,16384}"""
+    r"""|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,16384}|[^\s,;&"'{\[\\]{1,16384})"""
 )
+"""A value after a name; a text that was cut may end within one."""
 _TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
 """Attributes that hold what agent and model said, which is trained: names within these texts are left alone."""
 

@@ -56,6 +56,8 @@ class Converter:
     """Fields that have no place here, such as `rollouts.owner`, and in how many documents they stood."""
     change: str = ""
     """What of the last document was written differently, in words; empty if nothing was."""
+    size: int = 0
+    """Bytes of JSON of the last value."""
 
     def convert(self, kind: Kind, document: Document) -> BaseModel:
         """Return the value that a document means.
@@ -70,12 +72,14 @@ class Converter:
             "spans": self._span,
         }
         self.change = ""
-        plain = cast("Document", plain_json({key: value for key, value in document.items() if key not in _OWN}))
-        if kind in _FIELDS:
-            plain = self._known(kind, _FIELDS[kind], plain)
         try:
-            return make[kind](plain)
-        except (ValidationError, TypeError, ValueError) as error:
+            plain = cast("Document", plain_json({key: value for key, value in document.items() if key not in _OWN}))
+            if kind in _FIELDS:
+                plain = self._known(kind, _FIELDS[kind], plain)
+            value = make[kind](plain)
+            self.size = len(value.__pydantic_serializer__.to_json(value))
+            return value
+        except (ArithmeticError, RecursionError, TypeError, ValueError) as error:  # ValidationError, too
             raise NotCarriedOver("unreadable", _first(error)) from None
 
     def _known(self, what: str, fields: tuple[str, ...], document: Mapping[str, Any]) -> Document:

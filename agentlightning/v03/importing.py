@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from agentlightning.errors import BadRequestError, TooLargeError
+from agentlightning.errors import TooLargeError
 from agentlightning.v03.convert import Converter, NotCarriedOver
 from agentlightning.v03.source import KINDS, Document, Kind, Source
 
@@ -122,7 +122,7 @@ class Importing:
                     self.report.miss(kind, name, why.reason, str(why))
                     continue
                 batch.append(_Piece(name, value, self._converter.change))
-                size += len(value.__pydantic_serializer__.to_json(value))
+                size += self._converter.size
                 if len(batch) >= _BATCH or size >= _BATCH_BYTES:
                     await self._write(kind, batch)
                     batch, size = [], 0
@@ -143,7 +143,7 @@ class Importing:
         given: dict[str, Any] = {kind: [piece.value for piece in batch]}
         try:
             done = await self._store.import_history(**given)
-        except (BadRequestError, TooLargeError) as error:
+        except (TypeError, ValueError, TooLargeError) as error:  # BadRequestError, too
             if len(batch) == 1:
                 self.report.miss(kind, batch[0].name, "refused", str(error))
                 return

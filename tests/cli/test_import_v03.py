@@ -162,6 +162,43 @@ async def test_what_cannot_be_read_and_what_has_no_place_is_counted_and_named(pl
         assert tally["read"] == len(made[kind]) == tally["new"] + tally["present"] + tally["left"]
 
 
+BAD: dict[str, Any] = {
+    "no whole number": {"$numberInt": "x"},
+    "no number": {"$numberDouble": [1]},
+    "infinity as a whole number": {"$numberLong": {"$numberDouble": "Infinity"}},
+    "half a character": "\ud800",
+    "half a character in a name": {"\ud800": 1},
+    "deep": json.loads("[" * 190 + "]" * 190),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("form", ["files", "one file"])
+async def test_a_document_that_cannot_be_written_is_named_and_the_others_are_taken(
+    bad: str, form: str, tmp_path: Path
+) -> None:
+    made = older(rollouts=3, spans=2)
+    made["rollouts"][0]["input"] = BAD[bad]
+    made["attempts"][-1]["metadata"] = {"x": BAD[bad]}
+    made["spans"][-1]["attributes"] = {"x": BAD[bad]}
+    made["spans"][-1]["span_id"] = "half \ud800"
+    made["resources"][0]["resources"] = {"own": {"resource_type": "mine", "x": BAD[bad]}}
+    (tmp_path / "old.json").write_text(json.dumps(made))
+    place = tmp_path / "old.json" if form == "one file" else write_dump(tmp_path / "dump", made)
+    code, report = await imported(str(place), tmp_path)
+    named = {
+        one["kind"]: one["examples"] for one in report["not_carried_over"] if one["reason"] in ("unreadable", "refused")
+    }
+    assert code == 1
+    assert named["rollouts"] == [made["rollouts"][0]["rollout_id"]]
+    assert "attempts" in named
+    if bad != "deep":  # resources may be so
+        assert named["resources"][0].startswith(made["resources"][0]["resources_id"])
+    assert report["rollouts"]["new"] == len(made["rollouts"]) - 1
+    table = await anyio.to_thread.run_sync(lambda: agl("import-v03", str(place), "--store", str(tmp_path / "two.db")))
+    assert (table.returncode, "Traceback" in table.stderr) == (1, False), table.stderr
+
+
 async def test_people_are_told_in_a_table(tmp_path: Path) -> None:
     made = older()
     unfinished(made)

@@ -15,7 +15,16 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import LLM, AttemptError, PromptTemplate, RolloutConfig
+from agentlightning.types import (
+    LLM,
+    AttemptError,
+    CustomResource,
+    PromptTemplate,
+    RolloutConfig,
+    RunRecord,
+    Span,
+    TraceStatus,
+)
 from tests.cli.test_rollouts import store_a_rollout
 from tests.stubs.model_server import ModelServer
 from tests.test_one_rollout import agent as asks_twice
@@ -183,3 +192,45 @@ async def test_a_run_is_told_to_stop(agl: Any, store_file: tuple[str, Any]) -> N
     assert note.reason == "enough"
     await store.close()
     assert (await agl("run", "stop"))[0] == 2
+
+
+async def test_no_command_that_looks_shows_a_secret_of_a_task_a_worker_an_error_or_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free: dict[str, Any] = {"api_key": SECRET, "url": f"http://user:{SECRET}@host/v1?api_key={SECRET}"}
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    await store.start_run("r", config=free, metadata=free)
+    await store.add_run_records("r", [RunRecord(kind="step", step=1, data=free | {"mean_reward": 1.0})])
+    llm = LLM(endpoint=free["url"], model="m", api_key=SECRET, sampling_parameters=free)
+    resources = await store.add_resources({"llm": llm, "own": CustomResource(values=free)})
+    started = await store.start_rollout(free, metadata=free, run_id="r", worker_id="w")
+    rollout_id, attempt_id = started.rollout_id, started.attempt.attempt_id
+    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": 1}
+    status = TraceStatus(status_code="ERROR", description=free["url"])
+    await store.add_span(Span.from_attributes(attributes=free, name=free["url"], status=status, **ids))
+    await store.update_worker("w", free, run_id="r")
+    error = AttemptError(type="E", message=free["url"], traceback=f"api_key={SECRET}")
+    failed: dict[str, Any] = {"status": "failed", "outcome": "infrastructure_fault", "outcome_reason": free["url"]}
+    await store.update_attempt(rollout_id, attempt_id, error=error, metadata=free, **failed)
+    await store.update_run("r", state="failed", error=error)
+    await store.close()
+    for command in (
+        ("rollouts", "list"),
+        ("rollouts", "show", rollout_id),
+        ("rollouts", "show", rollout_id, "--spans"),
+        ("rollouts", "explain", rollout_id),
+        ("rollouts", "export"),
+        ("resources", "list"),
+        ("resources", "show", resources.resources_id),
+        ("workers",),
+        ("runs", "list"),
+        ("runs", "show", "r"),
+        ("runs", "show", "r", "--figure", "url", "--figure", "api_key"),
+        ("runs", "ledger", "r"),
+    ):
+        always_json = command[:2] in (("rollouts", "export"), ("resources", "show"))
+        for form in ((),) if always_json else ((), ("--json",)):
+            code = await asyncio.to_thread(main, [*command, *form, "--store", str(tmp_path / "agl.db")])
+            told = capsys.readouterr()
+            assert code == 0, (command, told.err)
+            assert SECRET not in told.out + told.err, (command, told.out)

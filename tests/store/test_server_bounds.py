@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.http import app
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import Rollout
 from tests.stubs.raw_http import Answer, exchange, request
 
 MEGABYTE = "x" * 1_000_000
@@ -258,3 +261,26 @@ async def test_the_body_bound_is_32_mib_whatever_the_request_says(server: Lightn
     head = f"POST {PREFIX}/rollouts HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunks = [b"%x\r\n" % len(fits) + fits + b"\r\n", b"1\r\n \r\n0\r\n\r\n"]
     assert (await exchange(server.server_launcher.port, head, *chunks)).status == 413
+
+
+@pytest.mark.parametrize("asked", ["the description", "a history"])
+async def test_the_loop_goes_on_while_a_server_makes_what_takes_long(asked: str) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    before = turns
+    if asked == "a history":
+        ended = [Rollout(rollout_id=f"ro-{n}", input=n, start_time=1.0, status="failed") for n in range(100)]
+        await InMemoryLightningStore().import_history(rollouts=ended)
+    else:
+        app._document.cache_clear()
+        await app._openapi(cast("Any", None))
+    assert turns > before
+    counting.cancel()

@@ -204,10 +204,22 @@ async def test_no_server_answers_a_page_under_its_own_name_or_takes_what_it_post
         assert (rebound.status, rebound.json["error_type"]) == (403, "HostNotAllowed"), path
         for host in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}"):
             assert (await exchange(port, request(method, path, b"{}", host=host))).status != 403, (path, host)
+        for host in ("127.0.0.1:80@page.example", "127.0.0.1:x", "127.0.0.1:1:2", "[::1]page.example", "[::1]:80@page"):
+            rebound = await exchange(port, request(method, path, b"{}", host=host))
+            assert (rebound.status, rebound.json["error_type"]) == (403, "HostNotAllowed"), (path, host)
     for path in paths:
-        headers = {"content_type": "text/plain", "origin": "https://page.example"}
-        posted = await exchange(port, request("POST", path, b"{}", **headers))
-        assert (posted.status, posted.json["error_type"]) == (403, "OriginNotAllowed"), path
+        for origin in (
+            "https://page.example",
+            "x://127.0.0.1",
+            "127.0.0.1",
+            "http://127.0.0.1@page",
+            "null",
+            "://127.0.0.1",
+        ):
+            posted = await exchange(port, request("POST", path, b"{}", content_type="text/plain", origin=origin))
+            assert (posted.status, posted.json["error_type"]) == (403, "OriginNotAllowed"), (path, origin)
+        twice = request("POST", path, b"{}", origin="http://page.example", Origin="http://127.0.0.1")
+        assert (await exchange(port, twice)).status == 400, path
 
 
 @pytest.mark.parametrize("name", EVERY_SERVER)

@@ -85,6 +85,10 @@ def test_secrets_are_hidden_in_lists_pairs_addresses_and_short_texts(value: obje
         ("a: b: password: c", "a: b: password: [hidden]"),
         ("cause='bad token=abc'", "cause='bad token=[hidden]'"),
         ("x=y=z", "x=y=z"),
+        ('{"task": 1, "api_key": "cut o', '{"task": 1, "api_key": "[hidden]"'),
+        ('{"password": "with \\"quotes\\"", "n": ', '{"password": "[hidden]", "n": '),
+        (r'got "{\"api_key\": \"abc\"}"', r'got "{\"api_key\": [hidden]\"}"'),
+        ("password='" + "p" * 9000 + "' n=1", "password='[hidden]' n=1"),
     ],
 )
 def test_a_name_within_what_another_name_stands_for_counts_too(text: str, shown: str) -> None:

@@ -80,7 +80,7 @@ class GEPA(PromptSearch, Generic[T]):
         selection_strategy: which of them are validated.
         batch_sampler: which training tasks are drawn.
         run_dir: folder of the package's state and of `history.json`; a search that is there already goes on. The state
-            is a pickle: give no folder that others can write to.
+            is a pickle of data alone, another one is refused: give no folder that others can write to.
         callbacks: callbacks of the package, called in its thread.
         seed: of everything that is drawn.
         templates: names of the templates to search. None is all of them.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from gepa.core.state import GEPAState
+from typing_extensions import override
 
 from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.errors import BadRequestError
@@ -35,6 +37,16 @@ class SavedSearch:
     """Of each candidate on the validation tasks, by its digest; None where a task earned nothing."""
 
 
+class _DataOnly(pickle.Unpickler):
+    """Reads what the package writes, lists and texts and numbers, and calls nothing."""
+
+    @override
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise pickle.UnpicklingError(
+            f"it names {module_name}.{global_name}; expected data alone, a program may be hidden in it"
+        )
+
+
 def digest_of_tasks(tasks: Sequence[Any]) -> str:
     """Return what equal tasks in the same order have in common."""
     return hashlib.sha256("\n".join(tasks_of(tasks)).encode()).hexdigest()[:32]
@@ -44,11 +56,13 @@ def read_saved(run_dir: Path, seeds: Mapping[str, PromptTemplate], val: Sequence
     """Return the search that a folder holds; None if it holds none.
 
     Raises:
-        BadRequestError: it cannot be read, or began with other prompts or chose by other tasks.
+        BadRequestError: it cannot be read, is more than data, or began with other prompts or chose by other tasks.
     """
     if not (run_dir / _STATE).exists():
         return None
     try:
+        with (run_dir / _STATE).open("rb") as file:
+            _DataOnly(file).load()  # before the package itself reads it, which would call what it names
         load = cast(Any, GEPAState.load)  # pyright: ignore[reportUnknownMemberType] -- its type parameters are not known
         state = load(str(run_dir))
     except Exception as error:  # whatever a damaged pickle raises

@@ -120,8 +120,9 @@ class TRLSession:
         config.mask_truncated_completions = False  # which rows were cut, the gateway knows better; see trl_rows
         config.logging_strategy, config.logging_steps = type(config.logging_strategy)("steps"), 1
         config.save_strategy = type(config.save_strategy)("no")
+        config.model_init_kwargs = {"trust_remote_code": False, **(config.model_init_kwargs or {})}
         tasks = settings.rollouts // int(config.num_generations or 1)
-        self.tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
         self._resume, self._folder = resume, Path(config.output_dir)
         self._watch = _Watch()
         with warnings.catch_warnings(), _silenced(), no_progress_bar():
@@ -131,7 +132,9 @@ class TRLSession:
                 reward_funcs=[rewards_of],
                 args=config,
                 train_dataset=Dataset.from_list([{"prompt": str(number)} for number in range(tasks)]),
-                processing_class=AutoTokenizer.from_pretrained(settings.model, local_files_only=True),
+                processing_class=AutoTokenizer.from_pretrained(
+                    settings.model, local_files_only=True, trust_remote_code=False
+                ),
                 peft_config=settings.peft_config,
                 rollout_func=self._next_rows,
                 callbacks=[self._watch],

@@ -29,8 +29,8 @@ class RemotePolicy(Policy):
             BadRequestError: there is no such model, or it has no chat template or no end-of-sequence token.
         """
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
-            self.config: Any = AutoConfig.from_pretrained(path)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            self.config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise BadRequestError(f"actor_rollout_ref.model.path={path!r} is no model: {error}") from None
         if not self.tokenizer.chat_template or self.tokenizer.eos_token_id is None:

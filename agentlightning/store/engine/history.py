@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -30,12 +31,8 @@ class HistoryEngine(HistoryOperations):
 
     @override
     async def import_history(self, *, resources=(), rollouts=(), attempts=(), spans=()) -> HistoryImport:
-        updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
-        history = History(
-            [_rollout(rollout) for rollout in _valid(_ROLLOUTS, "rollouts", rollouts)],
-            [_attempt(attempt) for attempt in _valid(_ATTEMPTS, "attempts", attempts)],
-            [_span(span) for span in _valid(_SPANS, "spans", spans)],
-        )
+        # in a thread, so that a server goes on answering while thousands of values are checked and copied
+        updates, history = await asyncio.to_thread(_own, resources, rollouts, attempts, spans)
         of_resources = HistoryImport()
         if updates:
             of_resources = await self._runtime.write(lambda tx: import_resources(tx, updates))
@@ -45,6 +42,17 @@ class HistoryEngine(HistoryOperations):
         done.resources, done.present = of_resources.resources, done.present + of_resources.present
         done.refused[:0] = of_resources.refused
         return done
+
+
+def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], History]:
+    """Return the values of a call, checked and made the store's own."""
+    updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
+    history = History(
+        [_rollout(rollout) for rollout in _valid(_ROLLOUTS, "rollouts", rollouts)],
+        [_attempt(attempt) for attempt in _valid(_ATTEMPTS, "attempts", attempts)],
+        [_span(span) for span in _valid(_SPANS, "spans", spans)],
+    )
+    return updates, history
 
 
 def _valid(kind: TypeAdapter[list[Any]], name: str, given: Any) -> list[Any]:

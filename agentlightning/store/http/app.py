@@ -10,6 +10,7 @@ Starlette      everything else: events, OTLP, metrics, health, the description o
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -131,7 +132,7 @@ async def _health(request: HttpRequest) -> Response:
 
 
 async def _openapi(request: HttpRequest) -> Response:
-    return Response(_document(), media_type="application/json")
+    return Response(await asyncio.to_thread(_document), media_type="application/json")
 
 
 _document = cache(lambda: json.dumps(openapi_document()).encode())

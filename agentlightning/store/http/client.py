@@ -26,20 +26,23 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
 from agentlightning.store.http.span_changes import CHANGES, spans_of_answer
-from agentlightning.store.rules.values import to_json, valid
+from agentlightning.store.rules.values import evolve, to_json, valid
 from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, Rollout, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, PaginatedResult, Rollout, Span
 from agentlightning.utils.backoff import backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
 from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.secret_names import HIDDEN
 from agentlightning.utils.texts import without_password
 from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
 CHUNK = 2000
 """Items of a list that is asked for without a limit, per request."""
+_BY_ID = 16
+"""Rollouts that are asked for by id at the same time."""
 _RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
 _SHORTEST_TRY = 2.0
 _TRIES = 6
@@ -188,8 +191,13 @@ class LightningStoreClient(LightningStore):
                     arguments.setdefault(new, arguments.pop(old))
         if operation in LONG_POLLS:
             return await self._poll(row, arguments)
+        if operation == "query_rollouts":
+            return await self._with_inputs(await self._page(row, arguments))
+        return await self._page(row, arguments) if row.is_page else await self._request(row, arguments)
+
+    async def _page(self, row: Operation, arguments: Arguments) -> Any:
         limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
-        if not row.is_page or limit not in (0, -1):
+        if limit not in (0, -1):
             return await self._request(row, arguments)
         if limit == 0:  # the wire has no page without items
             page = await self._request(row, {**arguments, "limit": 1})
@@ -201,6 +209,18 @@ class LightningStoreClient(LightningStore):
             items += page.items
             if offset + len(items) >= page.total or not page.items:
                 return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
+
+    async def _with_inputs(self, page: PaginatedResult[Rollout]) -> PaginatedResult[Rollout]:
+        """Return a page with the inputs and metadata of which a list hides parts: a program works with them."""
+        items = list(page.items)
+        places = [at for at, each in enumerate(items) if HIDDEN in str((each.input, each.metadata))]
+        for first in range(0, len(places), _BY_ID):
+            some = places[first : first + _BY_ID]
+            found = await asyncio.gather(*(self.get_rollout_by_id(items[at].rollout_id) for at in some))
+            for at, whole in zip(some, found, strict=True):
+                if whole is not None:
+                    items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
+        return page.model_copy(update={"items": items}) if places else page
 
     async def _poll(self, row: Operation, arguments: Arguments) -> object:
         """Ask in chunks that the server holds open, until there is something or time is up."""

@@ -38,7 +38,7 @@ _FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources", "tokens"
 """Arguments that are values of users."""
 _CHANGES = CHANGES.encode()
 _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
-"""Models that hold no secrets and no values of several classes: their own serializer is the fastest."""
+"""Models that hold no values of several classes: their own serializer is the fastest."""
 
 
 def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
@@ -89,9 +89,10 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
     def encode(value: object) -> bytes:
         if value.__class__ is StoredSpans:
             return cast("StoredSpans", value).to_json()
+        value = hide_secrets(name, value)
         if value.__class__ in _PLAIN_MODELS:
             return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
-        return operation.write_answer(hide_secrets(name, value))
+        return operation.write_answer(value)
 
     may_wait: Callable[[Arguments], bool] | None = (lambda arguments: arguments["timeout"] > 0) if waits else None
     return Endpoint(method, PREFIX + path, read, call, encode, operation.row.status, may_wait)

@@ -45,6 +45,7 @@ from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.list_watch import ListWatch, Told
 from agentlightning.store.http.operations import PREFIX
+from agentlightning.store.http.redaction import hidden
 from agentlightning.types import EventPage
 from agentlightning.utils.http.auth import Receive, Scope, Send
 from agentlightning.utils.http.errors import describe_error
@@ -156,6 +157,7 @@ class _Stream:
 
     async def _tell(self, page: EventPage) -> None:
         """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
+        page = hidden(page)
         told = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
         messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in told[:-1]]
         lags, self._lags = self._lags, len(told) >= _PAGE

@@ -1,86 +1,81 @@
-"""What lists leave out: API keys of resources, and values of spans and runs under names that look secret.
+"""The secrets that answers leave out: API keys of resources, and values and texts that look secret by their names.
 
-Whoever needs the key of a model asks for its resources by id or for the latest; lists are what pages are made of. An
-algorithm goes on from a `state` record and hands out what a `prompt` record says, so these are told as they are.
+Every answer, event and line of a command goes through here, but for the operations of `_WHOLE`: an agent gets its task
+and its resources as they were published, an algorithm its tasks by their ids, a publisher what it has published. Ids
+and the names of records stay as they are, since they are asked for again. An algorithm continues from a `state` record
+and uses what a `prompt` record says, so these are complete, and so is the text that agents and models exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
-from agentlightning.types import (
-    LLM,
-    CustomResource,
-    Event,
-    Link,
-    PaginatedResult,
-    ResourcesUpdate,
-    Run,
-    RunRecord,
-    Span,
-)
+from pydantic import BaseModel
+
+from agentlightning.types import LLM, RunRecord
 from agentlightning.utils.secret_names import without_secrets
+
+_WHOLE = frozenset(
+    (
+        *("start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts", "update_rollout"),
+        *("get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources"),
+        *("add_resources", "update_resources"),
+        *("get_vocabulary", "get_token_texts"),
+    )
+)
+"""Operations whose answers are complete."""
+_NO_TEXTS = frozenset((type(None), bool, int, float))
+_WHOLE_RECORDS = frozenset(("state", "prompt"))
+_KEPT: dict[str, tuple[str, ...]] = {"RunRecord": ("name",), "Part": ("text",), "ToolCall": ("arguments",)}
+"""Fields of values that stay as they are: parts of an identity, and what agent and model said."""
 
 
 def hide_secrets(operation: str, answer: object) -> Any:
     """Return the answer of an operation as it may leave the server; the same object if there is nothing to hide."""
-    if isinstance(answer, Run):
-        return _run(answer)
-    hide = _HIDDEN_IN.get(operation)
-    if hide is None or not isinstance(answer, PaginatedResult):
-        return answer
-    page = cast("PaginatedResult[Any]", answer)
-    return page.model_copy(update={"items": [hide(item) for item in page.items]})
+    return answer if operation in _WHOLE else hidden(answer)
 
 
-def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
-    resources: dict[str, object] = {}
-    for name, resource in update.resources.items():
-        if isinstance(resource, LLM):
-            sampling = without_secrets(resource.sampling_parameters) or resource.sampling_parameters
-            resource = resource.model_copy(update={"api_key": None, "sampling_parameters": sampling})
-        elif isinstance(resource, CustomResource):
-            resource = resource.model_copy(update={"values": without_secrets(resource.values) or resource.values})
-        resources[name] = resource
-    return update.model_copy(update={"resources": resources})
+def hidden(value: object) -> Any:
+    """Return a value, or a collection of values, without its secrets; the same object if there is nothing to hide."""
+    if isinstance(value, str) and ":" not in value and "=" not in value:
+        return value
+    if isinstance(value, BaseModel):
+        return _hidden_model(value)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseModel):
+        items = cast("list[BaseModel]", value)
+        found = [_hidden_model(item) for item in items]
+        return found if any(new is not old for new, old in zip(found, items, strict=True)) else items
+    if isinstance(value, Mapping):
+        values = cast("Mapping[str, object]", value)
+        if isinstance(next(iter(values.values()), None), BaseModel):
+            return {name: hidden(item) for name, item in values.items()}
+        return without_secrets(values) or values
+    named = without_secrets({"": cast("object", value)})
+    return cast("object", value) if named is None else named[""]
 
 
-def _span(span: Span) -> Span:
-    changes: dict[str, Any] = {}
-    for name in ("attributes", "scope", "__pydantic_extra__"):
-        values: Mapping[str, object] | None = getattr(span, name)
-        if values and (hidden := without_secrets(values)) is not None:
-            changes[name] = hidden
-    parts: tuple[tuple[str, Sequence[Event | Link]], ...] = (("events", span.events), ("links", span.links))
-    for name, those in parts:
-        found = [without_secrets(part.attributes) if part.attributes else None for part in those]
-        if any(attributes is not None for attributes in found):
-            changes[name] = [
-                part if attributes is None else part.model_copy(update={"attributes": attributes})
-                for part, attributes in zip(those, found, strict=True)
-            ]
-    if (attributes := without_secrets(span.resource.attributes)) is not None:
-        changes["resource"] = span.resource.model_copy(update={"attributes": attributes})
-    extra = changes.pop("__pydantic_extra__", {})
-    return span.model_copy(update={**changes, **extra}) if changes or extra else span
+def _hidden_model(value: BaseModel) -> BaseModel:
+    fields, changes = value.__dict__, dict[str, Any]()
+    if not (isinstance(value, RunRecord) and value.kind in _WHOLE_RECORDS):
+        for name in _texts_of(type(value)):
+            old = fields[name]
+            if old.__class__ not in _NO_TEXTS and (new := hidden(old)) is not old:
+                changes[name] = new
+    if isinstance(value, LLM) and value.api_key is not None:
+        changes["api_key"] = None
+    if (extra := value.__pydantic_extra__) and (new := without_secrets(extra)) is not None:
+        changes |= new
+    return value.model_copy(update=changes) if changes else value
 
 
-def _run(run: Run) -> Run:
-    parts = (("config", run.config), ("metadata", run.metadata))
-    changes = {name: hidden for name, part in parts if part and (hidden := without_secrets(part)) is not None}
-    return run.model_copy(update=changes) if changes else run
-
-
-def _run_record(record: RunRecord) -> RunRecord:
-    hidden = None if record.kind in _TOLD_WHOLE else without_secrets(record.data)
-    return record if hidden is None else record.model_copy(update={"data": hidden})
-
-
-_TOLD_WHOLE = frozenset(("state", "prompt"))
-_HIDDEN_IN: dict[str, Callable[[Any], Any]] = {
-    "query_resources": _resources,
-    "query_spans": _span,
-    "query_runs": _run,
-    "query_run_records": _run_record,
-}
+@cache
+def _texts_of(kind: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields of a model that may hold a secret."""
+    kept = _KEPT.get(kind.__name__, ())
+    return tuple(
+        name
+        for name in kind.model_fields
+        if not (name in kept or name == "id" or name == "cursor" or name.endswith(("_id", "_ids")))
+    )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -124,11 +124,11 @@ def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any
     """
     if changes.keys() <= {"status"}:
         return changes
-    with valid(model.__name__):
-        return {
-            name: value if name == "status" else _field(model, name).validate_python(value)
-            for name, value in changes.items()
-        }
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        with valid(model.__name__, name):
+            found[name] = value if name == "status" else _field(model, name).validate_python(value)
+    return found
 
 
 class valid:
@@ -138,23 +138,24 @@ class valid:
         BadRequestError: a value does not have the shape of its field; names both.
     """
 
-    __slots__ = ("_what",)
+    __slots__ = ("_field", "_what")
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, field: str = "") -> None:
         self._what = what
+        self._field = field
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValidationError):
-            raise wrong_value(self._what, error) from error
+            raise wrong_value(self._what, error, self._field) from error
 
 
-def wrong_value(what: str, error: ValidationError) -> BadRequestError:
-    """Return the error that names the first wrong value of `what`."""
+def wrong_value(what: str, error: ValidationError, field: str = "") -> BadRequestError:
+    """Return the error that names the first wrong value of `what`, or of one field of it."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or what
+    place = ".".join(str(part) for part in (field, *first["loc"]) if part != "") or what
     got = repr(first["input"])
     return BadRequestError(
         f"{place} of {what} has a wrong value: {first['msg'][:300]}; got {got[:100]} ({error.error_count()} in all)"
@@ -163,7 +164,9 @@ def wrong_value(what: str, error: ValidationError) -> BadRequestError:
 
 @cache
 def _field(model: type[BaseModel], name: str) -> TypeAdapter[object]:
-    return TypeAdapter[object](get_type_hints(model)[name])
+    annotated: Any = Annotated
+    field = model.model_fields[name]
+    return TypeAdapter[object](annotated[field.annotation, field])
 
 
 # --- conversion to JSON ----------------------------------------------------------------------------------------------

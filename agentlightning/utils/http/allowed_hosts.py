@@ -8,6 +8,7 @@ the right `Host`. Its browser says so in `Origin`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
@@ -24,13 +25,18 @@ _READS = frozenset(("GET", "HEAD", "OPTIONS"))
 _REMEMBERED = 256
 
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_~!$&'()*+,;=%.-]+?)\.?)(?::[0-9]{1,5})?")
+"""RFC 9112, section 3.2: a name or an address and a port, without a user."""
+
+
 def host_name(header: str) -> str:
-    """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot."""
-    text = header.strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    name = text if text.count(":") > 1 else text.partition(":")[0]
-    return name.removesuffix(".")
+    """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot.
+
+    A header that is no such thing is returned in lower case: it equals no name.
+    """
+    text = header.lower()
+    found = _HOST.fullmatch(text)
+    return text if found is None else found[1] or found[2]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class AllowedHosts:
         given = [name.strip() for name in names if name.strip()]
         if "*" in given or (not given and not is_loopback(bind_host)):
             return cls(None)
-        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *given)))
+        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *given) if name))
 
     def allows(self, header: str) -> bool:
         """True if a request with this `Host` is answered."""
@@ -86,6 +92,8 @@ class HostDoor:
                     return refusal(400, "The request has two Host headers", "BadRequestError").send(send)
                 host = value
             elif name == b"origin":
+                if origin is not None and origin != value:
+                    return refusal(400, "The request has two Origin headers", "BadRequestError").send(send)
                 origin = value
         header = (host or b"").decode("latin-1")
         if self._hosts.names is not None and host not in self._known:
@@ -98,7 +106,8 @@ class HostDoor:
                 self._known.add(host)
         if origin is not None and self._same_origin and scope["method"] not in _READS:
             page = origin.decode("latin-1")
-            if page not in self._origins and page.partition("://")[2] != header:
+            own = (f"http://{header}", f"https://{header}") if _HOST.fullmatch(header.lower()) else ()
+            if page not in self._origins and page not in own:
                 text = f"The request comes from a page of another origin, {page[:100]!r}. Allow that origin "
                 way = "(cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
                 return _refused("OriginNotAllowed", text + way).send(send)

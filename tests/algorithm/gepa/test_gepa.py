@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 import signal
 import subprocess
@@ -247,6 +248,27 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on_in_its_folder(tmp_path
     assert second.p_value is not None
     assert (third.best.score, third.rollouts, third.bill.calls) == (1.0, 0, 0)
     assert json.loads((folder / "history.json").read_text())["best"] == second.best.version
+
+
+class Program:
+    """What a pickle can hide: reading it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.made,)
+
+
+def test_a_state_that_hides_a_program_is_refused_and_the_program_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    folder.mkdir()
+    with asked(helpful) as server:
+        for state in (pickle.dumps({"program_candidates": [Program(tmp_path / "ran")]}), pickle.dumps(print), b"c"):
+            (folder / "gepa_state.bin").write_bytes(state)
+            with pytest.raises(agl.BadRequestError, match=r"cannot be read .*delete it, or give another run_dir"):
+                fit(agl.GEPA(llm(server), max_metric_calls=20, run_dir=folder))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_of_other_prompts_is_refused(tmp_path: Path) -> None:

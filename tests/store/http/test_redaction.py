@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
 import aiohttp
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store.http.event_stream import EVENTS_PATH
 from agentlightning.store.http.metrics import PROMETHEUS_PATH
-from agentlightning.store.http.operations import PREFIX
+from agentlightning.store.http.openapi import openapi_document
+from agentlightning.store.http.operations import PREFIX, ROWS
 from agentlightning.types import RunRecord
 from agentlightning.types.runs import RecordKind
 
@@ -65,5 +72,182 @@ async def test_a_state_and_a_prompt_come_back_as_they_were_stored(store: InMemor
     await server.start()
     client = LightningStoreClient(server.endpoint)
     assert [record.data for record in await client.query_run_records("r", kind_in=kinds)] == [data, data]
+    await client.close()
+    await server.stop()
+
+
+# --- in every text of the interface ----------------------------------------------------------------------------------
+
+PLANTED = "planted-in-every-text"
+SHOWN_URL = f"http://user:{PLANTED}@host/v1?api_key={PLANTED}"
+FREE = {"api_key": PLANTED, "url": SHOWN_URL, "headers": [["Authorization", f"Bearer {PLANTED}"]], "lr": 1.5}
+IDS = {
+    "rollout_id": "ro-p", "attempt_id": "at-p", "worker_id": "w-p", "run_id": "r-p", "resources_id": "rs-p",
+    "span_id": "a" * 16, "trace_id": "b" * 32, "parent_id": "c" * 16, "vocabulary_id": "v-p", "id": "id-p",
+}  # fmt: skip
+"""By these something is asked for again; a record's name is a part of its identity, too."""
+WHOLE = {
+    "start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts", "update_rollout",
+    "get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources", "add_resources",
+    "update_resources",
+}  # fmt: skip
+"""What an agent or an algorithm works with: asked for by id or as the latest, claimed, or answered to its author."""
+
+
+def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:
+    """Return a value of a schema in which every text that is free holds a secret."""
+    if "$ref" in schema:
+        return planted(components[schema["$ref"].rpartition("/")[2]], name, components)
+    for choices in ("oneOf", "anyOf"):
+        if choices in schema:
+            return planted(schema[choices][0], name, components)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    kind = schema.get("type")
+    if kind == "object" and "properties" in schema:
+        fields = {key: planted(part, key, components) for key, part in schema["properties"].items()}
+        return fields | (FREE if schema.get("additionalProperties") is True else {})
+    if kind == "object":
+        inner = schema.get("additionalProperties", True)
+        return FREE if inner is True else {"a": planted(inner, "a", components)}
+    if kind == "array":
+        return [planted(schema["items"], name, components)] if "items" in schema else []
+    if kind == "string":
+        return IDS.get(name) or ("planted" if name == "task_id" else SHOWN_URL)
+    if kind in ("integer", "number"):
+        return schema.get("default", max(1, schema.get("minimum", 1)))
+    return False if kind == "boolean" else None if kind == "null" else FREE
+
+
+def body_of(operation: str, **changes: Any) -> Any:
+    """Return a body for an operation with a secret in every text; fields that are given are as they are given."""
+    document = openapi_document()
+    (entry,) = [e for path in document["paths"].values() for e in path.values() if e.get("operationId") == operation]
+    schema = entry["requestBody"]["content"]["application/json"]["schema"]
+    made = planted(schema, "", document["components"]["schemas"])
+    return {name: value for name, value in {**made, **changes}.items() if value is not ...}
+
+
+async def fill(call: Callable[..., Any]) -> None:
+    """Write by every operation that takes texts."""
+    kinds = [
+        openapi_document()["components"]["schemas"][n] for n in ("LLM", "ProxyLLM", "PromptTemplate", "CustomResource")
+    ]
+    schemas = openapi_document()["components"]["schemas"]
+    resources = {schema["title"]: planted(schema, "", schemas) for schema in kinds}
+    await call("POST", "/runs/r-p/start", body_of("start_run"))
+    error = planted(schemas["AttemptError"], "", schemas)
+    await call("POST", "/runs/r-p", body_of("update_run", best=..., state="failed", error=error))
+    records = [{**planted(schemas["RunRecord"], "", schemas), "kind": kind, "time": None} for kind in SHOWN]
+    await call("POST", "/runs/r-p/records", {"records": [{**record, "name": "n"} for record in records]})
+    await call("POST", "/resources/rs-p", resources)
+    await call("POST", "/resources", resources)
+    task = {
+        "metadata": {**FREE, "task": SHOWN_URL},
+        "config": {},
+        "priority": 0,
+        "run_id": "r-p",
+        "resources_id": "rs-p",
+    }
+    request = planted(schemas["EnqueueRolloutRequest"], "", schemas) | task | {"not_before": None}
+    await call("POST", "/queues/rollouts/enqueue", {"rollouts": [request]})
+    started = await call("POST", "/rollouts", body_of("start_rollout", **task))
+    (claimed,) = await call("POST", "/queues/rollouts/dequeue", {"limit": 1, "worker_id": "w-p", "run_id": "r-p"})
+    assert claimed["input"] == FREE  # as it was sent
+    rollout_id, attempt_id = IDS["rollout_id"], IDS["attempt_id"] = (
+        claimed["rollout_id"],
+        claimed["attempt"]["attempt_id"],
+    )
+    for sequence_id, path in enumerate(("/spans", "/spans/batch"), start=1):
+        status = {"status_code": "ERROR", "description": SHOWN_URL}
+        given = {"sequence_id": sequence_id, "status": status, "span_id": f"{sequence_id:016d}", "parent_id": None}
+        given |= {"parent": None, "kind": "CLIENT", "start_time": 1.0, "end_time": 2.0}
+        span = body_of("add_span", **given)
+        span["attributes"] = {"url.full": SHOWN_URL, "api_key": PLANTED, **span["attributes"]}
+        await call("POST", path, span if path == "/spans" else {"spans": [span]})
+    IDS["span_id"] = "0" * 15 + "1"
+    for path in ("/workers/w-p", "/workers/w-p/heartbeat"):
+        await call("POST", path, {"heartbeat_stats": FREE, "run_id": "r-p"})
+    await call("POST", f"/rollouts/{rollout_id}", {"input": FREE, "metadata": {**FREE, "task": SHOWN_URL}})
+    ended = {"status": "failed", "outcome": "infrastructure_fault", "metadata": FREE, "outcome_reason": SHOWN_URL}
+    await call("POST", f"/rollouts/{rollout_id}/attempts/{attempt_id}", {**ended, "error": error})
+    await call("POST", "/history", {"rollouts": [], "spans": [body_of("add_span", rollout_id="ro-gone")]})
+    IDS["rollout_id"] = started["rollout_id"]
+    finish = {"attempt_id": started["attempt"]["attempt_id"], "response": FREE}
+    await call("POST", f"/rollouts/{started['rollout_id']}/finish", finish)
+    IDS["rollout_id"] = rollout_id
+
+
+async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_with_it() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    leaks: list[str] = []
+    whole: set[str] = set()
+
+    async with aiohttp.ClientSession() as session:
+
+        async def call(method: str, path: str, body: Any = None, *, expect: int = 201) -> Any:
+            async with session.request(method, server.endpoint + PREFIX + path, json=body) as answer:
+                text = await answer.text()
+                assert answer.status <= expect, (path, text)
+            name = operation_of(method, path)
+            if PLANTED in text:
+                (whole.add(name) if name in WHOLE else leaks.append(f"{method} {path}: {text}"))
+            return json.loads(text)
+
+        following = asyncio.Event()
+        told = asyncio.create_task(follow(session, server.endpoint + EVENTS_PATH, following, until='"failed"'))
+        await asyncio.wait_for(following.wait(), 20)
+        await fill(call)
+        assert PLANTED not in await told
+        for path, entries in openapi_document()["paths"].items():
+            if not path.startswith(PREFIX) or path == EVENTS_PATH:
+                continue
+            asked = path.removeprefix(PREFIX).format_map(IDS)
+            if "get" in entries:
+                query = {"/comparison": "?before=resources:rs-p@1&after=resources:rs-p@1"}.get(asked)
+                outlined = f"?rollout_id={IDS['rollout_id']}" if asked in ("/spans", "/spans/outlines") else ""
+                await call("GET", asked + (query or outlined), expect=400 if query else 200)
+            if "post" in entries and asked.endswith(("/search", "/summaries", "/aggregate")):
+                ids = {"rollout_id": IDS["rollout_id"]} if asked == "/spans/search" else {}
+                events = {"after": "0"} if asked == "/events/search" else {}
+                await call("POST", asked, {**ids, **events, **({"by": "task"} if asked.endswith("aggregate") else {})})
+        await call("POST", "/waits/rollouts", {"rollout_ids": [IDS["rollout_id"]], "timeout": 0})
+        await call("POST", f"/rollouts/{IDS['rollout_id']}/attempts", {"worker_id": "w-p"})
+    await server.stop()
+    assert not leaks, "\n".join(leaks)
+    assert whole == WHOLE
+
+
+def operation_of(method: str, path: str) -> str:
+    """Return the operation behind a path without its ids."""
+    for row in ROWS:
+        for its_method, its_path in ((row.method, row.path), *row.also):
+            if method == its_method and its_path.format_map(IDS) == path.partition("?")[0]:
+                return row.operation
+    return path
+
+
+async def follow(session: aiohttp.ClientSession, url: str, following: asyncio.Event, *, until: str) -> str:
+    text = ""
+    async with session.get(url) as answer:
+        while until not in text:
+            text += (await asyncio.wait_for(answer.content.readany(), 20)).decode()
+            following.set()
+    return text
+
+
+async def test_a_program_that_lists_rollouts_works_with_their_inputs_as_they_were_sent() -> None:
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    client = LightningStoreClient(server.endpoint)
+    inputs = [{"token": f"word {number}"} for number in range(40)]
+    for each in inputs:
+        await client.enqueue_rollout(each, metadata={"password": each["token"]})
+    listed = await client.query_rollouts(sort_by="start_time")
+    assert [rollout.input for rollout in listed] == inputs
+    assert [rollout.metadata for rollout in listed] == [{"password": each["token"]} for each in inputs]
+    assert (listed.total, listed.limit) == (40, -1)
     await client.close()
     await server.stop()

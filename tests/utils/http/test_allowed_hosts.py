@@ -41,7 +41,9 @@ def test_a_loopback_server_answers_to_the_loopback_names_and_its_own(bind: str, 
 @pytest.mark.parametrize(
     "header",
     ["evil.example", "evil.example:4747", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "",
-     "0.0.0.0", "[::ffff:127.0.0.1]", "localhost@evil.example", "evil.example:localhost", "127.0.0.1, evil.example"],
+     "0.0.0.0", "[::ffff:127.0.0.1]", "localhost@evil.example", "evil.example:localhost", "127.0.0.1, evil.example",
+     "127.0.0.1:80@evil.example", "localhost:", "localhost:x", "localhost:1:2", "[::1]evil.example", "[::1",
+     "[localhost]", "localhost:99999999", "localhost/", "localhost?", "localhost..", "127.0.0.1\xa0", "\x85localhost"],
 )  # fmt: skip
 def test_a_loopback_server_does_not_answer_to_any_other_name(header: str) -> None:
     assert not AllowedHosts.of("127.0.0.1", "127.0.0.1", None).allows(header)

@@ -104,7 +104,9 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
 
 def _copy_weights(folder: Path, policy: Policy) -> None:
     with no_progress_bar(), torch.no_grad():
-        read = AutoModelForCausalLM.from_pretrained(folder, dtype=policy.model.dtype, local_files_only=True)
+        read = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=policy.model.dtype, local_files_only=True, trust_remote_code=False
+        )
         for name, weight in read.named_parameters():
             policy.model.get_parameter(name).copy_(weight)
 

@@ -173,10 +173,12 @@ def _used_by_group() -> int:
 
 def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """Return the model on torch's `meta` device, and the same with its adapters."""
-    config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+    config = AutoConfig.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         dtype = torch.bfloat16 if settings.bf16 else torch.float32
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
+        ).eval()
         return model, None if settings.lora is None else with_lora(model, settings.lora, 0)
 
 

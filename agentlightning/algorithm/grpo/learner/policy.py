@@ -140,7 +140,7 @@ class Policy:
         Raises:
             BadRequestError: The device has no instructions for bfloat16.
         """
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = load_model(path, bf16=bf16, device=device) if model is None else model
         return cls(model, tokenizer, device=device, **settings)
 
@@ -287,7 +287,7 @@ def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> 
     dtype = dtype_of(device, bf16=bf16)
     with no_progress_bar():
         return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
         )
 
 

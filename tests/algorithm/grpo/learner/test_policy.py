@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +93,29 @@ def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, 
 def test_a_setting_out_of_its_range_is_named(policy: Policy, setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         policy.update([row(policy, "r", [20])], [1.0], **setting)  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import pathlib
+from transformers import PretrainedConfig
+pathlib.Path("ran").touch()
+class Own(PretrainedConfig):
+    model_type = "own"
+"""
+
+
+@pytest.mark.parametrize("load", ["Policy.load(folder)", "load_model(folder)"])
+def test_a_program_in_the_folder_of_a_model_is_not_run_whoever_says_yes(load: str, tmp_path: Path) -> None:
+    names = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": names}))
+    (tmp_path / "own.py").write_text(PROGRAM)
+    asked = f"from agentlightning.algorithm.grpo.learner.policy import Policy, load_model; {load}"
+    command = [sys.executable, "-c", f"folder = {str(tmp_path)!r}; {asked}"]
+    settings = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        command, input="y\n" * 9, capture_output=True, text=True, cwd=tmp_path, env=settings, timeout=120
+    )
+    assert done.returncode == 1
+    assert "trust_remote_code" in done.stderr, done.stderr
+    assert not (tmp_path / "ran").exists()
