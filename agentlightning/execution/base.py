@@ -22,7 +22,8 @@ class AlgorithmBundle(Protocol):
     """What the algorithm runs. What it returns is the result of the run.
 
     It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`;
-    `llm_proxy`, the gateway of the run; and `interrupted`, which is set to True when Ctrl+C ended the run.
+    `llm_proxy`, the gateway of the run; `store_unreachable_timeout`, as of a runner; and `interrupted`, which is set
+    to True when Ctrl+C ended the run.
     """
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:

@@ -51,6 +51,7 @@ class Gateway:
         policies: PolicyTable,
         token: str | None,
         limits: GatewayLimits,
+        store_seconds: float,
         gate: WeightGate,
         upstream: Upstream,
         privacy: Privacy,
@@ -58,7 +59,7 @@ class Gateway:
         journal: Journal | None = None,
     ) -> None:
         self._store, self._models, self._policies = store, models, policies
-        self._token, self._limits = token, limits
+        self._token, self._limits, self._store_seconds = token, limits, store_seconds
         self._forwarder = Forwarder(models, policies, gate, upstream, limits, call_file)
         self._counter = TokenCounter(upstream, self._forwarder.memory, limits.body_bytes)
         self._off_loop = upstream.off_loop
@@ -98,7 +99,7 @@ class Gateway:
             return json_reply({"status": "ok"})
         address = parse_address(scope["raw_path"], scope["method"])
         check_key(scope, address, self._token)
-        store, seconds = self._store(), self._limits.store_seconds
+        store, seconds = self._store(), self._store_seconds
         if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):
             await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
         if address.route not in DIALECTS:
@@ -161,7 +162,7 @@ class Gateway:
     async def record_cut_short(self, calls: Sequence[GatewayCall]) -> None:
         """Record calls that an earlier process had in hand when it ended: their agents got no reply from it."""
         assert self._journal is not None
-        store, seconds = self._store(), self._limits.store_seconds
+        store, seconds = self._store(), self._store_seconds
         for call in calls:
             call.failed(CallFailed(503, "The gateway's process ended during the call", state="upstream_error"))
             lost = await keep(store, call, self._privacy, seconds)
@@ -248,7 +249,7 @@ class Gateway:
         """Store the spans, then return the reply; without the spans there is no reply, and no end of a stream."""
         self._budgets.add(call, call.endpoint)
         answered = call.error is None
-        lost = await keep(store, call, self._privacy, seconds or self._limits.store_seconds, self._off_loop)
+        lost = await keep(store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
         if call.turn is not None:

@@ -26,6 +26,7 @@ from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.types import LLM, NamedResources, ProxyLLM
 from agentlightning.types.attempt_key import attempt_key
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import Receive, Scope, Send, check_bind, server_token
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
@@ -112,6 +113,8 @@ class LLMProxy(BatchQueries, WeightChanges):
         self.store = store
         self._whole: tuple[LightningStore, LightningStore] | None = None
         self.limits = limits or GatewayLimits()
+        self.store_unreachable_timeout = OUTAGE_SECONDS
+        """Seconds for which the store may be away if the limits do not say; a Trainer sets that of its runner."""
         self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
         self._call_file = None if record is None and replay is None else CallFile(record, replay, replay_match)
@@ -253,6 +256,7 @@ class LLMProxy(BatchQueries, WeightChanges):
             policies=self._policies,
             token=token,
             limits=self.limits,
+            store_seconds=self.limits.store_seconds or self.store_unreachable_timeout,
             gate=self._gate,
             upstream=upstream,
             privacy=self._privacy,

@@ -35,6 +35,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class LitAgentRunner(Runner[T]):
         isolation: `thread` runs the agent in this process; `process` in processes of its own, as many as run at once,
             so that one that ignores its time limit, holds the interpreter, or crashes can be killed.
         store_unreachable_timeout: how long the store may be away, in seconds. So long questions for work are repeated,
-            and the spans and the ends of attempts are kept for it; then the runner gives up.
+            and the spans and the ends of attempts are kept for it; then the runner gives up. A Trainer's algorithm and
+            gateway bear a store server that is away for as long. Time in which the process stood still does not count.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class LitAgentRunner(Runner[T]):
         reward_dimensions: Sequence[str] | None = None,
         policy_faults: PolicyFaults | None = None,
         isolation: str = "thread",
-        store_unreachable_timeout: float = 60.0,
+        store_unreachable_timeout: float = OUTAGE_SECONDS,
     ) -> None:
         super().__init__()
         if not isinstance(tracer, Tracer):

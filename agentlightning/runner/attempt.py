@@ -239,7 +239,7 @@ class AttemptRunner:
                 apart = self._keep(results)
                 outage.left()  # from here on the store has to answer
             if apart:
-                apart = await deliver_spans(self.store, apart, time.monotonic() + outage.left())
+                apart = await deliver_spans(self.store, apart, outage.left())
             spans.extend([*self._trace(), *apart])
             if ending.reason is None and spans_left_out(spans):
                 ending = replace(ending, reason="spans_cut")

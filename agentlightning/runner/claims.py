@@ -13,7 +13,7 @@ from agentlightning.runner.heartbeat import HeldAttempts
 from agentlightning.runner.stopping import Stopping
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
-from agentlightning.utils.backoff import backoff_delays
+from agentlightning.utils.backoff import Outage, backoff_delays
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ LONGEST_HOLD = 20.0
 """Seconds for which the store is asked to hold a request open, at most, once earlier ones came back empty."""
 HOLD_SPREAD = 0.25
 """Part of such a time that is drawn at random, so that runners which began together do not ask together for ever."""
+LONGEST_PART = 5.0
+"""Seconds between two looks at the clock while a request is open."""
 MOST_CLAIMS = 32
 """Claims of one request; keeps a response small, and other runners of the same queue at work."""
 
@@ -49,8 +51,7 @@ class Claims:
         self._worker_id = worker_id
         self._held = held
         self._poll_interval = max(poll_interval, SHORTEST_PAUSE)
-        self._store_unreachable_timeout = store_unreachable_timeout
-        self._away_since: float | None = None
+        self._outage = Outage(store_unreachable_timeout)
         self._turn = asyncio.Lock()
         self._lanes = 0
         self._claimed: deque[AttemptedRollout] = deque()
@@ -59,7 +60,7 @@ class Claims:
         """Return a claimed rollout; None once the stop event is set or nothing came for `exit_when_idle` seconds.
 
         Raises:
-            StoreUnreachableError: the store did not answer for `store_unreachable_timeout` seconds.
+            StoreUnreachableError: several tries over `store_unreachable_timeout` seconds were not answered.
         """
         idle_until = None if exit_when_idle is None else time.monotonic() + exit_when_idle
         others = self._turn.locked()
@@ -111,7 +112,10 @@ class Claims:
         A request that is broken off is ended; a claim that came in between goes back to the queue.
         """
         await asyncio.sleep(0)  # lanes that begin together are asked for together
-        patience, limit = wait + self._store_unreachable_timeout, min(self._lanes, MOST_CLAIMS)
+        patience, limit = (
+            wait + max(self._outage.seconds - self._outage.away, self._outage.try_seconds),
+            min(self._lanes, MOST_CLAIMS),
+        )
         request = None
         try:
             if limit > 1:
@@ -119,23 +123,29 @@ class Claims:
             else:  # by the operation that every store has
                 claiming = self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
             request = asyncio.ensure_future(claiming)
-            await asyncio.wait({request, stopping.noticed}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if not request.done():
+            end = began + patience
+            while not request.done():  # in parts, so that it is noticed when this process stood still
                 if stopping.noticed.done():
                     return 0.0
-                raise TimeoutError(f"no answer within {patience:g} s")
+                part = min(end - time.monotonic(), LONGEST_PART)
+                if self._outage.expect(max(part, 0.0)):
+                    began, end = time.monotonic(), time.monotonic() + patience
+                elif part <= 0:
+                    raise TimeoutError(f"no answer within {patience:g} s")
+                else:
+                    await asyncio.wait({request, stopping.noticed}, timeout=part, return_when=asyncio.FIRST_COMPLETED)
             self._take(request.result())
         except BusyError as error:
             return error.retry_after
         except OSError as error:
-            if self._away_since is None:
-                self._away_since = began
+            if not self._outage.tries:
                 logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
-            away = time.monotonic() - self._away_since
-            if away > self._store_unreachable_timeout:
+            if self._outage.failed(began) or (
+                isinstance(error, StoreUnreachableError) and self._outage.away >= self._outage.seconds
+            ):  # a client of ours has tried several times itself
                 raise StoreUnreachableError(
-                    f"Worker {self._worker_id} gives up: the store did not answer for {away:.0f} s "
-                    f"(store_unreachable_timeout={self._store_unreachable_timeout:g}); last error: {error}"
+                    f"Worker {self._worker_id} gives up: the store did not answer for {self._outage.away:.0f} s "
+                    f"(store_unreachable_timeout={self._outage.seconds:g}); last error: {error}"
                 ) from error
             return 0.0
         finally:
@@ -145,7 +155,7 @@ class Claims:
                 if request.done() and not request.cancelled() and request.exception() is None:
                     self._take(request.result())
                     await self.close()
-        if self._away_since is not None:
+        if self._outage.tries:
             logger.info("[%s] the store answers again", self._worker_id)
-            self._away_since = None
+        self._outage.answered()
         return 0.0

@@ -16,6 +16,7 @@ from typing_extensions import ParamSpec, override
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import Attributes, ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -35,7 +36,7 @@ class Tracer(ParallelWorkerBase):
     """
 
     _store: LightningStore | None = None
-    store_unreachable_timeout: float = 60.0
+    store_unreachable_timeout: float = OUTAGE_SECONDS
     """Seconds for which the spans of an attempt are kept while the store is away; a runner sets its own."""
 
     @override

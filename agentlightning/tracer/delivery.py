@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import time
 from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, BusyError
@@ -14,7 +13,7 @@ from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
 from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import TraceScope
 from agentlightning.types import Span
-from agentlightning.utils.backoff import retry_for
+from agentlightning.utils.backoff import Outage, retry_for
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +36,8 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     Repeating it after a failure is safe: the store knows spans by their ids.
 
     Raises:
-        TraceDeliveryError: the store refused them, or did not take them within `seconds`.
+        TraceDeliveryError: the store refused them, or did not answer for `seconds`.
     """
-    deadline = time.monotonic() + seconds
     pieces = sorted(scope.pieces, key=lambda piece: piece.start_order)
     if not pieces or scope.store is None:
         return
@@ -49,7 +47,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
         if (id := piece.pending_id) is not None
     ]
     if waiting:
-        await asyncio.wait([future for _, future in waiting], timeout=max(deadline - time.monotonic(), 0.01) / 2)
+        await asyncio.wait([future for _, future in waiting], timeout=seconds / 2)
     for piece, future in waiting:
         if future.done() and not future.cancelled() and future.exception() is None:
             scope.as_span(piece).sequence_id = future.result()
@@ -59,26 +57,26 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
                 "[Rollout %s] a reward got no number when it was emitted; it is ordered behind all calls",
                 scope.rollout_id,
             )
-    stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], deadline)
+    stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], seconds)
     numbered = {span.span_id: span for span in stored}
     for piece in pieces:
         if isinstance(piece.span, Span) and piece.span.span_id in numbered:
             piece.span = numbered[piece.span.span_id]
 
 
-async def deliver_spans(store: LightningStore, spans: Sequence[Span], deadline: float) -> list[Span]:
-    """Store spans of one attempt by `deadline` (monotonic) and return those that were new, with their numbers.
+async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: float) -> list[Span]:
+    """Store spans of one attempt and return those that were new, with their numbers.
 
     Raises:
-        TraceDeliveryError: the store refused them, or did not take them in time.
+        TraceDeliveryError: the store refused them, or did not answer for `seconds`.
     """
     stored: list[Span] = []
+    outage = Outage(seconds)
     spans = [span_without_keys(mended_span(span)) for span in spans]
     try:
         for first in range(0, len(spans), BATCH):
             batch = spans[first : first + BATCH]
-            left = max(deadline - time.monotonic(), 0.01)
-            stored += await retry_for(left, lambda batch=batch: store.add_many_spans(batch), "spans")
+            stored += await retry_for(outage, lambda batch=batch: store.add_many_spans(batch), "spans")
     except Exception as error:  # the boundary: whatever the store raises means that evidence is missing
         raise TraceDeliveryError(
             f"{len(spans)} spans of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} were not delivered: "

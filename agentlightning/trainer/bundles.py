@@ -68,6 +68,8 @@ class AlgorithmSide:
     """Settings of the Trainer, recorded with the run."""
     trackers: Sequence[Tracker] = ()
     """Are told of what the run records."""
+    store_unreachable_timeout: float = DEFAULT_OUTAGE_SECONDS
+    """How long the algorithm and the gateway bear a store that is away, in seconds: as long as the runner."""
     result: Any = field(default=None, init=False)
     """What the algorithm returned, if it ran in this process."""
     interrupted: bool = field(default=False, init=False)
@@ -142,6 +144,7 @@ class AlgorithmSide:
         if self.initial_resources is not None:
             algorithm.set_initial_resources(self.initial_resources)
         if self.llm_proxy is not None:
+            self.llm_proxy.store_unreachable_timeout = self.store_unreachable_timeout
             self.llm_proxy.set_store(view)
             algorithm.set_llm_proxy(self.llm_proxy)
         following = contextlib.nullcontext()

@@ -351,6 +351,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
             config=settings_of(self, agent, train, val),
         )
         runner_side = RunnerSide(agent, runners, self.hooks, run_id)
+        algorithm_side.store_unreachable_timeout = runner_side.store_unreachable_timeout
         check_children_can_import(getattr(self.strategy, "start_method", None), runner_side, algorithm)
         with log_context(run_id=run_id), outside_of_running_loop():
             returned = self.strategy.execute(algorithm_side, runner_side, self.store)

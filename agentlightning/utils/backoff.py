@@ -1,4 +1,5 @@
-"""Backoff: how long to wait before something is tried again, and the retry of calls that may be made twice.
+"""Backoff: how long to wait before something is tried again, the retry of calls that may be made twice, and when
+something that does not answer is given up.
 
 `Retry-After` is how long a server asks its clients to wait; every client of ours reads it here. Source: RFC 9110,
 section 10.2.3: a whole number of seconds, or a date. Fractions of a second are read too, since model servers send them.
@@ -26,6 +27,11 @@ JITTER = 0.25
 """The part of a delay by which it is shortened or lengthened at random, so that those who failed together do not
 retry together."""
 
+OUTAGE_SECONDS: Final = 60.0
+"""How long a store may be away before it is given up, unless the user says otherwise (`store_unreachable_timeout` of a
+runner, `deadline` of a client). The one default of runners, algorithm, gateway and database."""
+JUMP_SECONDS: Final = 5.0
+"""When a wait ends so much later than it should, this process stood still: Ctrl+Z, a frozen container or machine."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 _TRIES = 6
 """The first try gets this part of the time, each further one twice as long as the one before."""
@@ -49,27 +55,80 @@ def backoff_delays(first: float, longest: float = math.inf) -> Iterator[float]:
     return (backoff_delay(failures, first, longest) for failures in itertools.count(1))
 
 
-async def retry_for(seconds: float, call: Callable[[], Coroutine[object, object, T]], what: str) -> T:
-    """Return what `call` gives; made again with backoff while it is not answered, for `seconds` at most.
+class Outage:
+    """Tells when something that does not answer has been away for too long: several failed tries over `seconds`.
 
-    One try gets a part of the time only, so that an answer that was lost does not take all of it.
+    A jump of this process's own clock between two of the times that it is told of begins the outage anew, since what
+    did not answer meanwhile may have stood still as well. `clock` gives monotonic seconds. Used by one thread.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self.tries = 0
+        """Failed tries since the last answer or jump."""
+        self._clock = clock
+        self._since: float | None = None
+        self._due = math.inf
+        self._jumped = -math.inf
+
+    @property
+    def away(self) -> float:
+        """Seconds since the first of the failed tries began; 0 before one has failed."""
+        return 0.0 if self._since is None else self._clock() - self._since
+
+    @property
+    def try_seconds(self) -> float:
+        """How long the next try may take: a part of the time, so that an answer that was lost does not take all."""
+        first = max(self.seconds / _TRIES, min(_SHORTEST_TRY, self.seconds / 2), 0.01)
+        return max(first, min(doubled(self.tries + 1, first), self.seconds - self.away))
+
+    def expect(self, seconds: float) -> bool:
+        """Note that this process tells of itself within `seconds`; True if its clock has jumped before."""
+        now = self._clock()
+        jumped = now - self._due > JUMP_SECONDS
+        if jumped:
+            self.answered()
+            self._jumped = now
+        self._due = now + seconds
+        return jumped
+
+    def failed(self, began: float, pause: float = 0.0) -> bool:
+        """Note that a try has failed; True if it was the last one, since the next, after `pause`, comes too late."""
+        self.expect(pause)
+        now = self._clock()
+        self.tries += 1
+        if self._since is None:
+            self._since = max(min(began, now), self._jumped)
+        return self.tries > 1 and now + pause - self._since >= self.seconds
+
+    def answered(self) -> None:
+        """Note an answer."""
+        self.tries, self._since, self._due = 0, None, math.inf
+
+
+async def retry_for(seconds: float | Outage, call: Callable[[], Coroutine[object, object, T]], what: str) -> T:
+    """Return what `call` gives; made again with backoff while it is not answered, until the outage is over.
 
     Raises:
         TimeoutError, OSError, BusyError: that of the last try.
         Exception: whatever else the call raises, at once.
     """
-    end, delays = time.monotonic() + seconds, backoff_delays(_FIRST_DELAY, _LONGEST_DELAY)
-    limit = max(seconds / _TRIES, min(_SHORTEST_TRY, seconds))
+    outage = seconds if isinstance(seconds, Outage) else Outage(seconds)
+    delays = backoff_delays(_FIRST_DELAY, _LONGEST_DELAY)
     while True:
+        began, limit = time.monotonic(), outage.try_seconds
+        outage.expect(limit)
         try:
-            return await within(max(min(limit, end - time.monotonic()), 0.01), call())
+            answer = await within(limit, call())
         except (TimeoutError, OSError, BusyError) as error:
             delay = max(next(delays), error.retry_after if isinstance(error, BusyError) else 0.0)
-            if time.monotonic() + delay >= end:
+            if outage.failed(began, delay):
                 raise
             logger.debug("no answer to %s (%s); next try in %.2f s", what, error, delay)
+        else:
+            outage.answered()
+            return answer
         await asyncio.sleep(delay)
-        limit *= 2
 
 
 def retry_after_seconds(value: str | None) -> float | None:

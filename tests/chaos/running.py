@@ -93,12 +93,12 @@ def train(endpoint: str, rollouts: int, runners: int) -> None:
 # --- the store server ------------------------------------------------------------------------------------------------
 
 
-def serve(spec: str, port: int, pipe: Connection) -> None:
+def serve(spec: str, port: int, lease_seconds: float, pipe: Connection) -> None:
     """Serve the store until killed."""
     logging.disable()
 
     async def run() -> None:
-        server = LightningStoreServer(open_store(spec, lease_seconds=LEASE_SECONDS), port=port)
+        server = LightningStoreServer(open_store(spec, lease_seconds=lease_seconds), port=port)
         await server.start()
         pipe.send("ready")
         await asyncio.Event().wait()
@@ -112,12 +112,15 @@ class Keeper:
 
     spec: str
     port: int
+    lease_seconds: float = LEASE_SECONDS
     _process: BaseProcess | None = None
 
     def start(self) -> None:
         """Start it and wait until it serves."""
         here, there = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=serve, args=(self.spec, self.port, there), daemon=True)
+        self._process = CONTEXT.Process(
+            target=serve, args=(self.spec, self.port, self.lease_seconds, there), daemon=True
+        )
         self._process.start()
         there.close()
         if not here.poll(LIMIT_SECONDS):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
+import logging
 import os
 import resource
 import subprocess
@@ -14,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import EnqueueRolloutRequest, Span
+from tests.algorithm.parts import ask, fit, save_untrained_model, say
 from tests.chaos.processes import CONTEXT
 from tests.chaos.stores import Place
 
@@ -34,11 +39,11 @@ class Fault:
 
 
 @contextlib.contextmanager
-def small_disk(tmp_path: Path) -> Iterator[Fault]:
-    """A file system of four megabytes that is filled by something else, which then makes room again."""
+def small_disk(tmp_path: Path, megabytes: int = 4) -> Iterator[Fault]:
+    """A file system of a few megabytes that is filled by something else, which then makes room again."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    _run_as_root(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)])
+    _run_as_root(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)])
 
     def fill() -> None:
         with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
@@ -222,3 +227,46 @@ async def test_a_store_that_cannot_open_its_file_for_writing_says_so_and_does_no
     await asyncio.wait_for(store.enqueue_rollout("x"), 30)
     assert (await store.query_rollouts()).total == 1
     await store.close()
+
+
+@pytest.fixture
+def untrained_model(tmp_path: Path) -> Path:
+    """A folder with a tiny model that knows nothing."""
+    return save_untrained_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("mended", [True, False], ids=["room is made before the end", "it stays full"])
+def test_a_training_goes_on_while_the_disk_of_its_folder_is_full_and_ends_with_the_first_cause(
+    untrained_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, mended: bool
+) -> None:
+    with small_disk(tmp_path, megabytes=64) as fault:
+        rewards = itertools.cycle([0.0, 1.0])
+        calls = itertools.count(1)
+
+        @agl.rollout
+        def agent(task: str, llm: agl.LLM) -> float:
+            ask(llm, [say(task)])
+            number = next(calls)
+            if number == 5:  # of four in each step: in the second
+                fault.begin()
+            if number == 29 and mended:
+                fault.mend()
+            return next(rewards)
+
+        store = agl.InMemoryLightningStore()
+        settings = {"max_steps": 8, "batch_size": 1, "num_generations": 4, "output_dir": fault.folder / "run"}
+        failing = contextlib.nullcontext() if mended else pytest.raises(OSError, match=r"No space left.*metrics\.jsonl")
+        with caplog.at_level(logging.WARNING), failing:
+            fit(agent, ["a"], model=untrained_model, store=store, **settings)
+        lines = (fault.folder / "run" / "metrics.jsonl").read_text().splitlines()
+        steps, every = [json.loads(line)["step"] for line in lines], [*range(1, 9)]
+        assert steps == (every if mended else every[: len(steps)]), "whole lines only"
+        assert mended or len(steps) < len(every)
+        assert caplog.text.count("Figures of steps stay in memory") == 1
+        assert asyncio.run(recorded_steps(store)) == every
+
+
+async def recorded_steps(store: LightningStore) -> list[int]:
+    """Return the steps that the run has recorded."""
+    run = (await store.query_runs()).items[0]
+    return [record.step for record in await store.query_run_records(run.run_id, kind_in=["step"])]

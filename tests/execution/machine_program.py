@@ -33,7 +33,7 @@ async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> l
     await store.add_resources({})
     rollouts = [await store.enqueue_rollout(train_dataset[i]) for i in range(len(train_dataset))]
     ids = [rollout.rollout_id for rollout in rollouts]
-    done = await store.wait_for_rollouts(rollout_ids=ids, timeout=60)
+    done = await store.wait_for_rollouts(rollout_ids=ids, timeout=300)
     assert [rollout.status for rollout in done] == ["succeeded"] * len(ids), done
     rewards = [agl.find_final_reward(list(await store.query_spans(rollout_id))) for rollout_id in ids]
     print("rewards", rewards, flush=True)

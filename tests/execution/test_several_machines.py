@@ -119,6 +119,22 @@ def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(st
     assert not [process for process in before if lives(process)]
 
 
+def test_the_algorithm_bears_an_outage_for_as_long_as_its_runner_states(start: Callable[..., Machine]) -> None:
+    async def outage() -> None:
+        store = InMemoryLightningStore()
+        server = LightningStoreServer(store, "127.0.0.1", 0)
+        await server.start()
+        shared = {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": server.endpoint}
+        algorithm = start("algorithm", 0, OUTAGE="1", **shared)
+        for _ in range(3):  # then it waits for their ends, which do not come
+            assert await store.dequeue_rollout(timeout=LIMIT_SECONDS) is not None
+        await server.stop()
+        code, said = await asyncio.to_thread(algorithm.end)
+        assert (code, "did not answer wait_for_rollouts" in said) == (69, True), said
+
+    asyncio.run(outage())
+
+
 @pytest.mark.heavy
 def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: Callable[..., Machine]) -> None:
     port = free_port()

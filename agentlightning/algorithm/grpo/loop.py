@@ -8,6 +8,7 @@ holds calls back; the ledger says for every model call what became of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import random
@@ -97,20 +98,45 @@ class GRPORun:
                     await self._quiet_if_due(figures.step, result)
                     await self._evaluate_if_due(figures, result)
                     self._after = self._stand(figures, result, evaluated=True)
-                finally:
-                    await self._report(figures, result)
+                except BaseException:
+                    with contextlib.suppress(OSError):  # what ended the step is what counts
+                        await self._report(figures, result)
+                    raise
+                await self._report(figures, result)
                 await self.keeper.step_done(self._after, lambda text: self.parts.alarm(text, "checkpoint"))
                 self._updates.check_skipped(self.folder.model)
-        finally:
-            try:
-                await self.keeper.end(self._after)
-            finally:
-                try:
-                    self.parts.learners.save(self.folder.model)
-                finally:
-                    await self._collection.close()
+        except BaseException as error:
+            await self._end(error)
+            raise
+        await self._end(None)
         self._collection.endings.require_scored()
         return result
+
+    async def _end(self, cause: BaseException | None) -> None:
+        """Save what was learned and close the collection, each though another fails; raise the first error, if that is
+        not `cause`. A cancellation is raised in any case."""
+        first = cause
+        for work in (self._finish_metrics, self._save_checkpoint, self._save_model, self._collection.close):
+            try:
+                await work()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    logger.error("The run had failed already when its end failed, too: %r", error)
+            except BaseException as error:  # a cancellation or Ctrl+C goes on when all is done
+                first = error
+        if first is not None and first is not cause:
+            raise first
+
+    async def _save_checkpoint(self) -> None:
+        await self.keeper.end(self._after)
+
+    async def _save_model(self) -> None:
+        self.parts.learners.save(self.folder.model)
+
+    async def _finish_metrics(self) -> None:
+        self.folder.finish()
 
     # --- what goes on from an earlier start --------------------------------------------------------------------------
 

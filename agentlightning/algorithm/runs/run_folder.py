@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import math
 import os
 import platform
@@ -18,6 +19,7 @@ from pathlib import Path
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private, private_folder
 
+logger = logging.getLogger(__name__)
 _PACKAGES = ("agl-framework", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
 
 
@@ -89,10 +91,14 @@ def _locked(file: int) -> bool:
 
 
 class RunFolder:
-    """Writes the files of a run. Each line is whole and on disk when the call returns."""
+    """Writes the files of a run. Belongs to the loop of the run; used by one thread at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = check_writable(path)
+        self._unwritten: list[bytes] = []
+        """Lines of `metrics.jsonl` that the disk did not take."""
+        self._cause: OSError | None = None
+        """Why the first of them was not taken."""
 
     @property
     def model(self) -> Path:
@@ -119,11 +125,45 @@ class RunFolder:
         temporary.replace(path)
 
     def append_metrics(self, figures: Mapping[str, object]) -> None:
-        """Append one line to `metrics.jsonl`; numbers that are not finite become null."""
-        with open_private(self.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(_finite(figures)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append one line to `metrics.jsonl`, on disk when the call returns; numbers that are not finite become null.
+
+        A line that the disk does not take, which is said once, stays in memory and is written before the next one.
+        """
+        self._unwritten.append(json.dumps(_finite(figures)).encode() + b"\n")
+        try:
+            self._write_lines()
+        except OSError as error:
+            if self._cause is None:
+                self._cause = error
+                logger.warning("Cannot be written: %s. Figures of steps stay in memory until they can", error)
+
+    def finish(self) -> None:
+        """Write the lines that are still in memory.
+
+        Raises:
+            OSError: why the first of them could not be written, and cannot still.
+        """
+        if self._unwritten:
+            try:
+                self._write_lines()
+            except OSError as error:
+                raise self._cause or error from None
+
+    def _write_lines(self) -> None:
+        """Append what is unwritten, whole or not at all."""
+        left = b"".join(self._unwritten)
+        path = self.path / "metrics.jsonl"
+        with open_private(path, "a") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                while left:
+                    left = left[os.write(file.fileno(), left) :]
+                os.fsync(file.fileno())
+            except OSError as error:
+                error.filename = str(path)
+                os.ftruncate(file.fileno(), size)
+                raise
+        self._unwritten, self._cause = [], None
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from agentlightning.execution.ray.team import AskingEvent, RayActors
 from agentlightning.execution.run.roles import (
     RunnerTask,
     algorithm_watchers,
+    outage_of,
     own_connection,
     served,
 )
@@ -163,7 +164,7 @@ class RayExecutionStrategy(ExecutionStrategy):
         team: ProcessTeam,
         interrupts: Interrupts,
     ) -> Any:
-        async with own_connection(server or store) as connection:
+        async with own_connection(server or store, outage_of(algorithm)) as connection:
             opened_run = OpenedRun(algorithm)
             if server is not None:
                 await opened_run.open(connection)

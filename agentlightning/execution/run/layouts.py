@@ -17,12 +17,13 @@ from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent
 from agentlightning.execution.processes.children import ChildTask
 from agentlightning.execution.processes.dead_workers import EndAttempts
 from agentlightning.execution.processes.team import ProcessTeam, StartMethod, make_starter, obstacle_to_children
-from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS, RunWatch
+from agentlightning.execution.run.remote import RunWatch
 from agentlightning.execution.run.roles import (
     AlgorithmTask,
     RunnerTask,
     algorithm_watchers,
     connected,
+    outage_of,
     own_connection,
     served,
 )
@@ -97,7 +98,7 @@ class Layout:
                         return None
                     address = address.at(port)
                 task = self._runner_task(address)
-                store = await connections.enter_async_context(connected(task.url, task.store))
+                store = await connections.enter_async_context(connected(task.url, task.store, outage_of(self.runner)))
                 count = open_work_counter(self.algorithm, store)
                 return await task(0, event)
             finally:
@@ -148,7 +149,7 @@ class Layout:
         *,
         runners_here: bool,
     ) -> Any:
-        async with own_connection(server or self.store) as store:
+        async with own_connection(server or self.store, outage_of(self.algorithm)) as store:
             opened_run = OpenedRun(self.algorithm)
             if server is not None:
                 await opened_run.open(store)
@@ -170,8 +171,8 @@ class Layout:
         team: ProcessTeam | None = None,
     ) -> Any:
         assert task.remote is not None
-        outage = getattr(self.runner, "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS)
-        async with connected(task.url, task.store) as store:
+        outage = outage_of(self.runner)
+        async with connected(task.url, task.store, outage) as store:
             if team is not None:
                 team.settle = team.settle_stopped = EndAttempts(store)
             run_watch = RunWatch(

@@ -22,6 +22,7 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.stop_note import LOOK_SECONDS, RemoteRunners, StopNote, name_of_run, stop_note
 from agentlightning.execution.run.supervisor import until_set
 from agentlightning.store.base import LightningStore
+from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage
 from agentlightning.utils.concurrency.loops import within
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ REPORT_SECONDS = 5.0
 """How often the process says that it is there."""
 LEAVE_SECONDS = 0.5
 """How long to try to say that this process ends."""
-DEFAULT_OUTAGE_SECONDS = 60.0
+DEFAULT_OUTAGE_SECONDS = OUTAGE_SECONDS
 """How long the store may be away if the runner does not say (`store_unreachable_timeout`)."""
 
 
@@ -54,8 +55,11 @@ class RunWatch:
     same name, so that an old note says nothing of the next run."""
     _baseline: StopNote | None = field(default=None, init=False)
     _met: bool = field(default=False, init=False)
-    _away_since: float | None = field(default=None, init=False)
+    _outage: Outage = field(init=False)
     _reported: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        self._outage = Outage(self.outage_seconds)
 
     async def watch(self) -> None:
         """Return when the run is to end, with the event set, or when the store cannot tell.
@@ -66,6 +70,7 @@ class RunWatch:
         """
         while not self.event.is_set():
             began = time.monotonic()
+            self._outage.expect(ANSWER_SECONDS)
             try:
                 note = await within(ANSWER_SECONDS, self._look())
             except UnauthorizedError:
@@ -78,20 +83,21 @@ class RunWatch:
                 self._note_away(began, error)
                 note = None
             else:
-                if self._away_since is not None:
-                    seconds = time.monotonic() - self._away_since
-                    logger.warning("The store at %s answers after %.0f s", self.where, seconds)
-                    self._away_since = None
+                if self._outage.tries:
+                    logger.warning("The store at %s answers after %.0f s", self.where, self._outage.away)
                     self._reported = float("-inf")  # a store that was started anew may know nothing of this process
+                self._outage.answered()
             if note is not None:
                 logger.info("Told of the end of %s: %s", name_of_run(self.remote.run_id), note.reason)
                 self.event.set()
                 return
-            await asyncio.sleep(LOOK_SECONDS if self._away_since is None else AWAY_LOOK_SECONDS)
+            pause = AWAY_LOOK_SECONDS if self._outage.tries else LOOK_SECONDS
+            self._outage.expect(pause)
+            await asyncio.sleep(pause)
 
     async def leave(self) -> None:
         """Say that this process ends, so that the end of the run does not wait for it. Never raises."""
-        if self._met and self._away_since is None:
+        if self._met and not self._outage.tries:
             try:
                 await within(LEAVE_SECONDS, self.remote.report(self.store, told=True))
             except Exception as error:  # the end of the run waits a little longer
@@ -111,14 +117,12 @@ class RunWatch:
         return None
 
     def _note_away(self, began: float, error: BaseException) -> None:
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = began
+        if not self._outage.tries:
             state = "does not answer any more" if self._met else "does not answer yet"
             logger.warning("The store at %s %s; waiting up to %g s", self.where, state, self.outage_seconds)
-        if now - self._away_since >= self.outage_seconds:
+        if self._outage.failed(began):
             raise StoreUnreachableError(
-                f"No answer from the store at {self.where} for {now - self._away_since:.0f} s "
+                f"No answer from the store at {self.where} for {self._outage.away:.0f} s "
                 f"(store_unreachable_timeout={self.outage_seconds:g}; last: {type(error).__name__}: {error}). "
                 "Is the algorithm running there, and may this machine reach the port?"
             ) from error

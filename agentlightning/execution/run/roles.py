@@ -8,18 +8,21 @@ import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.execution.run.remote import heed, term_left_to_parent, until_known
+from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS, heed, term_left_to_parent, until_known
 from agentlightning.execution.run.run_end import OpenedRun, run_of
 from agentlightning.execution.run.stall import StallDetector, StallPolicy
 from agentlightning.execution.run.stop_note import RemoteRunners
 from agentlightning.execution.run.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, until_set
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from agentlightning.store.client_server import LightningStoreClient
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class RunnerTask:
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Run the bundle as worker `index`."""
-        async with connected(self.url, self.store) as store:
+        async with connected(self.url, self.store, outage_of(self.runner)) as store:
             if self.remote is None:
                 return None if event.is_set() else await self.runner(store, index, event)
             with term_left_to_parent(event):
@@ -68,7 +71,7 @@ class AlgorithmTask:
         server = None if self.address is None else self.address.bound_server(self.store)
         if server is not None and self.report is not None:
             self.report.tell(server.server_launcher.port)
-        async with own_connection(server or self.store) as store:
+        async with own_connection(server or self.store, outage_of(self.algorithm)) as store:
             opened_run = OpenedRun(self.algorithm)
             if server is not None:
                 await opened_run.open(store)
@@ -101,9 +104,17 @@ def algorithm_watchers(
     return [lambda: heed(store, run_of(opened_run.algorithm), event, opened_run.done), detector.watch]
 
 
+def outage_of(bundle: AlgorithmBundle | RunnerBundle) -> float:
+    """Return how long the store may be away from a side of the run, in seconds."""
+    return float(getattr(bundle, "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
+
+
 @contextlib.asynccontextmanager
-async def own_connection(store: LightningStore) -> AsyncGenerator[LightningStore]:
-    """Give a store that was handed over as it is; of a client a copy, so that its connections are closed here."""
+async def own_connection(store: LightningStore, outage_seconds: float) -> AsyncGenerator[LightningStore]:
+    """Give a store that was handed over as it is; of a client a copy, so that its connections are closed here.
+
+    The copy bears a server that is away for `outage_seconds`, unless the client was made with a deadline.
+    """
     is_client = False
     if hasattr(store, "server_address_root"):  # else its web stack would be loaded in vain
         from agentlightning.store.client_server import LightningStoreClient
@@ -112,7 +123,8 @@ async def own_connection(store: LightningStore) -> AsyncGenerator[LightningStore
     if not is_client:
         yield store
         return
-    own = copy.copy(store)
+    own = cast("LightningStoreClient", copy.copy(store))
+    own.set_default_deadline(outage_seconds)
     try:
         yield own
     finally:
@@ -120,16 +132,18 @@ async def own_connection(store: LightningStore) -> AsyncGenerator[LightningStore
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str | None, store: LightningStore | None) -> AsyncGenerator[LightningStore]:
+async def connected(
+    url: str | None, store: LightningStore | None, outage_seconds: float
+) -> AsyncGenerator[LightningStore]:
     """Give a client of the server at `url`, closed at the end; without a URL give `store`, and leave it open."""
     if url is None:
         assert store is not None
-        async with own_connection(store) as own:
+        async with own_connection(store, outage_seconds) as own:
             yield own
         return
     from agentlightning.store.client_server import LightningStoreClient
 
-    client = LightningStoreClient(url)
+    client = LightningStoreClient(url, deadline=outage_seconds)
     try:
         yield client
     finally:

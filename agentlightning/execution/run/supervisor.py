@@ -8,6 +8,8 @@ a time of its own. Ctrl+C uses a shorter patience, and a second one uses none.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +119,7 @@ class Supervision:
             what = "SIGTERM" if self.interrupts.terminated else "KeyboardInterrupt"
             logger.warning("%s received on main thread: ending the run (again: at once)", what)
             self.interrupted = True
+            atexit.register(gc.freeze)  # else the last collection of the interpreter walks over all that torch has made
 
     async def _until_runners_fail(self) -> None:
         """Return never: raise when a runner has failed, or when nobody is left to do the work that is open."""

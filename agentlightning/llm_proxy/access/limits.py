@@ -118,8 +118,9 @@ class GatewayLimits:
     """The same of all attempts together; those of the attempt that was silent for longest are forgotten first."""
     call_seconds: float = 600.0
     """Time of one call from its arrival, waiting and retries included (504)."""
-    store_seconds: float = 5.0
-    """Time that the store has for one question or one record (503)."""
+    store_seconds: float | None = None
+    """Time that the store has for one question or one record (503); None is as long as it may be away, 60 seconds or
+    the `store_unreachable_timeout` of the run's runner."""
     tokens_per_rollout: int | None = None
     """Tokens of all calls of a rollout, prompts included (429 for the next call); None is no bound."""
     cost_per_rollout: float | None = None

@@ -6,6 +6,7 @@ the process, not of the machine, and costs a call two short writes.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -97,7 +98,8 @@ class Journal:
         """Write a line. Where that fails the calls go on, and the journal ends: what it told would be wrong."""
         assert self._file is not None
         try:
-            os.write(self._file, line)
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             logger.error(
                 "journal %s cannot be written (%s): calls in hand are not noted from here on", self.path, error

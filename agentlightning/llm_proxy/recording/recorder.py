@@ -23,7 +23,7 @@ from agentlightning.store.rules.values import evolve
 from agentlightning.tracer.export.exporter import mirror_spans
 from agentlightning.tracer.mending import span_without_keys
 from agentlightning.types import Span, TraceStatus
-from agentlightning.utils.backoff import backoff_delays
+from agentlightning.utils.backoff import Outage, backoff_delays
 from agentlightning.utils.concurrency.within import within
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ async def keep(
     Tried again while `seconds` last, unless the store says that they are wrong. Safe to repeat: the store knows the
     spans by their ids.
     """
-    deadline, delays, kept_bytes = time.monotonic() + seconds, backoff_delays(_FIRST_DELAY), KEPT_BYTES
+    outage, delays, kept_bytes = Outage(seconds), backoff_delays(_FIRST_DELAY), KEPT_BYTES
     spans: list[Span] | None = None
     while True:
         try:
@@ -113,8 +113,10 @@ async def keep(
                 spans = privacy.apply(await _written(call, kept_bytes, off_loop or OffLoop()))
         except Exception as error:  # boundary: `redact` is the user's; if it fails, nothing leaves
             return error
+        began, limit = time.monotonic(), max(0.01, seconds - outage.away)
+        outage.expect(limit)
         try:
-            await within(max(0.01, deadline - time.monotonic()), store.add_many_spans(spans))
+            await within(limit, store.add_many_spans(spans))
             mirror_spans(spans)
             return None
         except Exception as error:  # boundary: any failure of a store is retried or returned
@@ -122,7 +124,7 @@ async def keep(
                 spans, kept_bytes = None, kept_bytes // 16  # a store, or what stands before it, takes less
                 continue
             delay = next(delays)
-            if is_final(error) or time.monotonic() + delay >= deadline:
+            if is_final(error) or outage.failed(began, delay):
                 return error
         await asyncio.sleep(delay)
 

@@ -30,7 +30,7 @@ from agentlightning.store.rules.values import evolve, to_json, valid
 from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, PaginatedResult, Rollout, Span
-from agentlightning.utils.backoff import backoff_delay, doubled, retry_after_seconds
+from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage, backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
 from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.id import generate_id
@@ -81,7 +81,8 @@ class _NoSuchPath(Exception):
 class LightningStoreClient(LightningStore):
     """A store server at an address such as `http://127.0.0.1:4747`. Usable from any thread and event loop.
 
-    A request that gets no answer is tried again, with growing, jittered pauses, until `deadline` seconds are over;
+    A request that gets no answer is tried again, with growing, jittered pauses, until `deadline` seconds are over (60
+    without one; in a run, the `store_unreachable_timeout` of its runner), in which this process did not stand still;
     that is safe for every operation, because each is repeatable or carries a token. One try gets a part of the
     deadline, at most `request_timeout`, and the one after it a connection of its own, so that a connection that died
     unnoticed costs little. `retry_delays` instead gives the pauses one by one, and each try the whole
@@ -97,7 +98,7 @@ class LightningStoreClient(LightningStore):
         retry_delays: Sequence[float] | None = None,
         request_timeout: float = 30.0,
         connection_timeout: float = 5.0,
-        deadline: float = 30.0,
+        deadline: float | None = None,
         token: str | None = None,
         endpoint: str | None = None,
         base_url: str | None = None,
@@ -118,7 +119,7 @@ class LightningStoreClient(LightningStore):
             "token": token,
         }
         self._delays = None if retry_delays is None else tuple(retry_delays)
-        self._deadline = deadline
+        self._deadline = OUTAGE_SECONDS if deadline is None else deadline
         self._request_timeout = request_timeout
         self._connection_timeout = connection_timeout
         self._token = token or server_token()
@@ -137,6 +138,11 @@ class LightningStoreClient(LightningStore):
     @override
     def __reduce__(self) -> tuple[object, ...]:
         return partial(LightningStoreClient, self.server_address_root, **self._settings), ()
+
+    def set_default_deadline(self, seconds: float) -> None:
+        """Use this deadline if none was given to the client."""
+        if self._settings["deadline"] is None:
+            self._deadline = seconds
 
     @property
     @override
@@ -272,10 +278,12 @@ class LightningStoreClient(LightningStore):
             sent, headers["x-agl-answer"] = tuple(arguments["spans"]), CHANGES
         elif row.name == "add_span":
             sent, headers["x-agl-answer"] = [arguments["span"]], CHANGES
-        tries, began, hung = 0, time.monotonic(), False
+        outage, began, tries, hung = Outage(self._deadline), time.monotonic(), 0, False
         while True:
             tries += 1
-            limit = wait + self._limit(row, tries, time.monotonic() - began - wait, body)
+            started = time.monotonic()
+            limit = wait + self._limit(row, outage.tries + 1, outage.away, body)
+            outage.expect(limit)
             try:
                 content = await self._try(row.row.method, url, body, headers, limit, fresh=hung)
                 stored = None if sent is None else spans_of_answer(sent, content)
@@ -292,8 +300,8 @@ class LightningStoreClient(LightningStore):
                 pause = failure.pause if failure.pause is not None else backoff_delay(tries, 0.05, 2.0)
                 if self._delays is not None:
                     pause = self._delays[tries - 1] if tries <= len(self._delays) else None
-                spent = time.monotonic() - began
-                if pause is None or (self._delays is None and spent + pause > self._deadline + wait):
+                if pause is None or (outage.failed(started + wait, pause) and self._delays is None):
+                    spent = time.monotonic() - began
                     raise StoreUnreachableError(
                         f"The store at {self._shown_address} did not answer {row.name} "
                         f"(tried {tries} times in {spent:.1f} s; last: {failure}). Is the server running there?"

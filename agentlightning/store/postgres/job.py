@@ -14,15 +14,14 @@ import psycopg
 from agentlightning.errors import BadRequestError, StoreWriteError
 from agentlightning.store.postgres.link import Place, is_bad_value, reason
 from agentlightning.store.rules.tx import Tx
-from agentlightning.utils.backoff import backoff_delay
+from agentlightning.utils.backoff import OUTAGE_SECONDS, backoff_delay
 
-OUTAGE_SECONDS = 10.0
-"""So long a script waits for a server that does not answer."""
 _PAUSE_SECONDS = (0.005, 0.25)
 """Between two runs of a script: about the first one, and the longest."""
 _TRIES_IN_COMPANY = 3
 """After so many runs with others a script is run in a transaction of its own, which waits for locks."""
 
+__all__ = ["OUTAGE_SECONDS", "Future", "Job", "Jobs", "Script", "refused"]
 Script = Callable[[Tx], object]
 Future = concurrent.futures.Future[Any]
 

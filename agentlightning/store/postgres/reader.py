@@ -59,7 +59,7 @@ class Reader:
             job.future.set_exception(refused(self._place, error))
             return
         self._give_up_link()
-        if job.waited() > OUTAGE_SECONDS:
+        if job.tries and job.waited() > OUTAGE_SECONDS:
             tried = f"Tried for {job.waited():.0f} s; is the server running?"
             job.future.set_exception(self._place.unreachable(error, tried))
             return

@@ -185,7 +185,7 @@ class Writer:
             return
         for job in jobs:
             if isinstance(error, psycopg.Error) and not connected:
-                if job.waited() > OUTAGE_SECONDS:
+                if job.tries and job.waited() > OUTAGE_SECONDS:
                     message = (
                         f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
                         f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
+import resource
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -94,3 +98,35 @@ def test_a_folder_in_which_another_process_trains_is_refused_until_that_has_ende
         holder.kill()
     with held_folder(tmp_path):
         pass
+
+
+@contextlib.contextmanager
+def full_disk(room: int) -> Generator[None]:
+    """Have the system refuse to write more than so many bytes to a file, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def steps_in(folder: RunFolder) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_lines_for_which_the_disk_has_no_room_are_kept_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1, "text": "x" * 50})
+    with full_disk(100), caplog.at_level(logging.WARNING):
+        for step in (2, 3, 4):
+            folder.append_metrics({"step": step, "text": "x" * 50})
+        assert steps_in(folder) == [1], "whole lines only"
+        with pytest.raises(OSError, match=r"too large.*metrics\.jsonl"):
+            folder.finish()
+    assert caplog.text.count("metrics.jsonl'. Figures of steps stay in memory") == 1
+    folder.append_metrics({"step": 5})
+    folder.finish()
+    assert steps_in(folder) == [1, 2, 3, 4, 5]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.run.supervisor import INTERRUPTED, Supervision, TaskTeam
@@ -33,3 +35,30 @@ async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> N
         count_open_work=count_open_work,
     )
     assert await supervision.conduct(algorithm()) == "done"
+
+
+INTERRUPTED_PROGRAM = """
+import asyncio, atexit, gc, os, signal
+import agentlightning as agl
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(lambda: print("nothing left to walk over:", gc.get_freeze_count() > 0))
+
+@agl.rollout
+def agent(task: int) -> float:
+    return 1.0
+
+@agl.algo
+async def interrupted(*, train_dataset: agl.Dataset[int]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.Event().wait()
+
+agl.Trainer(algorithm=interrupted, strategy="shm").fit(agent, train_dataset=[1])
+"""
+
+
+def test_an_interrupted_program_ends_without_a_collection_of_all_its_objects() -> None:
+    """With torch that is seconds, on a busy machine many: the interpreter collects once more when it ends."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "nothing left to walk over: True\n", done.stderr
+    assert "KeyboardInterrupt" in done.stderr
