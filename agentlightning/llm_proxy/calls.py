@@ -157,4 +157,5 @@ class GatewayCall:
 
 
 def _state_of(tokens: CallTokens | None) -> CallState:
-    return "ok" if tokens is not None and bool(tokens.prompt_token_ids) else "no_tokens"
+    fit = tokens is not None and bool(tokens.prompt_token_ids) and not tokens.contradicts
+    return "ok" if fit else "no_tokens"

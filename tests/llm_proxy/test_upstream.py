@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.llm_proxy import GatewayLimits, LLMProxy
 from agentlightning.llm_proxy.upstream import http as upstream
 from tests.llm_proxy.harness import GatewayHarness, arrived, until
@@ -241,6 +243,41 @@ async def test_logprobs_that_do_not_fit_the_tokens_are_left_out(harness: Gateway
     [call] = await harness.raw(attempt)
     assert call["completion_token_ids"] == [3, 4]
     assert "completion_logprobs" not in call
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"token_ids": [999999999, -5]},
+        {"token_ids": [1, 2, 3, 4], "logprobs": {"content": [{"token": "x", "logprob": -1.0}]}},
+        {"token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-1.0] * 5}},
+    ],
+    ids=["a negative id", "one log-probability", "five in a list"],
+)
+async def test_tokens_that_do_not_fit_are_marked_and_no_adapter_reads_them(
+    harness: GatewayHarness, choice: dict[str, Any], streamed: bool
+) -> None:
+    said = {"role": "assistant", "content": "x"}
+    whole = {"index": 0, "finish_reason": "stop", "delta" if streamed else "message": said, **choice}
+    reply = json.dumps({"id": "c", "model": "policy", "prompt_token_ids": [1], "choices": [whole]}).encode()
+    body = b"data: " + reply + b"\n\ndata: [DONE]\n\n" if streamed else reply
+    harness.model.faults.append(
+        Fault(body=body, headers={"Content-Type": "text/event-stream" if streamed else "application/json"})
+    )
+    attempt = await harness.attempt()
+    request = {"model": "policy", "stream": streamed, "messages": [{"role": "user", "content": "hi"}]}
+    async with harness.session.post(harness.url(attempt), json=request) as answer:
+        assert (answer.status, b'"x"' in await answer.read()) == (200, True)
+    assert await harness.states(attempt) == ["no_tokens"]
+    spans = await harness.spans(attempt)
+    (triplet,) = TracerTraceToTriplet().adapt(spans)
+    assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([], [])
+    assert "token_logprobs" not in triplet.response
+    assert triplet.metadata["state"] == "no_tokens"
+    assert LlmProxyTraceToTriplet().adapt(spans) == []
+    (call,) = model_calls(spans)
+    assert (call.state, call.has_tokens) == ("no_tokens", False)
 
 
 # --- several endpoints -------------------------------------------------------------------------------------------

@@ -79,16 +79,16 @@ class AttributeReader:
         return None
 
     def token_ids(self, *keys: str) -> list[int] | None:
-        """Return the first non-empty list of integers among the keys; of a list of lists the first one counts."""
+        """Return the first non-empty list of token ids among the keys; of a list of lists the first one counts."""
         get = self.attributes.get
         for key in keys:
             if (value := get(key)) is None or (isinstance(value, str) and (value := self.decoded(key)) is None):
                 continue
-            ids = integers(value)
+            ids = token_ids(value)
             if ids is None and is_list(value) and len(value) > 0:
-                ids = integers(value[0])
+                ids = token_ids(value[0])
             if ids is None:
-                self.report(key, "a list of integers")
+                self.report(key, "a list of token ids, integers from 0 on")
             elif ids:
                 return ids
         return None
@@ -139,6 +139,12 @@ def integers(value: object) -> list[int] | None:
         return list(map(operator.index, value))
     except TypeError:
         return None
+
+
+def token_ids(value: object) -> list[int] | None:
+    """Return a copy of a list or tuple of integers from 0 on; None for anything else."""
+    ids = integers(value)
+    return None if ids and min(ids) < 0 else ids
 
 
 def finite_floats(value: object) -> list[float] | None:

@@ -6,7 +6,8 @@ Three conventions are read; for each field the first that has a value wins:
 2. the gateway's text form, `llm.hosted_vllm.*`, in JSON or as a Python literal;
 3. what instrumented clients write: `prompt_token_ids`, `agentlightning.operation.output.*`, `logprobs.content`, ...
 
-Of several choices only the first is read; further ones are reported as `extra_choices`.
+Of several choices only the first is read; further ones are reported as `extra_choices`. Of a record that the gateway
+marked `no_tokens` no tokens are read: what its text form holds is what the gateway found unusable.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from agentlightning.adapter.spans.attributes import (
     Problem,
     as_dict,
     finite_floats,
-    integers,
     is_list,
+    token_ids,
 )
 from agentlightning.adapter.spans.content import response_id_in_output
 from agentlightning.semconv import (
@@ -54,11 +55,11 @@ _ROLE: Final = LightningCallAttributes.ROLE.value
 _CHOICE: Final = LightningCallAttributes.CHOICE.value
 _FINISH_REASON_KEYS: Final = ("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
 _CLIENT_LOGPROBS: Final = "logprobs.content"
+_CLIENT_PROMPT_KEYS: Final = ("prompt_token_ids", _OUTPUT + ".prompt_token_ids")
 _PROMPT_KEYS: Final = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
     _VLLM + "prompt_token_ids",
-    "prompt_token_ids",
-    _OUTPUT + ".prompt_token_ids",
+    *_CLIENT_PROMPT_KEYS,
 )
 _REPLY_ID_KEYS: Final = ("gen_ai.response.id", _OUTPUT + ".id", _VLLM + "id")
 _CLIENT_COMPLETION_KEYS: Final = (
@@ -172,22 +173,26 @@ def has_failed(span: Span) -> bool:
 def read_call(span: Span, problems: list[Problem]) -> CallReading:
     """Return what a span says of its model call; unusable attributes are added to `problems`."""
     read = AttributeReader(span, problems)
-    prompt = read.token_ids(*_PROMPT_KEYS) or []
+    unusable = span.attributes.get(_STATE) == "no_tokens"
+    prompt = read.token_ids(*(_CLIENT_PROMPT_KEYS if unusable else _PROMPT_KEYS)) or []
     by_gateway = not _GATEWAY_KEYS.isdisjoint(span.attributes)
     typed = logprobs = finish_reason = weight_version = None
     choice: Fields = {}
     if by_gateway:
-        typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
-        logprobs = read.floats(_LOGPROBS)
+        if not unusable:
+            typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
+            logprobs = read.floats(_LOGPROBS)
         finish_reason = read.text(_FINISH_REASON)
         choices = read.attributes.get(_CHOICES)
         may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it is slow
         told = typed and logprobs and finish_reason and not may_have_several
         choice = {} if told else _first_choice(read)
     content = _client_logprobs(read) if _CLIENT_LOGPROBS in span.attributes else None
-    completion = typed or integers(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
-    logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
     finish_reason = finish_reason or _finish_reason(choice, read)
+    if unusable:
+        choice = {}
+    completion = typed or token_ids(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
     state = None
     if by_gateway:
         weight_version = read.integer(_WEIGHT_VERSION)

@@ -30,6 +30,8 @@ class CallTokens:
     completion_token_ids: list[int]
     logprobs: list[float] | None
     """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
+    contradicts: bool = False
+    """The server gave log-probabilities for another number of tokens: some of either are missing."""
 
 
 def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
@@ -43,12 +45,12 @@ def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     if completion is None and triples is not None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:
-        return CallTokens(prompt, completion, _logprobs(choice, triples, len(completion))) if prompt else None
+        return CallTokens(prompt, completion, *_logprobs(choice, triples, len(completion))) if prompt else None
     entries = objects(object_in(choice, "logprobs").get("content"))
     completion = token_ids([entry.get("id") for entry in entries]) if entries else None
     if completion is None:
         return None
-    return CallTokens(prompt or [], completion, _logprobs(choice, None, len(completion)))
+    return CallTokens(prompt or [], completion, *_logprobs(choice, None, len(completion)))
 
 
 def token_ids(value: object) -> list[int] | None:
@@ -59,8 +61,11 @@ def token_ids(value: object) -> list[int] | None:
     return value if fit else None
 
 
-def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> list[float] | None:
-    """Return as many numbers; None if they are not, or if one is not finite or no logarithm of a probability."""
+def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tuple[list[float] | None, bool]:
+    """Return as many numbers and False; None if one is not finite or no logarithm of a probability.
+
+    None and True if the server gave another number of them.
+    """
     fields = object_in(choice, "logprobs")
     content, values = fields.get("content"), fields.get("token_logprobs")
     entries = objects(content)
@@ -69,10 +74,13 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> lis
     found = entries_of(values)
     if len(found) != length and triples is not None:
         found = [triple[0] for triple in triples]
-    if len(found) != length or not set(map(type, found)) <= {int, float}:
-        return None
+    if len(found) != length:
+        return None, bool(found)
+    if not set(map(type, found)) <= {int, float}:
+        return None, False
     try:
         numbers = list(map(float, found))
     except OverflowError:  # an integer beyond every float
-        return None
-    return numbers if all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED else None
+        return None, False
+    fit = all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED
+    return (numbers if fit else None), False

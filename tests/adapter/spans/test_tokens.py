@@ -105,6 +105,12 @@ def test_a_bad_attribute_is_reported_by_name_and_the_rest_is_read(bad: dict[str,
     assert next(iter(bad)) in problems[0].detail
 
 
+def test_a_negative_number_is_no_token_id_whoever_wrote_it() -> None:
+    for bad in ({"response_token_ids": [999999999, -5]}, {"llm.hosted_vllm.choices": repr([{"token_ids": [2, -5]}])}):
+        call, _ = read({"prompt_token_ids": [1], **bad})
+        assert (call.completion_token_ids, call.state) == ([], "no_tokens")
+
+
 def test_further_choices_are_reported_also_when_the_typed_attributes_say_all() -> None:
     two = repr([*choice(), {**choice()[0], "index": 1}])
     record = gateway_call("call-1", 1, [1], [2], **{"llm.hosted_vllm.choices": two})[1]
