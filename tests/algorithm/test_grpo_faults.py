@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agentlightning as agl
 from agentlightning.algorithm.collect import evidence
 from agentlightning.algorithm.ledger.record import read_rollout
-from agentlightning.errors import NonFiniteLossError
+from agentlightning.errors import BadRequestError, NonFiniteLossError
 from agentlightning.types import Span
 from tests.algorithm.parts import ask, fit, say, wants_digits
 
@@ -196,3 +196,11 @@ async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> 
     found = await evidence(store, rollout)
     assert (found.reward, found.attempts[0].reward) == (None, None)
     assert read_rollout(rollout, found.attempts, found.spans).verdict == "no_reward"
+
+
+@pytest.mark.parametrize("name", ["main_llm", "policy"])
+def test_a_resource_by_the_name_of_the_policy_is_refused(untrained_model: Path, tmp_path: Path, name: str) -> None:
+    judge = {name: agl.LLM(endpoint="http://127.0.0.1:1/v1", model="judge")}
+    settings: dict[str, Any] = {"trainer_initial_resources": judge, "resource_name": name}
+    with pytest.raises(BadRequestError, match=f"initial_resources have '{name}'.* choose another name for it"):
+        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path / "run", **settings)
