@@ -54,13 +54,15 @@ def attach_stub(
             frame = sys._getframe(1)
             asks = dis.opname[frame.f_code.co_code[frame.f_lasti]]  # the current instruction of who asked
             by_import = asks == "IMPORT_FROM" and name in frame.f_code.co_names
-            raise (ImportError if by_import else AttributeError)(f"{package}.{name} does not exist. {removed[name]}")
+            text = f"{package}.{name} does not exist. {removed[name]}"
+            raise (ImportError if by_import else AttributeError)(text, name=name)
         else:
             import difflib  # only for an error
 
             near = difflib.get_close_matches(name, _homes(package), n=1)
             hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+            text = f"module {package!r} has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name)  # set here, it keeps Python from a suggestion of its own
         setattr(sys.modules[package], name, value)
         return value
 

@@ -191,7 +191,7 @@ class RewardAttributes(Enum):
     REWARD_NAME = "name"
     """Name of the dimension, such as `primary`."""
     REWARD_VALUE = "value"
-    """Its value, a finite number."""
+    """Its value, a finite number of at most 1e15 in size."""
 
 
 class RewardPydanticModel(Value):

@@ -79,6 +79,15 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
         getattr(agl, "Trainr")  # noqa: B009 -- the checker would see it
 
 
+@pytest.mark.parametrize("name", ["Traner", "SystemPrompt"])
+def test_a_traceback_suggests_one_name_once(name: str) -> None:
+    """Python adds a suggestion of its own to an error that knows where the name was looked for."""
+    program = f"import agentlightning as agl; agl.{name}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.lower().count("did you mean") == (name != "SystemPrompt"), done.stderr
+
+
 @pytest.mark.parametrize(
     "name",
     ["SystemPrompt", "RedisLightningStore"],

@@ -202,10 +202,12 @@ class Live:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
         columns = ("step", "reward", "held-out", "done", "failed", "trained", "excluded", "tok/s", "gen s", "wait s")
         for name in (*columns, "train s"):
-            table.add_column(name, justify="left" if name == "excluded" else "right")
+            texts = name in ("failed", "excluded")  # these alone are folded where the terminal is narrow
+            justify = "left" if name == "excluded" else "right"
+            table.add_column(name, justify=justify, no_wrap=not texts, overflow="fold")
         for figures in self._steps[-self._ROWS :]:
             cells = [
                 f"{figures.step}/{figures.steps}",

@@ -48,6 +48,7 @@ EXTRAS = {
     "apo": ("openai", "gepa"),
     "gguf": ("gguf",),
     "mongo": ("pymongo",),
+    "otlp-grpc": ("grpc",),
     "postgres": ("psycopg",),
     "agentops": ("agentops",),
     "weave": ("weave",),
@@ -58,7 +59,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-"""What each extra of the package brings."""
+"""The modules that each extra of the package brings."""
 _SECRET = frozenset(("AGL_TOKEN",))
 VARIABLES = frozenset(
     (
@@ -130,7 +131,8 @@ def _extras() -> Iterator[CheckResult]:
             text = f"{', '.join(missing)} not installed: pip install 'agl-framework[{extra}]'"
             yield CheckResult("absent", f"extra {extra}", text)
         else:
-            versions = [f"{package} {importlib.metadata.version(package)}" for package in packages]
+            homes = importlib.metadata.packages_distributions()
+            versions = [f"{package} {importlib.metadata.version(homes[package][0])}" for package in packages]
             yield CheckResult("ok", f"extra {extra}", ", ".join(versions))
 
 

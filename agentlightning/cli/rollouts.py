@@ -219,11 +219,11 @@ def show(
         show_json({**head, "messages": conversation, **({"spans": hidden(own)} if spans else {})})
         return 0
     for line in _story(found, found.reward):
-        say(line)
+        say(line, lines=True)
     for each in found.attempts:
         if each.error is not None and each.error.traceback:
             say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
-    say(f"task: {found.rollout.input}")
+    say(f"task: {found.rollout.input}", lines=True)
     for index, messages in enumerate(conversation, start=1):
         say(f"--- model call {index}", lines=True)
         for message in messages:
@@ -267,10 +267,10 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
         show_json({**head, "attempts": found.attempts, "calls": calls, "summary": words})
         return 0
     for line in _story(found, record.reward):
-        say(line)
+        say(line, lines=True)
     if cells:
         show_table(HEADER, cells)
-    say(words)
+    say(words, lines=True)
     return 0
 
 

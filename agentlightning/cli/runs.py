@@ -81,7 +81,7 @@ def show(
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> int:
-    """Show a run: how it stands, its settings, its steps, evaluations and alarms.
+    """Show a run: how it stands, its steps, evaluations and alarms, and its settings.
 
     Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
     """
@@ -105,7 +105,6 @@ def show(
         return 0
     for line in _story(run):
         say(line)
-    show_table(("setting", "value"), [(name, figure_text(value)) for name, value in flat(run.config or {}).items()])
     shown = [(record.step, flat(record.data)) for record in reversed(list(steps))]
     names = figure or _figures([figures for _, figures in shown])
     if shown:
@@ -117,6 +116,7 @@ def show(
         say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(told)}")
     for record in reversed(alarms):
         say(_alarm_line(record))
+    show_table(("setting", "value"), [(name, figure_text(value)) for name, value in flat(run.config or {}).items()])
     return 0
 
 

@@ -22,6 +22,7 @@ from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, RunRecord
+from agentlightning.utils.rewards import as_reward
 
 MOST_ROLLOUTS = 20_000
 """Of one version of resources."""
@@ -191,7 +192,7 @@ async def rollouts_of_version(
     offset = 0
     while len(found) < MOST_ROLLOUTS:
         page = await store.query_rollout_summaries(filter=chosen, limit=1000, offset=offset)
-        rewards = {each.rollout_id: each.reward for each in page.items}
+        rewards = {each.rollout_id: as_reward(each.reward) for each in page.items}
         if not rewards:
             break
         rollouts = await store.query_rollouts(rollout_id_in=list(rewards))

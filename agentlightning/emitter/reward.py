@@ -63,8 +63,8 @@ def emit_reward(
 
     Raises:
         TypeError: the reward is neither a number nor a dictionary.
-        ValueError: NaN or infinite; a dimension that is no number; `primary_key` missing or unknown; a target without
-            its id; an attribute under the keys of the reward.
+        ValueError: NaN, infinite, or more than 1e15 in size; a dimension that is no number; `primary_key` missing or
+            unknown; a target without its id; an attribute under the keys of the reward.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
@@ -84,7 +84,7 @@ def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str,
     """Return the attributes of a reward of several dimensions.
 
     Raises:
-        ValueError: a dimension is no number, NaN or infinite; or there is no `primary_key` among them.
+        ValueError: a dimension is no number, NaN, infinite, or more than 1e15 in size; there is no `primary_key`.
     """
     return flatten_attributes({REWARD: _dimensions(values, primary_key, None)})
 

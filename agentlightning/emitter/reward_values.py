@@ -1,4 +1,5 @@
-"""What a reward is: a finite number, or several by name, of which one is learnt from. None is no reward.
+"""What a reward is: a finite number of at most 1e15 in size, or several by name, of which one is learnt from. None is
+no reward.
 
 The one rule for what agents emit and return, for `reward_fn`, policy faults and exit codes, and for spans that are
 read back.
@@ -10,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
-from agentlightning.utils.rewards import as_number, as_reward
+from agentlightning.utils.rewards import LARGEST_REWARD, USABLE_REWARD, as_number, as_reward
 
-__all__ = ["are_dimensions", "as_number", "as_reward", "checked_reward", "primary_dimension"]
+__all__ = ["USABLE_REWARD", "are_dimensions", "as_number", "as_reward", "checked_reward", "primary_dimension"]
 
 _PRIMARY_NAMES = ("reward", "primary")
 
@@ -22,13 +23,15 @@ def checked_reward(value: object) -> float:
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is NaN or infinite.
+        ValueError: it is NaN, infinite, or more than 1e15 in size.
     """
     number = as_number(value)
     if number is None:
         raise TypeError(f"Reward must be a number, got: {type(value).__name__}")
     if not math.isfinite(number):
         raise ValueError(f"Reward must be finite, got: {number}")
+    if as_reward(number) is None:
+        raise ValueError(f"Reward must be at most {LARGEST_REWARD:g} in size, got: {number}; scale or clip it")
     return number
 
 

@@ -106,7 +106,7 @@ class JudgeReward:
         **settings: Unpack[JudgeSettings],
     ) -> None:
         low, high = scale
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        if not (math.isfinite(high - low) and low < high):
             raise BadRequestError(f"scale must be the lowest and the highest score, such as (1, 10); got {scale!r}")
         if not rubric.strip():
             raise BadRequestError("rubric must say what a good answer is; it is empty")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from agentlightning.emitter.reward import find_final_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import BusyError
 from agentlightning.litagent.decorator import is_coroutine_function
 from agentlightning.litagent.litagent import LitAgent
@@ -28,6 +29,7 @@ from agentlightning.runner.outcome import (
     UNSCORED,
     AttemptFault,
     Ending,
+    InvalidReward,
     MissingResources,
     PolicyFaults,
     StoreAway,
@@ -262,8 +264,8 @@ class AttemptRunner:
             if isinstance(output, Mapping) and len(output) == 1:  # the reward, by whatever name
                 dimensions = tuple(output)
         results = spans_of(output, rollout, dimensions)
-        if find_final_reward(results) is not None or find_final_reward(self._trace()) is not None:
-            return SCORED, results
+        if (earned := find_final_reward([*self._trace(), *results])) is not None:
+            return _scored(earned), results
         # the store may have a reward of the attempt that did not pass through this process
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         try:
@@ -274,7 +276,8 @@ class AttemptRunner:
             raise StoreAway(f"The store did not say whether there is a reward: {error}") from error
         except Exception as error:  # the store's failure, which no mapping of the user's may take for the agent's
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
-        return (UNSCORED if find_final_reward(spans.items) is None else SCORED), results
+        earned = find_final_reward(spans.items)
+        return (UNSCORED if earned is None else _scored(earned)), results
 
     def _keep(self, results: list[Span]) -> list[Span]:
         """Add spans to the trace that is open; return them where the tracer keeps no scope that delivers."""
@@ -292,3 +295,10 @@ class AttemptRunner:
             return self.tracer.get_last_trace()
         except NotImplementedError:
             return []
+
+
+def _scored(reward: float) -> Ending:
+    """Return how an attempt ends that has a final reward, which may have come from where nothing refused it."""
+    if as_reward(reward) is not None:
+        return SCORED
+    return ending_of(InvalidReward(f"The last reward of the attempt is {reward}; a reward is {USABLE_REWARD}"), {})

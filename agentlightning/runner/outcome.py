@@ -8,7 +8,7 @@
 | returned None and emitted no reward            | succeeded | unscored             | no_reward         |
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
-| returned NaN or infinity                       | failed    | infrastructure_fault | invalid_reward    |
+| gave NaN, infinity or more than 1e15 in size   | failed    | infrastructure_fault | invalid_reward    |
 | returned what is no reward, a program too      | failed    | infrastructure_fault | invalid_result    |
 | asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
 | ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from agentlightning.emitter.reward_values import as_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_number, as_reward
 from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault, ServiceError
 from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
 from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
@@ -78,7 +78,7 @@ class InvalidResult(AttemptFault, TypeError, ValueError):
 
 
 class InvalidReward(AttemptFault, ValueError):
-    """The reward is NaN or infinite, or what should give one does not."""
+    """The reward is NaN, infinite or too large, or what should give one does not."""
 
     reason = "invalid_reward"
 
@@ -152,16 +152,17 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
     if isinstance(error, ProgramResultError):
         return Ending("failed", "infrastructure_fault", "invalid_result", described, cause=error)
     if isinstance(error, PolicyFault):
-        reward = float(error.reward)
+        earned = error.reward
     else:  # what a fault of the policy earns, by the nearest class in the mapping
         classes = type(error).__mro__
         if isinstance(error, ServiceError):  # a judge that does not answer, say: no name above says that this counts
             classes = classes[: classes.index(ServiceError) + 1]
         nearest = next((cls for cls in classes if cls in policy_faults), None)
-        reward = None if nearest is None else float(policy_faults[nearest])
-    if reward is None:
+        earned = None if nearest is None else policy_faults[nearest]
+    if earned is None:
         return Ending("failed", "infrastructure_fault", "exception", described, cause=error)
-    if as_reward(reward) is None:
+    reward = as_reward(earned)
+    if reward is None:
         return Ending("failed", "infrastructure_fault", "invalid_reward", described, cause=error)
     return Ending("failed", "policy_fault", "policy_fault", described, reward, error)
 
@@ -194,7 +195,7 @@ def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Excepti
 
     Raises:
         TypeError: a key is no exception class.
-        ValueError: a reward is not finite.
+        ValueError: a reward is not finite, or more than 1e15 in size.
     """
     for cls, reward in (policy_faults or {}).items():
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
@@ -202,7 +203,10 @@ def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Excepti
                 f"policy_faults maps exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
             )
         if as_reward(reward) is None:
-            raise ValueError(f"policy_faults: the reward for {cls.__name__} must be finite; got {reward}")
+            raise ValueError(
+                f"policy_faults: the reward for {cls.__name__} must be finite; got {as_number(reward)}, expected "
+                f"{USABLE_REWARD}"
+            )
     return dict(policy_faults or {})
 
 

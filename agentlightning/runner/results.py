@@ -13,7 +13,7 @@ from typing import Any, cast
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.emitter.reward import reward_attributes, rewards_attributes
-from agentlightning.emitter.reward_values import are_dimensions, as_number, as_reward, primary_dimension
+from agentlightning.emitter.reward_values import USABLE_REWARD, are_dimensions, as_number, as_reward, primary_dimension
 from agentlightning.emitter.target import target_attributes
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
 from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
@@ -79,7 +79,7 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
     then only the others of these may stand.
 
     Raises:
-        InvalidReward: NaN or infinity.
+        InvalidReward: NaN, infinity, or more than 1e15 in size.
         InvalidResult: anything that is neither None, a number, a dictionary of them, nor a list of triplets or of spans
             of one kind and of this attempt; or a dictionary that does not say which reward is the primary one.
     """
@@ -88,7 +88,7 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
     number = as_number(result)
     if number is not None:
         if as_reward(number) is None:
-            raise InvalidReward(f"The agent returned the reward {number}; a reward is a finite number")
+            raise InvalidReward(f"The agent returned the reward {number}; a reward is {USABLE_REWARD}")
         return [reward_span(number, rollout)]
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
@@ -184,7 +184,8 @@ def reward_of(value: object, reward_fn: RewardFn) -> float | Mapping[str, object
     number = as_reward(value)
     if value is not None and number is None:
         name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
-        raise InvalidReward(f"reward_fn {name} gave {_short(value)}; it must give a finite number, or None for none")
+        gave = _short(value if as_number(value) is None else as_number(value))
+        raise InvalidReward(f"reward_fn {name} gave {gave}; it must give {USABLE_REWARD}, or None for none")
     return number
 
 
@@ -203,7 +204,7 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
     """Return a call span for each triplet, and behind it its reward; the last of these is the final one.
 
     Raises:
-        InvalidReward: a reward is NaN or infinite; says of which triplet.
+        InvalidReward: a reward is NaN, infinite, or more than 1e15 in size; says of which triplet.
     """
     spans: list[Span] = []
     for index, triplet in enumerate(triplets):
@@ -224,7 +225,10 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
         if triplet.reward is None:
             continue
         if as_reward(triplet.reward) is None:
-            raise InvalidReward(f"The agent returned a triplet (number {index}) with the reward {triplet.reward}")
+            raise InvalidReward(
+                f"The agent returned a triplet (number {index}) with the reward {triplet.reward}; a reward is "
+                f"{USABLE_REWARD}"
+            )
         named = flatten_attributes(target_attributes("call", response_id, None))
         spans.append(_span(AGL_ANNOTATION, {**reward_attributes(triplet.reward), **named}, rollout))
     return spans

@@ -21,9 +21,8 @@ def outside_of_running_loop() -> Generator[None]:
     The loop that runs stands still until the body ends, as for any other call that takes its time. The body is on the
     same thread, so that Ctrl+C (in a notebook: interrupt) reaches it.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = asyncio._get_running_loop()
+    if loop is None:
         yield
         return
     task = asyncio.current_task(loop)

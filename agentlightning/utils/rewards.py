@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 REWARD: Final = LightningSpanAttributes.REWARD.value
 _LEGACY_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 _PREFIX: Final = f"{REWARD}."
+LARGEST_REWARD: Final = 1e15
+"""In size: sums, squares and differences of so many as there are stay finite, also in 32 bits."""
+USABLE_REWARD: Final = f"a finite number of at most {LARGEST_REWARD:g} in size (scale or clip larger ones)"
 MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AGL_ANNOTATION.encode())
 """One of these is in the encoded form of every span that carries a reward."""
 
@@ -32,7 +35,10 @@ MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AG
 def as_number(value: object) -> float | None:
     """Return a number as a float (Python's, NumPy's, a tensor of one element), None for anything else."""
     if isinstance(value, (bool, int, float, numbers.Real)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond every float
+            return -math.inf if value != abs(value) else math.inf
     item = getattr(value, "item", None)
     if getattr(value, "ndim", None) == 0 and callable(item):
         return as_number(item())
@@ -40,9 +46,9 @@ def as_number(value: object) -> float | None:
 
 
 def as_reward(value: object) -> float | None:
-    """Return a reward as a float; None for what is no finite number."""
+    """Return a reward as a float; None for what is no finite number, or larger than `LARGEST_REWARD`."""
     number = as_number(value)
-    return number if number is not None and math.isfinite(number) else None
+    return number if number is not None and abs(number) <= LARGEST_REWARD else None
 
 
 def may_hold_reward(span: SpanLike) -> bool:
@@ -107,9 +113,9 @@ def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
 
 
 def reward_of_span(span: SpanLike) -> tuple[float | None, dict[str, float] | None] | None:
-    """Return the reward on a span and its dimensions by name, of both only what is finite; None if there is none.
+    """Return the reward on a span and its dimensions by name, of both only what can be used; None if there is none.
 
-    A reward that is not finite is one all the same: the final one, if it comes last, of which nothing can be learnt.
+    A reward that cannot be used is one all the same: the final one, if it comes last, of which nothing can be learnt.
     """
     if not may_hold_reward(span):
         return None
@@ -117,5 +123,5 @@ def reward_of_span(span: SpanLike) -> tuple[float | None, dict[str, float] | Non
     value = dimensions[0].value if dimensions else _in_older_form(span)
     if value is None:
         return None
-    finite = {each.name: each.value for each in dimensions if math.isfinite(each.value)}
-    return as_reward(value), finite or None
+    usable = {each.name: each.value for each in dimensions if as_reward(each.value) is not None}
+    return as_reward(value), usable or None

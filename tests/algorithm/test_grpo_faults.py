@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -12,7 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentlightning as agl
-from agentlightning.errors import NonFiniteLossError
+from agentlightning.algorithm.collect import evidence
+from agentlightning.algorithm.ledger.record import read_rollout
+from agentlightning.errors import BadRequestError, NonFiniteLossError
+from agentlightning.types import Span
 from tests.algorithm.parts import ask, fit, say, wants_digits
 
 
@@ -24,11 +28,15 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
+WEIGHT = 1e25
+"""With it rewards within their bound are beyond 32-bit floats when they are compared."""
+
+
 def _agent_with_rewards(rewards: Any) -> Any:
     @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> float:
+    def agent(task: str, llm: agl.LLM) -> dict[str, float]:
         ask(llm, [say(task)])
-        return next(rewards)
+        return {"reward": next(rewards) / WEIGHT}
 
     return agent
 
@@ -37,7 +45,12 @@ def test_a_loss_that_is_not_finite_skips_the_step_counts_it_and_leaves_the_weigh
     untrained_model: Path, tmp_path: Path
 ) -> None:
     rewards = itertools.chain([1e39, -1e39, 1e39, -1e39], itertools.cycle([1.0, 0.0]))  # beyond 32-bit floats
-    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 2, "batch_size": 1}
+    settings: dict[str, Any] = {
+        "scale_rewards": "none",
+        "reward_weights": {"reward": WEIGHT},
+        "max_steps": 2,
+        "batch_size": 1,
+    }
     result = fit(_agent_with_rewards(rewards), ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     first, second = _lines(tmp_path)
     assert first["update"]["skipped_steps"] == 1
@@ -49,7 +62,12 @@ def test_a_loss_that_is_not_finite_skips_the_step_counts_it_and_leaves_the_weigh
 
 def test_three_steps_in_a_row_without_a_finite_loss_end_the_run(untrained_model: Path, tmp_path: Path) -> None:
     agent = _agent_with_rewards(itertools.cycle([1e39, -1e39]))
-    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 9, "batch_size": 1}
+    settings: dict[str, Any] = {
+        "scale_rewards": "none",
+        "reward_weights": {"reward": WEIGHT},
+        "max_steps": 9,
+        "batch_size": 1,
+    }
     with pytest.raises(NonFiniteLossError, match=r"three|3 steps in a row"):
         fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     assert [line["calls_excluded"] for line in _lines(tmp_path)] == [{"step_skipped": 4}] * 3
@@ -60,7 +78,12 @@ def test_three_steps_in_a_row_without_a_finite_loss_end_the_run(untrained_model:
 def test_a_skipped_step_does_not_count_when_another_one_follows(untrained_model: Path, tmp_path: Path) -> None:
     skipped, taken = [1e39, -1e39, 1e39, -1e39], [1.0, 0.0, 1.0, 0.0]
     agent = _agent_with_rewards(iter(skipped + skipped + taken + skipped + skipped))
-    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 5, "batch_size": 1}
+    settings: dict[str, Any] = {
+        "scale_rewards": "none",
+        "reward_weights": {"reward": WEIGHT},
+        "max_steps": 5,
+        "batch_size": 1,
+    }
     assert fit(agent, ["a"], model=untrained_model, output_dir=tmp_path, **settings).steps == 1
 
 
@@ -69,7 +92,13 @@ def test_calls_after_a_skipped_step_are_stamped_with_the_weights_that_are_there(
 ) -> None:
     rewards = itertools.chain([1e39, -1e39, 1e39, -1e39], itertools.cycle([1.0, 0.0]))
     proxy = agl.LLMProxy()
-    settings: dict[str, Any] = {"scale_rewards": "none", "max_steps": 3, "batch_size": 1, "trainer_llm_proxy": proxy}
+    settings: dict[str, Any] = {
+        "scale_rewards": "none",
+        "reward_weights": {"reward": WEIGHT},
+        "max_steps": 3,
+        "batch_size": 1,
+        "trainer_llm_proxy": proxy,
+    }
     result = fit(_agent_with_rewards(rewards), ["a"], model=untrained_model, output_dir=tmp_path, **settings)
     assert result.steps == proxy.weight_version == 2
 
@@ -136,3 +165,42 @@ def test_an_output_folder_that_cannot_be_written_is_refused(untrained_model: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(agl.BadRequestError, match=r"output folder .*file/run' cannot be written"):
         fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path / "file" / "run")
+
+
+async def test_rewards_that_are_too_large_are_left_out_and_the_rest_is_trained(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    rewards = itertools.cycle([1e308, 1.0, -1e200, 0.0, 10**400, 1.0, float("nan"), 0.0])
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        ask(llm, [say(task)])
+        return next(rewards)
+
+    settings: dict[str, Any] = {"model": untrained_model, "output_dir": tmp_path, "batch_size": 1, "max_steps": 1}
+    await asyncio.to_thread(fit, agent, ["a"], num_generations=8, **settings)
+    [line] = _lines(tmp_path)
+    assert (line["calls_trained"], line["calls_excluded"]) == (4, {"infrastructure_fault": 4})
+
+
+async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> None:
+    """As a store has it of an older version, or of a program in another language."""
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout("task", mode="train")
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 1e308}
+    await store.add_span(Span.from_attributes(attributes=attributes, rollout_id=ids[0], attempt_id=ids[1]))
+    await store.update_attempt(*ids, status="succeeded", outcome="scored")
+    rollout = await store.get_rollout_by_id(rollout.rollout_id)
+    assert rollout is not None
+    found = await evidence(store, rollout)
+    assert (found.reward, found.attempts[0].reward) == (None, None)
+    assert read_rollout(rollout, found.attempts, found.spans).verdict == "no_reward"
+
+
+@pytest.mark.parametrize("name", ["main_llm", "policy"])
+def test_a_resource_by_the_name_of_the_policy_is_refused(untrained_model: Path, tmp_path: Path, name: str) -> None:
+    judge = {name: agl.LLM(endpoint="http://127.0.0.1:1/v1", model="judge")}
+    settings: dict[str, Any] = {"trainer_initial_resources": judge, "resource_name": name}
+    with pytest.raises(BadRequestError, match=f"initial_resources have '{name}'.* choose another name for it"):
+        fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path / "run", **settings)

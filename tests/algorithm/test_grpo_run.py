@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns, wants_digits
+from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -200,3 +201,27 @@ def _remember_engines(monkeypatch: pytest.MonkeyPatch) -> list[InferenceEngine]:
 
     monkeypatch.setattr(InferenceEngine, "start", remembered)
     return engines
+
+
+@pytest.mark.parametrize("algorithm", [agl.GRPO, agl.PPO, agl.SFT])
+def test_agents_have_the_trainers_resources_beside_the_policy(
+    untrained_model: Path, tmp_path: Path, algorithm: Any
+) -> None:
+    seen = set[tuple[str, ...]]()
+
+    @agl.rollout
+    def agent(task: str, main_llm: agl.LLM, judge: agl.LLM, prompt: agl.PromptTemplate, rollout: agl.Rollout) -> float:
+        ask(main_llm, [say(prompt.format(task=task))])
+        seen.add((rollout.mode or "", main_llm.model, judge.model, prompt.template))
+        return float(len(seen) % 2)
+
+    beside: dict[str, Any] = {
+        "prompt": agl.PromptTemplate(template="Say {task}.", engine="f-string"),
+        "judge": agl.LLM(endpoint="http://127.0.0.1:1/v1", model="judge"),
+    }
+    settings = {name: value for name, value in SMALL.items() if name in inspect.signature(algorithm).parameters}
+    chosen: dict[str, Any] = {"min_reward": 0.0} if algorithm is agl.SFT else {}
+    made = algorithm(model=untrained_model, **{**settings, "output_dir": tmp_path / "run", "max_steps": 1, **chosen})
+    trainer = agl.Trainer(algorithm=made, strategy="shm", store="memory", initial_resources=beside)
+    trainer.fit(agent, train_dataset=["a"], val_dataset=["b"])
+    assert seen == {(mode, "policy", "judge", "Say {task}.") for mode in ("train", "val")}

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from agentlightning.algorithm.progress import Live, Plain, Silent, StepFigures, excluded_text, make_progress, step_line
+from tests.cli.terminal import on_terminal
 
 
 class Terminal(io.StringIO):
@@ -118,3 +119,24 @@ def test_silence_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_without_standard_output_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     assert isinstance(make_progress("auto"), Silent)
+
+
+SHOW_STEPS = """
+import sys
+from agentlightning.algorithm.progress import StepFigures, make_progress
+progress = make_progress("auto", sys.stdout)
+seconds = {"generate": 12.34, "wait": 0.12, "train": 123.45}
+excluded = {"equal_rewards": 80, "no_tokens": 10}
+more = {"held_out": 0.958, "rollouts_excluded": {"refused_call": 3}}
+progress.step(StepFigures(16, 16, 0.125, 120, 8, 2500, 90, excluded, 12345.6, seconds, **more))
+progress.close()
+"""
+
+
+def test_the_table_has_whole_headers_and_figures_on_a_terminal_of_80_columns() -> None:
+    code, lines = on_terminal(program=("-c", SHOW_STEPS))
+    assert code == 0
+    header, figures = [line for line in lines if line.lstrip().startswith(("step", "16/16"))][-2:]
+    assert " ".join(header.split()) == "step reward held-out done failed trained excluded tok/s gen s wait s train s"
+    assert {"16/16", "0.125", "95.8%", "120", "12346", "12.34", "0.12", "123.45"} <= set(figures.split())
+    assert all(len(line) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in line for line in lines)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-from agentlightning.cli.doctor import misplaced
+from agentlightning.cli.doctor import EXTRAS, misplaced
+from tests.cli.terminal import on_terminal
 
 
 def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
@@ -63,3 +65,12 @@ def test_a_package_that_hides_the_installed_one_is_seen(site: Path, tmp_path: Pa
 def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:
     _install(tmp_path, "agl-framework", "0.4.0", {"_editable_impl_agl_framework.pth": "/checkout\n"})
     assert _said(tmp_path) == ""
+
+
+def test_every_extra_is_asked_for() -> None:
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert EXTRAS.keys() == extras.keys() - {"all", "dev"}
+    code, lines = on_terminal("doctor", "--port", "0")
+    assert code == 0
+    assert not [extra for extra in EXTRAS if not any(f"extra {extra} " in line for line in lines)]

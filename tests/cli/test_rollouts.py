@@ -14,6 +14,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStoreServer, S
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from tests.adapter.span_maker import chat, gateway_call
+from tests.cli.terminal import on_terminal
 
 
 def agl(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -70,6 +71,19 @@ async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path:
     done = agl("explain", rollout_id, folder=tmp_path)
     assert "left out: 3 infrastructure_fault" in done.stdout
     assert "- 2 model calls infrastructure_fault: the attempt failed" in done.stdout
+
+
+async def test_advice_stands_line_by_line_on_a_terminal(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    rollout_id = await store_a_rollout(store, failed=True)
+    rollout = await store.enqueue_rollout("first\nsecond")
+    await store.close()
+    code, lines = on_terminal("rollouts", "explain", rollout_id, "--store", tmp_path / "agl.db")
+    assert code == 0
+    assert "\\n" not in "\n".join(lines)
+    assert lines[lines.index("  To try:") + 1].startswith("  - ")
+    code, lines = on_terminal("rollouts", "show", rollout.rollout_id, "--store", tmp_path / "agl.db")
+    assert lines[lines.index("task: first") + 1] == "  second"
 
 
 async def test_a_server_may_be_asked(run_folder: tuple[Path, str]) -> None:

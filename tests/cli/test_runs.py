@@ -15,6 +15,7 @@ from agentlightning.cli import main
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.types import AttemptError
 from agentlightning.types.runs import BestFigure, RunRecord
+from tests.cli.terminal import on_terminal
 
 SECRET = "correct-horse-battery"
 VOCABULARY = ["<user>", "two", "3", "\\xe2"]
@@ -213,3 +214,10 @@ async def test_tables_fit_a_narrow_terminal(agl: Any, monkeypatch: pytest.Monkey
         lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
         table = [line for line in lines if line.startswith(("run ", "step ", "setting ", "lost "))]
         assert all(len(line.rstrip()) <= 60 for line in table if not line.startswith("run run-")), command
+
+
+async def test_results_come_before_settings_on_a_terminal(place: str) -> None:
+    code, lines = await asyncio.to_thread(on_terminal, "runs", "show", "run-first", "--store", place)
+    assert code == 0
+    begins = ("step", "evaluation held_out", "alarm drift", "setting")
+    assert [next(i for i, line in enumerate(lines[3:]) if line.startswith(text)) for text in begins] == [0, 5, 6, 7]

@@ -261,6 +261,12 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (float("nan"), "invalid_reward", "finite"),
         (float("-inf"), "invalid_reward", "finite"),
         (numpy.float64("nan"), "invalid_reward", "finite"),
+        (1e200, "invalid_reward", "the reward 1e+200; a reward is a finite number of at most 1e+15 in size (scale or"),
+        (numpy.float32(-1e30), "invalid_reward", "at most 1e+15 in size"),
+        (10**400, "invalid_reward", "the reward inf"),
+        ({"reward": 1.0, "style": -1e308}, "invalid_reward", "at most 1e+15 in size, got: -1e+308; scale or clip it"),
+        ({"reward": 1.0, "style": 10**400}, "invalid_reward", "got: inf"),
+        ([Triplet(prompt="p", response="r", reward=1e200)], "invalid_reward", "a triplet (number 0)"),
         ("1.0", "invalid_result", "returned a str ('1.0')"),
         ({"answer": "4"}, "invalid_result", "reward_fn"),
         ({}, "invalid_result", "reward_fn"),
@@ -312,12 +318,13 @@ async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemor
     assert [await rewards(store, one) for one in finished] == [[0.0], [-1.0], []]
 
 
+@pytest.mark.parametrize("reward", [float("nan"), 1e200, 10**400])
 async def test_a_policy_fault_with_an_impossible_reward_is_no_policy_fault(
-    store: InMemoryLightningStore, serve: Any
+    store: InMemoryLightningStore, serve: Any, reward: float
 ) -> None:
     @rollout
     def agent(task: str) -> float:
-        raise PolicyFault("x", reward=float("nan"))
+        raise PolicyFault("x", reward=reward)
 
     (finished,) = await serve(agent, "x")
     assert said(finished) == fault("invalid_reward")
@@ -517,7 +524,36 @@ async def test_a_reward_fn_is_not_asked_about_numbers_none_and_spans(serve: Any)
     assert [one.attempt.outcome for one in finished] == ["scored", "unscored"]
 
 
-@pytest.mark.parametrize(("value", "expected"), [("good", "invalid_reward"), (float("nan"), "invalid_reward")])
+@pytest.mark.parametrize("value", [1e200, -1e308, float("nan")])
+async def test_a_reward_too_large_that_nothing_could_refuse_is_a_fault(serve: Any, value: float) -> None:
+    """As a program in another language emits it, through a tracer of its own."""
+
+    @rollout
+    def agent(task: str) -> None:
+        attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": value}
+        trace_api.get_tracer("theirs").start_span("agentlightning.annotation", attributes=attributes).end()
+
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("invalid_reward")
+    assert "at most 1e+15 in size" in (finished.attempt.error.message if finished.attempt.error else "")
+
+
+@pytest.mark.parametrize("value", [1e16, 10**400])
+async def test_the_largest_reward_is_told_where_one_is_emitted(serve: Any, value: float) -> None:
+    @rollout
+    def agent(task: str) -> None:
+        emit_reward(value)
+
+    (finished,) = await serve(agent, "x")
+    assert said(finished) == fault("exception")
+    assert finished.attempt.error is not None
+    assert finished.attempt.error.message.startswith("Reward must be")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("good", "invalid_reward"), (float("nan"), "invalid_reward"), *((n, "invalid_reward") for n in (1e200, 10**400))],
+)
 async def test_a_reward_fn_that_gives_no_number_is_a_fault(serve: Any, value: Any, expected: str) -> None:
     def reward_fn(output: Any) -> Any:
         return value

@@ -66,6 +66,16 @@ def test_what_fit_raises_comes_out_of_the_cell() -> None:
         asyncio.run(cell())
 
 
+def test_what_fit_raises_in_a_script_has_no_other_error_before_it() -> None:
+    @agl.algo
+    def broken() -> None:
+        raise OverflowError("too much")
+
+    with pytest.raises(OverflowError, match="too much") as raised:
+        agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
+    assert raised.value.__context__ is None
+
+
 SESSION = """
 import asyncio, sys
 import __main__

@@ -121,7 +121,6 @@ GRPO: dict[str, Any] = {"type": "grpo", "model": "tiny", "max_steps": 1}
     [
         (only_store, "adapter", agl.LlmProxyTraceToTriplet),
         (only_store, "initial_resources", {"llm": agl.LLM(endpoint="http://x/v1", model="m")}),
-        (GRPO, "initial_resources", {"llm": agl.LLM(endpoint="http://x/v1", model="m")}),
     ],
 )
 def test_a_part_that_the_algorithm_does_not_use_is_refused(algorithm: Any, setting: str, value: Any) -> None:

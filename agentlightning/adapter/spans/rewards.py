@@ -1,4 +1,5 @@
-"""Reads rewards from spans for adapters, with the emitter's readers; only a finite number counts as a reward."""
+"""Reads rewards from spans for adapters, with the emitter's readers; only a reward that can be used counts:
+a finite number of at most 1e15 in size."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
 
 
 def reward_value(span: Span) -> float | None:
-    """Return the primary reward of a span; None if it has none that is a finite number."""
+    """Return the primary reward of a span; None if it has none that can be used."""
     told = span.attributes
     stated = _PRIMARY in told or "agentops.task.output" in told or "agentops.entity.output" in told
     if stated or span.name == AGL_ANNOTATION:
@@ -24,25 +25,24 @@ def reward_value(span: Span) -> float | None:
 
 
 def is_unusable_reward(span: Span) -> bool:
-    """True if the span states a reward and it is no finite number."""
+    """True if the span states a reward and it is no finite number, or too large."""
     return _PRIMARY in span.attributes and reward_value(span) is None
 
 
 def reward_dimensions(span: Span) -> dict[str, float]:
-    """Return every dimension of a span's reward by name, the primary one first."""
-    return {dimension.name: dimension.value for dimension in get_rewards_from_span(span)}
+    """Return the dimensions of a span's reward that can be used by name, the primary one first."""
+    return {each.name: each.value for each in get_rewards_from_span(span) if as_reward(each.value) is not None}
 
 
 def final_reward(spans: Sequence[Span]) -> float | None:
-    """Return the last reward in the order given; None if there is none, or if the last one is no finite number."""
+    """Return the last reward in the order given; None if there is none, or if the last one cannot be used."""
     return as_reward(find_final_reward(spans))
 
 
 def final_dimensions(spans: Sequence[Span]) -> dict[str, float]:
-    """Return the dimensions of the last reward that are finite numbers, by name; none if there is no reward."""
+    """Return the dimensions of the last reward that can be used, by name; none if there is no reward."""
     last = next((span for span in reversed(spans) if get_reward_value(span) is not None), None)
-    found = {} if last is None else reward_dimensions(last)
-    return {name: value for name, value in found.items() if as_reward(value) is not None}
+    return {} if last is None else reward_dimensions(last)
 
 
 def links(span: Span) -> list[tuple[str, str]]:

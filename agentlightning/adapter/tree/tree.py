@@ -269,7 +269,9 @@ class TraceTree(SpanNode):
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
         for node in self.walk():
             if is_unusable_reward(node.span):
-                self.problems.append(Problem("bad_reward", node.id, "the reward is no finite number"))
+                self.problems.append(
+                    Problem("bad_reward", node.id, "the reward is no finite number, or more than 1e15 in size")
+                )
         return matches.earned
 
 

@@ -34,8 +34,6 @@ class Leaders:
     val: Sequence[Any]
     best: PromptVersion = field(init=False)
     best_score: float = field(default=-math.inf, init=False)
-    p_value: float | None = field(default=None, init=False)
-    """Of the best against the seed; None if they were not compared."""
     whole: dict[str, list[RolloutResult]] = field(default_factory=dict[str, list[RolloutResult]], init=False)
     """Results on the whole validation set, by version."""
     members: dict[str, PromptVersion] = field(default_factory=dict[str, PromptVersion], init=False)
@@ -43,6 +41,15 @@ class Leaders:
 
     def __post_init__(self) -> None:
         self.best = self.seed
+
+    @property
+    def p_value(self) -> float | None:
+        """Of the best against the seed, times the versions that it was chosen among (Bonferroni), since each might have
+        looked better by luck. None if the two were not compared."""
+        before, after = (self.whole.get(version.version) for version in (self.seed, self.best))
+        if before is None or after is None or self.best is self.seed:
+            return None
+        return min(1.0, sign_test(before, after) * (len(self.whole) - 1))
 
     async def lead(self, number: int, beam: Sequence[PromptVersion]) -> None:
         """Play a new leader on the whole validation set; it replaces the best if it is strictly better."""
@@ -100,8 +107,6 @@ class Leaders:
                     *(prefix_of(number, version=version.version), score_text(self.best_score), mean),
                 )
                 self.best, self.best_score = version, mean
-                seeds = self.whole.get(self.seed.version)
-                self.p_value = None if seeds is None or version is self.seed else sign_test(seeds, results)
             data = {"rewards": [r["final_reward"] for r in results], "tasks": tasks_of(self.val)}
             data |= {"failures": [r["failure"] for r in results], "version": version.version}
             data["rollout_ids"] = [r["rollout_id"] for r in results]

@@ -9,6 +9,7 @@ a few others, are played on the whole validation set.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
@@ -34,6 +35,9 @@ from agentlightning.terminal import cut
 from agentlightning.types import PromptTemplate
 
 logger = logging.getLogger("agentlightning.algorithm.apo")
+
+_CALLS_OF_VERSION = 2
+"""A critique and an edit."""
 
 
 @dataclass
@@ -124,8 +128,9 @@ class BeamSearch:
         ]
         tasks = [next(batches) for _ in places]
         known = await self.history.recorded(wanted)
+        slots = asyncio.Semaphore(self._versions_at_once())
         makings = [
-            self._make(version, parents[b], batch, (b + 1, i + 1))
+            self._make(version, parents[b], batch, (b + 1, i + 1), slots)
             for version, (b, i), batch, old in zip(wanted, places, tasks, known, strict=True)
             if old is None
         ]
@@ -138,13 +143,21 @@ class BeamSearch:
                 if (text := self._text_of(version)) in self._texts:
                     version.state = "duplicate"
                 self._texts.add(text)
-        failed = [version for version in versions if version.state == "failed"]
+        failed = [version for version in versions if version.state in ("failed", "refused")]
         reason = next((each.problems[0] for each in failed if each.version in self._over), None)
         if reason is None and len(failed) == len(versions):
             reason = f"critic and editor gave no version: {failed[0].problems[0]}"
-            if len(self.history.versions) == len(versions) + 1:  # nothing was ever made
+            no_answer = all(version.state == "failed" for version in failed)
+            if no_answer and len(self.history.versions) == len(versions) + 1:  # nothing was ever made
                 raise ChatError(f"The search cannot begin: {reason}")
         return [version for version in versions if version.state == "candidate"], reason
+
+    def _versions_at_once(self) -> int:
+        """Return how many versions may be between critique and edit: a limit on calls is to pay for whole versions, not
+        for critiques alone."""
+        chat = self.critic.chat
+        left = math.inf if chat.limits.calls is None else chat.limits.calls - chat.bill.requests
+        return int(max(1, min(chat.concurrency, left // _CALLS_OF_VERSION)))
 
     def _parents(self, number: int, beam: Sequence[PromptVersion]) -> list[PromptVersion]:
         width = self.settings.beam_width
@@ -157,7 +170,12 @@ class BeamSearch:
         return random.Random(f"{self.settings.seed} parents {number}").sample(list(beam), width)
 
     async def _make(
-        self, version: PromptVersion, parent: PromptVersion, tasks: Sequence[Any], place: tuple[int, int]
+        self,
+        version: PromptVersion,
+        parent: PromptVersion,
+        tasks: Sequence[Any],
+        place: tuple[int, int],
+        slots: asyncio.Semaphore,
     ) -> PromptVersion:
         """Play the parent, ask critic and editor, check the text, and write the version down, however it ends."""
         prefix = prefix_of(version.round, *place, parent.version)
@@ -166,8 +184,9 @@ class BeamSearch:
         results, _ = await self.steps.evaluate_prompt_on_batch(view, version.target, tasks, "train", prefix=prefix)
         token = present.set(branch)
         try:
-            text = await self.steps.textual_gradient_and_apply_edit(view, results, prefix=prefix)
-            template, problems = await self._checked(text or "", view.prompt_template, version.target, branch)
+            async with slots:
+                text = await self.steps.textual_gradient_and_apply_edit(view, results, prefix=prefix)
+                template, problems = await self._checked(text or "", view.prompt_template, version.target, branch)
             if template is None:
                 version.state = "failed" if not (text or "").strip() else "refused"
                 version.problems = problems

@@ -23,7 +23,7 @@ from agentlightning.algorithm.evaluation.statistics import Verdict
 from agentlightning.algorithm.evaluation.tasks import repeats_of, tasks_of
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
-from agentlightning.emitter.reward import PRIMARY
+from agentlightning.emitter.reward import PRIMARY, find_final_reward
 from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
 
@@ -151,7 +151,8 @@ def _sample(found: Evidence) -> EvaluatedRollout:
     seconds = 0.0 if latest is None else max(0.0, (latest.end_time or latest.start_time) - latest.start_time)
     failure = None
     if outcome not in SCORED or reward is None:
-        reason = None if latest is None else latest.outcome_reason
+        unusable = outcome in SCORED and find_final_reward(found.counted) is not None  # such as one from elsewhere
+        reason = "invalid_reward" if unusable else None if latest is None else latest.outcome_reason
         failure = latest.error.type if latest is not None and latest.error is not None else reason or outcome
     dimensions = final_dimensions(found.counted) if reward is not None else {}
     if list(dimensions) == [PRIMARY]:  # a plain number

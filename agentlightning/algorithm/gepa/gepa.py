@@ -275,7 +275,9 @@ class GEPA(PromptSearch, Generic[T]):
                     bill=chat.bill,
                     rollouts=player.rollouts,
                     stop_reason=reason,
-                    p_value=None if best is seed or None in pair else sign_test_of(*pair),  # pyright: ignore[reportArgumentType] -- no None
+                    p_value=None
+                    if best is seed or None in pair
+                    else min(1.0, sign_test_of(*pair) * (len(adapter.validated) - 1)),  # pyright: ignore[reportArgumentType] -- no None
                     seconds=time.monotonic() - began,
                 )
                 history.write(best=best.version, bill=chat.bill.as_json(), stop_reason=reason)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.algorithm.collect import Evidence
 from agentlightning.emitter.reward import reward_attributes
-from agentlightning.emitter.reward_values import as_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.judge.asking import all_of
 from agentlightning.judge.ranking import MOST_ANSWERS, Ranking, RankingReward
@@ -176,7 +176,10 @@ async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) 
     rewards: Any = getattr(said, "rewards", said)
     numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if len(numbers) != len(answers) or None in numbers:
-        raise BadRequestError(f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {said!r}")
+        raise BadRequestError(
+            f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {said!r}. Each must be "
+            f"{USABLE_REWARD}"
+        )
     return cast("list[float]", numbers), said.questions if isinstance(said, Ranking) else ()
 
 

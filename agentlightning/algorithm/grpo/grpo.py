@@ -88,10 +88,6 @@ class GRPO(Algorithm):
         return self.settings.progress != "none"
 
     @override
-    def unused_parts(self) -> frozenset[str]:
-        return frozenset(("initial_resources",))
-
-    @override
     def recorded_settings(self) -> dict[str, object]:
         judged = {} if self.group_reward is None else {"group_reward": name_of_group_reward(self.group_reward)}
         return {**self.settings.as_json(), **judged}
@@ -148,6 +144,7 @@ class GRPO(Algorithm):
                 recorder=RunRecorder(log, learners, settings.record_tokens, has_held_out=bool(held_out)),
                 guard=DriftGuard(settings.max_drift, decoder_of(learners)),
                 rollout_config=self.get_rollout_config(),
+                beside=self.get_initial_resources() or {},
                 group_reward=self.group_reward,
                 pick=self.pick,
                 alarms=Alarms(settings.alarms, settings.other_names),

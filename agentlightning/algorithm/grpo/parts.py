@@ -20,7 +20,7 @@ from agentlightning.algorithm.progress import Progress, Silent
 from agentlightning.algorithm.utils import with_timeout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.types import RolloutConfig
+from agentlightning.types import NamedResources, ResourceUnion, RolloutConfig
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class RunParts:
     guard: DriftGuard = field(default_factory=DriftGuard)
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
+    beside: NamedResources = field(default_factory=dict[str, ResourceUnion])
+    """What agents are given beside the policy: the Trainer's `initial_resources`."""
     group_reward: GroupReward | None = None
     """Gives the rollouts of a task their rewards together; None leaves each its own."""
     pick: Pick | None = None
@@ -75,7 +77,7 @@ class RunParts:
         parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
         models = [engine.model_name for engine in self.learners.engines]
         name = self.settings.resource_name if self.learners.names is None else None
-        resources = resources_to_publish(self.proxy, name, models, parameters)
+        resources = resources_to_publish(self.proxy, name, models, parameters, self.beside)
         update = await self.store.add_resources(resources)
         logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
         return update.resources_id

@@ -36,7 +36,8 @@ class PromptResult:
     stop_reason: str = "finished"
     """`finished`, or what ended the search early."""
     p_value: float | None = None
-    """Of the exact sign test of the best against the seed on the validation tasks; None if they were not compared."""
+    """Of the exact sign test of the best against the seed on the validation tasks, times the versions that it was
+    chosen from; None if they were not compared."""
     seconds: float = 0.0
     """From the beginning of this start to its end."""
 

@@ -74,6 +74,7 @@ async def run_trl(
             recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
             guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
             rollout_config=algorithm.get_rollout_config(),
+            beside=algorithm.get_initial_resources() or {},
             alarms=Alarms(grpo.alarms),
         )
         keeper = CheckpointKeeper(

@@ -50,10 +50,6 @@ class TRL(Algorithm):
         return self.settings.own.get("progress") != "none"
 
     @override
-    def unused_parts(self) -> frozenset[str]:
-        return frozenset(("initial_resources",))
-
-    @override
     def recorded_settings(self) -> dict[str, object]:
         return self.settings.recorded()
 

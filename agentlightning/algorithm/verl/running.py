@@ -85,6 +85,7 @@ async def run_verl(
             recorder=RunRecorder(log, learners, grpo.record_tokens, has_held_out=bool(held_out)),
             guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
             rollout_config=algorithm.get_rollout_config(),
+            beside=algorithm.get_initial_resources() or {},
             alarms=Alarms(grpo.alarms),
         )
         keeper = VERLKeeper(

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlightning.contrib.agentos.attempt import attempt_watch
 from agentlightning.contrib.agentos.watch import Kernels
-from agentlightning.emitter.reward_values import as_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 
 
 class PolicyReward:
@@ -37,7 +37,7 @@ class PolicyReward:
             raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
         for name, value in (("clean", clean), ("penalty", penalty)):
             if as_reward(value) is None:
-                raise ValueError(f"{name} must be a finite number; got {value!r}")
+                raise ValueError(f"{name} must be {USABLE_REWARD}; got {value!r}")
         self._kernels = Kernels(kernel)
         self._reward_fn = reward_fn
         self._clean = clean

@@ -26,7 +26,7 @@ from agentlightning.contrib.agentos.attempt import AttemptWatch, attempt_watch, 
 from agentlightning.contrib.agentos.recorder import RecorderWatch
 from agentlightning.contrib.agentos.violation import Violation, readable_reason
 from agentlightning.contrib.agentos.watch import Kernels
-from agentlightning.emitter.reward_values import as_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import PolicyFault
 from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.runner.isolation.modes import AgentExecutor
@@ -75,7 +75,7 @@ class AgentOSRunner(LitAgentRunner[T]):
     ) -> None:
         super().__init__(tracer or OtelTracer(), **settings)
         if as_reward(violation_reward) is None:
-            raise ValueError(f"violation_reward must be a finite number; got {violation_reward!r}")
+            raise ValueError(f"violation_reward must be {USABLE_REWARD}; got {violation_reward!r}")
         if self._isolation == "process":
             raise ValueError(
                 "AgentOSRunner sees what the kernel refuses in its own process only, so that it cannot run agents with "

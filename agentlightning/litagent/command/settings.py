@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
-from agentlightning.emitter.reward_values import as_reward
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.litagent.command.environment import RESERVED
 from agentlightning.litagent.command.process import ProgramLimits
 from agentlightning.litagent.command.reward import SOURCES, RewardSource
@@ -71,7 +71,7 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
         if isinstance(code, bool) or not isinstance(code, int) or isinstance(value, bool):
             raise TypeError(f"reward maps exit codes to rewards, such as {{0: 1.0, 1: 0.0}}; got {code!r}: {value!r}")
         if as_reward(value) is None:
-            raise ValueError(f"reward[{code}] must be a finite number; got {value!r}")
+            raise ValueError(f"reward[{code}] must be {USABLE_REWARD}; got {value!r}")
     if not codes:
         raise ValueError("reward={} gives no exit code a reward; such as {0: 1.0, 1: 0.0}")
     return codes

@@ -352,9 +352,9 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             changes["metadata"] = to_json(metadata, "metadata")
         if changes.get("last_heartbeat_time", 0.0) is None:
             raise BadRequestError("last_heartbeat_time is invalid; it cannot be a null value.")
-        changes = checked(Attempt, changes)
         if "reward" in changes or "rewards" in changes:
             check_rewards(changes)
+        changes = checked(Attempt, changes)
         if "status" in changes:
             check_attempt_status(changes["status"])
         if changes.get("error") is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -21,6 +20,7 @@ from agentlightning.types import (
     Span,
 )
 from agentlightning.types.history import HistoryKind, HistoryReason
+from agentlightning.utils.rewards import as_reward
 
 NO_REWARD = "no_reward"
 """Outcome reason of an attempt that succeeded without a reward."""
@@ -206,5 +206,5 @@ def _with_outcome(attempt: Attempt) -> Attempt:
     if attempt.status != "succeeded":
         outcome, reason = lifecycle.default_outcome(attempt.status)
         return evolve(attempt, outcome=outcome, outcome_reason=reason)
-    scored = attempt.reward is not None and math.isfinite(attempt.reward)
+    scored = as_reward(attempt.reward) is not None
     return evolve(attempt, outcome="scored" if scored else "unscored", outcome_reason=None if scored else NO_REWARD)

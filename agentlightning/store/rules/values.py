@@ -18,6 +18,7 @@ from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import UNSET
 from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig, Worker
 from agentlightning.types.mode import RolloutMode
+from agentlightning.utils.rewards import USABLE_REWARD, as_number, as_reward
 
 M = TypeVar("M", bound=BaseModel)
 _MOST_NAMES = 100_000
@@ -63,15 +64,17 @@ def check_rewards(changes: Mapping[str, object]) -> None:
     """Check the reward that a call gives an attempt.
 
     Raises:
-        BadRequestError: a number of it is not finite.
+        BadRequestError: a number of it is not finite, or more than 1e15 in size.
     """
     named = changes.get("rewards")
     told: dict[str, object] = {"reward": changes.get("reward")}
     if isinstance(named, Mapping):
         told.update(cast("Mapping[str, object]", named))
     for name, value in told.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadRequestError(f"The reward {name!r} is {value}; expected a finite number, or null for none")
+        if as_number(value) is not None and as_reward(value) is None:
+            raise BadRequestError(
+                f"The reward {name!r} is {as_number(value)}; expected {USABLE_REWARD}, or null for none"
+            )
 
 
 def check_run_id(run_id: str) -> str:

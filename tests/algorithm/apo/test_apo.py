@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.prompts.scores import sign_test_of
 from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.algorithm.apo.parts import (
@@ -68,6 +69,17 @@ def test_a_planted_better_prompt_is_found() -> None:
     table = str(result)
     assert "v0 0.000 -> " in table
     assert f"{result.bill.calls} calls" in table
+
+
+def test_the_p_value_is_that_of_the_best_of_all_that_were_compared() -> None:
+    store = agl.InMemoryLightningStore()
+    with asked() as server:
+        result = fit(agl.APO(llm(server), **SMALL), store=store, run_id="search")
+    records = asyncio.run(store.query_run_records("search", kind_in=["evaluation"]))
+    rewards = {record.data["version"]: record.data["rewards"] for record in records}
+    assert len(rewards) > 2
+    once = sign_test_of(rewards["v0"], rewards[result.best.version])
+    assert result.p_value == pytest.approx(once * (len(rewards) - 1))
 
 
 # --- 6: rounds at once -----------------------------------------------------------------------------------------------
@@ -268,6 +280,25 @@ def test_a_limit_ends_the_search_with_what_it_has(limits: dict[str, Any], said: 
     if "calls" in limits:
         assert len(server.calls) == 10
     assert result.bill.cost == pytest.approx(result.bill.tokens / 1e6)
+
+
+@pytest.mark.parametrize("calls", [2, 4, 10])
+def test_a_limit_on_calls_pays_for_whole_versions(calls: int) -> None:
+    wide = {**SMALL, "beam_width": 4, "branch_factor": 4, "beam_rounds": 1}
+    with asked() as server:
+        result = fit(agl.APO(llm(server), **wide, limits={"calls": calls}, concurrency=16))
+        edits = sum(is_edit(call.request) for call in server.calls)
+    assert (len(server.calls), edits) == (calls, calls // 2)
+    assert result.best.version != "v0"
+    assert "limit on calls" in result.stop_reason
+
+
+def test_a_round_of_which_everything_was_refused_ends_the_search_with_that_reason() -> None:
+    with asked(lambda request: "no placeholder at all") as server:
+        result = fit(agl.APO(llm(server), **SMALL))
+    assert result.stop_reason == "critic and editor gave no version: The placeholder {question} is missing."
+    assert {version.state for version in result.history if version.round} == {"refused"}
+    assert len(server.calls) == 3 * SMALL["beam_width"] * SMALL["branch_factor"], "critique, edit and repair, once each"
 
 
 @pytest.mark.parametrize("known", [{}, {"critic": (1.0, 1.0)}], ids=["no prices", "of another model"])

@@ -323,8 +323,14 @@ async def test_reward_that_a_call_gives_stays_until_a_later_span(store: Lightnin
     await store.add_span(reward_span(*ids, 3.0))
     assert (await store.query_attempts(claim.rollout_id))[0].reward == 3.0
     assert (await store.update_attempt(*ids, reward=None, rewards=None)).reward is None
-    with pytest.raises(BadRequestError, match="finite"):
-        await store.update_attempt(*ids, reward=math.inf)
+    for unusable in (math.inf, -1e308, 1e16, 10**400):
+        with pytest.raises(BadRequestError, match=r"finite number of at most 1e\+15 in size"):
+            await store.update_attempt(*ids, reward=unusable)
+        with pytest.raises(BadRequestError, match="The reward 'style' is"):
+            await store.update_attempt(*ids, rewards={"style": unusable})
+    assert (await store.update_attempt(*ids, reward=-1e15)).reward == -1e15
+    await store.add_span(reward_span(*ids, 1e16))
+    assert (await store.query_attempts(claim.rollout_id))[0].reward is None
 
 
 async def test_what_is_searched_and_shown_of_an_input(store: LightningStore) -> None:

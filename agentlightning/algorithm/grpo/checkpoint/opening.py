@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.grpo.checkpoint.begin import facts_of, write_run_file
 from agentlightning.algorithm.grpo.checkpoint.resume import STATE_NAME, Resumption, find_resumption
+from agentlightning.algorithm.grpo.resources import check_beside
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.runs.run_folder import RunFolder, held_folder, new_run_folder
 
@@ -43,8 +44,9 @@ async def open_run(
 
     Raises:
         BadRequestError: the run was begun with something else, its folder is not there, has another run's files in
-            it, or another process trains in it.
+            it, or another process trains in it; or a resource of the Trainer's has the name of the policy.
     """
+    check_beside({settings.resource_name}, algorithm.get_initial_resources() or {})
     store, log = algorithm.get_store(), algorithm.get_run_log()
     run_id = log.run_id or getattr(store, "run_id", None) or ""
     facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out)

@@ -8,6 +8,7 @@ models are computed here with a third of the operations, on the weights of the m
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
@@ -65,6 +66,9 @@ class ModelForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.rows = RowCache(model.config)
+        # transformers names it `cache` from 5.24 on, and drops the older name with 5.40
+        name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+        self._cache: dict[str, Any] = {name: self.rows, "use_cache": True}
         self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [FULL]) == {FULL}
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
@@ -76,9 +80,7 @@ class ModelForward:
             visible = torch.arange(length, device=tokens.device) <= position[:, None]  # (T - start, T)
             rest = {"position_ids": position[None], "attention_mask": visible.expand(count, 1, -1, -1)}
         self.rows.prepare_prompts(first_row, start)
-        output = self._model(
-            input_ids=tokens[:, start:], past_key_values=self.rows, use_cache=True, logits_to_keep=kept - start, **rest
-        )
+        output = self._model(input_ids=tokens[:, start:], logits_to_keep=kept - start, **self._cache, **rest)
         return output.logits[torch.arange(len(place), device=place.device), place]  # of (R, U, V), many times as large
 
     def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
@@ -88,7 +90,7 @@ class ModelForward:
         if not self.shares_prefixes or len(tokens) == 1 or shared < SHARED_TOKENS:
             return 0
         self.rows.prepare_prompts(first_row)
-        self._model(input_ids=tokens[:1, :shared], past_key_values=self.rows, use_cache=True, logits_to_keep=1)
+        self._model(input_ids=tokens[:1, :shared], logits_to_keep=1, **self._cache)
         self.rows.spread_rows(first_row, [0] * len(tokens))
         return shared
 
@@ -99,8 +101,7 @@ class ModelForward:
             input_ids=tokens[:, None],
             attention_mask=visible[:, None, None, :],
             position_ids=lengths[:, None],
-            past_key_values=self.rows,
-            use_cache=True,
+            **self._cache,
         )
         return output.logits[:, -1]
 

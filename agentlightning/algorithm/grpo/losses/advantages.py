@@ -17,6 +17,9 @@ from typing import get_args
 
 from agentlightning.algorithm.grpo.losses.reward_settings import Advantage, ScaleRewards
 
+_LARGEST = 1e100
+"""Of a weighted reward: squares of larger ones, and their sums, are not finite."""
+
 
 def rollout_advantages(
     rewards: Sequence[float],
@@ -44,14 +47,14 @@ def rollout_advantages(
         eps: added to the deviation; VERL has 1e-6, TRL 1e-4.
 
     Raises:
-        ValueError: The lengths differ, a reward is NaN or infinite, or `advantage` is unknown.
+        ValueError: The lengths differ, a reward is NaN or its squares are not finite, or `advantage` is unknown.
     """
     if advantage not in get_args(Advantage):
         raise ValueError(f"advantage must be one of {', '.join(map(repr, get_args(Advantage)))}, not {advantage!r}")
     if len(rewards) != len(groups):
         raise ValueError(f"one group per reward is needed: {len(rewards)} rewards, {len(groups)} groups")
     for position, reward in enumerate(rewards):
-        if not math.isfinite(reward):
+        if not abs(reward) <= _LARGEST:
             raise ValueError(f"reward {position} is {reward}: exclude rollouts without a finite reward")
     if advantage == "grpo":
         if scale_rewards == "group":

@@ -98,7 +98,7 @@ class RewardSettings:
                 f"{{'right': 1.0, 'short': 0.2}}; got {weights!r}"
             )
         for name, weight in weights.items():
-            check_number(f"reward_weights[{name!r}]", weight, float)
+            check_number(f"reward_weights[{name!r}]", weight, float, at_least=-1e30, at_most=1e30)
 
     @property
     def scales_by(self) -> ScaleRewards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -66,6 +67,21 @@ def test_logits_are_those_of_the_modules(settings: dict[str, Any]) -> None:
     assert isinstance(direct, LlamaForward)
     for own, other in zip(logits_of(ModelForward(model)), logits_of(direct), strict=True):
         torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_forward_takes_the_rows_as_cache_is_given_them_so() -> None:
+    name = {"cache", "past_key_values"} & inspect.signature(LlamaForCausalLM.forward).parameters.keys()
+
+    class Renamed(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, cache: Any = None, **rest: Any) -> Any:
+            assert cache is not None
+            return super().forward(input_ids=input_ids, **{min(name): cache}, **rest)
+
+    model = make_model()
+    renamed = Renamed(model.config).eval()
+    renamed.load_state_dict(model.state_dict())
+    for own, other in zip(logits_of(ModelForward(model)), logits_of(ModelForward(renamed)), strict=True):
+        torch.testing.assert_close(other, own)
 
 
 def test_changed_weights_are_used_at_once() -> None:
