@@ -189,15 +189,16 @@ async def rollouts_of_version(
 
     chosen = RolloutFilter(resources_id=resources_id, resources_version=version, has_reward=True)
     found: list[tuple[AttemptedRollout, float | None]] = []
-    offset = 0
+    cursor: str | None = None
     while len(found) < MOST_ROLLOUTS:
-        page = await store.query_rollout_summaries(filter=chosen, limit=1000, offset=offset)
+        page = await store.query_rollout_summaries(filter=chosen, limit=1000, cursor=cursor)
         rewards = {each.rollout_id: each.reward for each in page.items}
         if not rewards:
             break
         rollouts = await store.query_rollouts(rollout_id_in=list(rewards))
         found += [(each, rewards[each.rollout_id]) for each in rollouts if isinstance(each, AttemptedRollout)]
-        offset += len(page.items)
+        if (cursor := page.cursor) is None:
+            break
     return found
 
 
