@@ -21,6 +21,7 @@ from agentlightning.dashboard.reading import known_run
 from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.summaries.facts import input_text, preview_of
 from agentlightning.types import AttemptedRollout, RunRecord
 from agentlightning.utils.rewards import as_reward
 
@@ -92,7 +93,7 @@ async def compare(store: LightningStore, before: str, after: str, *, limit: int 
         p_value=found.p_value,
         test=found.method,
         verdict=found.verdict,
-        pairs=told[offset : offset + limit],
+        pairs=await _with_inputs(store, told[offset : offset + limit]),
         total=len(told),
     )
 
@@ -189,22 +190,33 @@ async def rollouts_of_version(
 
     chosen = RolloutFilter(resources_id=resources_id, resources_version=version, has_reward=True)
     found: list[tuple[AttemptedRollout, float | None]] = []
-    offset = 0
+    cursor: str | None = None
     while len(found) < MOST_ROLLOUTS:
-        page = await store.query_rollout_summaries(filter=chosen, limit=1000, offset=offset)
+        page = await store.query_rollout_summaries(filter=chosen, limit=1000, cursor=cursor)
         rewards = {each.rollout_id: as_reward(each.reward) for each in page.items}
         if not rewards:
             break
         rollouts = await store.query_rollouts(rollout_id_in=list(rewards))
         found += [(each, rewards[each.rollout_id]) for each in rollouts if isinstance(each, AttemptedRollout)]
-        offset += len(page.items)
+        if (cursor := page.cursor) is None:
+            break
     return found
+
+
+async def _with_inputs(store: LightningStore, pairs: Sequence[TaskPair]) -> list[TaskPair]:
+    """Return the pairs with what their tasks ask."""
+    ids = [rollout_id for pair in pairs if (rollout_id := pair.after_rollout_id or pair.before_rollout_id)]
+    rollouts = await store.query_rollouts(rollout_id_in=ids) if ids else ()
+    asked = {each.rollout_id: preview_of(input_text(each.input)) for each in rollouts}
+    names = (asked.get(pair.after_rollout_id or pair.before_rollout_id or "", "") for pair in pairs)
+    return [pair.model_copy(update={"input_preview": name}) for pair, name in zip(pairs, names, strict=True)]
 
 
 def _pair(pair: tuple[EvaluatedTask, EvaluatedTask]) -> TaskPair:
     early, late = pair
     return TaskPair(
         task=early.digest or str(early.input)[:200],
+        input_preview="",
         before_rollout_id=_rollout_of(early),
         after_rollout_id=_rollout_of(late),
         before=early.reward or 0.0,

@@ -28,21 +28,27 @@ _ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant", "func
 _CUT: Final = frozenset(("length", "max_tokens", "max_output_tokens", "MAX_TOKENS"))
 
 
-def conversation_of(found: Evidence, attempt_id: str) -> AttemptConversation:
-    """Return the calls of one attempt in the order of arrival, late ones included."""
+def conversation_of(found: Evidence, attempt_id: str, first: int | None = None) -> AttemptConversation:
+    """Return the calls of one attempt in the order of arrival, late ones included.
+
+    With `first` so many at most: `found` has the spans of the beginning only.
+    """
     reading = read_rollout(found.rollout, found.attempts, found.spans)
     ended = next((a.end_time for a in found.attempts if a.attempt_id == attempt_id), None)
-    shown: list[tuple[int, list[Fields]]] = []
+    shown = _Shown()
     calls: list[ConversationCall] = []
     cutter = _Cutter()
     for told in reading.explain().calls:
         if told.call.ref.attempt_id != attempt_id:
             continue
         prompt, replies = _said(told.call)
-        start, branch = _known(prompt, shown)
+        start, branch = shown.add(told.number, prompt, replies[:1])
         calls.append(_call(told, prompt[start:], replies, branch, ended, cutter))
-        shown.append((told.number, [*prompt, *replies[:1]]))
-    return AttemptConversation(calls=calls, shortened=cutter.shortened)
+        if first is not None:
+            calls[-1] = calls[-1].model_copy(update={"new_row": False, "why": None})
+            if len(calls) == first:
+                break
+    return AttemptConversation(calls=calls, shortened=cutter.shortened, whole=first is None)
 
 
 def _call(
@@ -79,21 +85,36 @@ def _call(
     )
 
 
-def _known(prompt: Sequence[Fields], shown: Sequence[tuple[int, list[Fields]]]) -> tuple[int, int | None]:
-    """Return how many messages of a prompt were shown before, and from which call it branches; None if it goes on from
-    the last one, or has nothing in common with any."""
-    best, of, whole = 0, None, False
-    for number, messages in reversed(shown):
-        common = 0
-        for one, other in zip(prompt, messages, strict=False):
-            if _key(one) != _key(other):
-                break
-            common += 1
-        if (common, common == len(messages)) > (best, whole) and common:
-            best, of, whole = common, number, common == len(messages)
-    if not shown or of is None or (of == shown[-1][0] and best == len(shown[-1][1])):
-        return best, None
-    return best, of
+class _Shown:
+    """The messages that were shown, as a tree of the beginnings of conversations; 0 is the empty one.
+
+    Each message is looked up once, and one that the call before had at the same place is only compared with it.
+    """
+
+    def __init__(self) -> None:
+        self._beginnings: dict[tuple[int, str], int] = {}
+        self._latest: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._before: list[Fields] = []
+        self._path: list[int] = []
+
+    def add(self, number: int, prompt: list[Fields], reply: list[Fields]) -> tuple[int, int | None]:
+        """Return how many messages of a prompt were shown before, and from which call it branches; None if it goes on
+        from the last one, or has nothing in common with any."""
+        same = next((at for at, (a, b) in enumerate(zip(prompt, self._before, strict=False)) if a != b), None)
+        path = self._path[: min(len(prompt), len(self._before)) if same is None else same]
+        messages, known, last = [*prompt, *reply], len(path), self._path[-1:]
+        for message in messages[len(path) :]:
+            beginning = (path[-1] if path else 0, _key(message))
+            if known == len(path) < len(prompt) and beginning in self._beginnings:
+                known += 1
+            path.append(self._beginnings.setdefault(beginning, len(self._beginnings) + 1))
+        shared = path[known - 1] if known else 0
+        branch = self._ended.get(shared, self._latest.get(shared)) if known and [shared] != last else None
+        self._latest.update(dict.fromkeys(path, number))
+        self._ended[path[-1] if path else 0] = number
+        self._before, self._path = messages, path
+        return known, branch
 
 
 def _key(message: Mapping[str, object]) -> str:

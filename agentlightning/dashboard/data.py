@@ -71,11 +71,14 @@ class Data:
 
     async def _conversation(self, request: Request) -> Value:
         from agentlightning.dashboard.conversation import conversation_of
-        from agentlightning.dashboard.reading import known_attempt, rollout_evidence
+        from agentlightning.dashboard.reading import first_evidence, known_attempt, rollout_evidence
 
         rollout_id, attempt_id = request.path_params["rollout_id"], request.path_params["attempt_id"]
+        limit = _whole(request, "limit", 0, MOST_PAIRS)
         async with self._places:
             attempt_id = await known_attempt(self._store(), rollout_id, attempt_id)
+            if limit and (begun := await first_evidence(self._store(), rollout_id, limit)) is not None:
+                return await asyncio.to_thread(conversation_of, begun, attempt_id, limit)
             found = await rollout_evidence(self._store(), rollout_id, attempt_id)
             return await asyncio.to_thread(conversation_of, found, attempt_id)
 

@@ -43,6 +43,7 @@ QUESTIONS: Final = (
         "conversation",
         "Return what was said in an attempt, call by call; `latest` is the last attempt",
         "AttemptConversation",
+        ("limit",),
     ),
     Question(
         "/comparison",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from agentlightning.algorithm.collect import Evidence, evidence
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Rollout, Run, RunRecord
+
+_SPANS_OF_CALL: Final = 3
+"""Two of the gateway and one of a tracer."""
 
 
 async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: str | None = None) -> Evidence:
@@ -21,6 +25,17 @@ async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: s
     if attempt_id is not None:
         _check_known(rollout_id, attempt_id, found.attempts)
     return found
+
+
+async def first_evidence(store: LightningStore, rollout_id: str, calls: int) -> Evidence | None:
+    """Return a rollout with the first spans of its only attempt, enough for so many calls as a rule; None if it has
+    several attempts, or no further spans, so that all of it is to be read."""
+    rollout, attempts = await _known_rollout(store, rollout_id), list(await store.query_attempts(rollout_id))
+    if len(attempts) > 1:
+        return None
+    most = _SPANS_OF_CALL * calls
+    spans = list(await store.query_spans(rollout_id, limit=most + 1))
+    return Evidence(rollout, attempts, spans[:most]) if len(spans) > most else None
 
 
 async def known_attempt(store: LightningStore, rollout_id: str, attempt_id: str) -> str:

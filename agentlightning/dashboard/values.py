@@ -216,6 +216,8 @@ class AttemptConversation(Value):
     """In the order of arrival."""
     shortened: int
     """Texts that were longer than the answer may be, and were cut."""
+    whole: bool
+    """All calls are here; if not, the first ones, without what is known at the end only: why each began a row."""
 
 
 class TaskPair(Value):
@@ -223,6 +225,8 @@ class TaskPair(Value):
 
     task: str
     """Digest of the task, or its place."""
+    input_preview: str
+    """The beginning of the task's input; empty where the store has no rollout of it any more."""
     before_rollout_id: str | None
     """A rollout of it on the first side."""
     after_rollout_id: str | None

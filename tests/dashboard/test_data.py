@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -179,6 +179,48 @@ async def test_a_message_is_shown_where_it_was_first_said(page: Page) -> None:
     assert [(call["new_row"], call["why"]) for call in calls[:2]] == [(True, "first_call"), (False, None)]
 
 
+async def test_a_message_of_a_long_conversation_is_read_once_and_not_once_for_each_later_call(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, normalise = list[str](), conversation._key  # pyright: ignore[reportPrivateUsage]
+
+    def counted(message: Mapping[str, object]) -> str:
+        read.append(str(message.get("content")))
+        return normalise(message)
+
+    monkeypatch.setattr(conversation, "_key", counted)
+    said, turns = [user("begin")], 60
+    spans = list[Span]()
+    for turn in range(turns):
+        spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
+        said = [*said, {"role": "assistant", "content": f"answer {turn}"}, user(f"result {turn}")]
+    calls = await page.conversation(await page.played(spans))
+    assert [len(call["messages_new"]) for call in calls] == [1] * turns
+    assert len(read) <= 4 * turns
+
+
+async def test_the_first_calls_of_a_long_attempt_are_told_without_reading_the_others(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = [s for n in range(9) for s in spoken_call(f"c{n}", n + 1, [n], [1], [user(f"say {n}")], f"{n}")]
+    rollout = await page.played([*spans, reward("r", None, 9.0, 1.0, sequence_id=20)])
+    path = f"/rollouts/{rollout.rollout_id}/attempts/latest/conversation"
+    whole = await page.get(path)
+    read, limits = page.store.query_spans, list[int]()
+
+    async def counted(rollout_id: str, *args: Any, **options: Any) -> Any:
+        limits.append(options.get("limit", -1))
+        return await read(rollout_id, *args, **options)
+
+    monkeypatch.setattr(page.store, "query_spans", counted)
+    begun = await page.get(f"{path}?limit=3")
+    assert (begun["whole"], whole["whole"], limits) == (False, True, [10])
+    untold = {"new_row": False, "why": None}
+    assert begun["calls"] == [{**call, **untold} for call in whole["calls"][:3]]
+    assert await page.get(f"{path}?limit=9") == whole
+    assert "from 0 to 1000" in str(await page.get(f"{path}?limit=1001", status=400))
+
+
 async def test_tools_reasoning_and_images_keep_their_form_and_no_image_its_bytes(page: Page) -> None:
     picture = b"not quite a picture"
     url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
@@ -218,7 +260,7 @@ async def test_late_cut_off_and_failed_calls_stand_in_their_place(page: Page) ->
     ]
     assert calls[1]["reply"] == []
     again_path = f"/rollouts/{rollout.rollout_id}/attempts/{again.attempt.attempt_id}/conversation"
-    assert await page.get(again_path) == {"calls": [], "shortened": 0}
+    assert await page.get(again_path) == {"calls": [], "shortened": 0, "whole": True}
 
 
 async def test_a_text_of_megabytes_is_cut_and_hostile_text_stays_text(

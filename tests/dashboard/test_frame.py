@@ -9,8 +9,11 @@ from playwright.sync_api import expect
 
 from tests.dashboard.browser import no_violations, nothing_cut_off
 from tests.dashboard.conftest import OpenView
+from tests.dashboard.facts import summaries
+from tests.dashboard.server import ROOT, StoreProcess
 
 pytestmark = pytest.mark.dashboard
+SCRIPTS = ROOT / "agentlightning" / "dashboard" / "static" / "assets"
 VIEWS = ("/runs", "/rollouts", "/compare", "/resources", "/workers", "/settings")
 
 
@@ -35,3 +38,25 @@ def test_the_page_follows_the_store_and_goes_everywhere_by_keyboard(open_view: O
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(f"#/{name.lower()}"))
         expect(page.get_by_role("heading", level=1)).to_be_visible()
+
+
+def test_the_page_goes_on_without_its_server(open_view: OpenView, demo_server: StoreProcess) -> None:
+    rollout_id = summaries(demo_server.address, page_limit=1)["items"][0]["rollout_id"]
+    page = open_view("/runs", address=demo_server.address, may_fail=True)
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    page.wait_for_function(
+        "(all) => performance.getEntriesByType('resource').filter(each => /\\.js$/.test(each.name)).length >= all",
+        arg=len(list(SCRIPTS.glob("*.js"))),
+    )
+    demo_server.kill()
+    expect(page.locator("[data-state=offline]")).to_contain_text("the server does not answer")
+    expect(page.locator("tbody [data-run]")).to_have_count(1)
+    for name in ("Rollouts", "Compare", "Resources", "Workers", "Settings", "Runs"):
+        page.get_by_role("navigation", name="Views").get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+    page.evaluate(f"location.hash = '#/rollouts/{rollout_id}?tab=waterfall'")
+    expect(page.locator("main [data-state=error]")).to_contain_text("The server does not answer")
+    assert page.url.startswith(demo_server.address)
+    demo_server.start()
+    expect(page.locator("[data-connection=live]")).to_be_visible(timeout=30_000)
+    expect(page.get_by_role("treegrid", name="Spans")).to_be_visible()

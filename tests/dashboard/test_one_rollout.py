@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from agentlightning.algorithm.runs.ledger_record import numbers_of
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.types import Span
+from tests.adapter.span_maker import spoken_call
 from tests.dashboard.browser import no_violations, nothing_cut_off
-from tests.dashboard.conftest import OpenView
+from tests.dashboard.conftest import OpenView, Serve
 from tests.dashboard.facts import ask, records, summaries, the_run
 from tests.dashboard.server import StoreProcess
-from tests.dashboard.stores import SPANS
+from tests.dashboard.stores import SPANS, run_async
 
 pytestmark = pytest.mark.dashboard
 TABS = ("conversation", "waterfall", "tokens", "attempts", "details")
@@ -162,3 +166,41 @@ def test_a_bar_stands_where_the_answer_of_a_call_begins_and_kl_colours_the_token
     told = [int(each.get_attribute("data-call") or "0") for each in row.locator("[data-call]").all()]
     assert told == calls
     expect(row.get_by_test_id("row-figures")).to_be_visible()
+
+
+def test_a_conversation_of_many_calls_is_drawn_page_by_page_and_its_first_calls_come_first(
+    open_view: OpenView, serve: Serve, tmp_path: Path
+) -> None:
+    turns = 230
+
+    async def make() -> str:
+        store = SQLiteLightningStore(tmp_path / "long.db", synchronous="NORMAL")
+        rollout = await store.start_rollout({"question": "a long task"}, mode="train")
+        place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        said, spans = [{"role": "user", "content": "begin"}], list[Span]()
+        for turn in range(turns):
+            spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
+            said = [
+                *said,
+                {"role": "assistant", "content": f"answer {turn}"},
+                {"role": "user", "content": f"result {turn}"},
+            ]
+        await store.add_many_spans([each.model_copy(update=place) for each in spans])
+        await store.update_attempt(
+            rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded", outcome="scored", reward=1.0
+        )
+        await store.close()
+        return rollout.rollout_id
+
+    rollout_id = run_async(make)
+    address = serve(tmp_path / "long.db").address
+    page = open_view(f"/rollouts/{rollout_id}", address=address)
+    expect(page.locator("[data-whole=true]")).to_have_text(f"Calls 1 to 50 of {turns}")
+    expect(page.locator("[data-call]")).to_have_count(50)
+    expect(page.locator("[data-call=c0]")).to_contain_text("answer 0")
+    expect(page.get_by_text("training reads rewards from spans. Its reward of 1 was set")).to_be_visible()
+    page.get_by_role("button", name="5", exact=True).first.click()
+    expect(page.locator("[data-call]")).to_have_count(turns % 50)
+    expect(page.locator(f"[data-call=c{turns - 1}]")).to_contain_text(f"result {turns - 2}")
+    expect(page).to_have_url(re.compile("calls=5"))
+    no_violations(page)

@@ -262,10 +262,38 @@ def test_a_group_shows_rewards_advantages_and_where_its_tokens_part(open_view: O
         )
 
 
+def test_a_step_before_the_last_ones_is_reached_by_keyboard_and_parts_of_bars_differ_by_pattern(
+    open_view: OpenView, serve: Serve, tmp_path: Path
+) -> None:
+    async def make() -> None:
+        store = SQLiteLightningStore(tmp_path / "steps.db", synchronous="NORMAL")
+        await store.start_run("many steps")
+        data = {"seconds": {"generate": 1.0, "train": 2.0}, "update": {"approx_kl": 0.0001}}
+        await store.add_run_records("many steps", [RunRecord(kind="step", step=n, data=data) for n in range(1, 31)])
+        await store.close()
+
+    run_async(make)
+    page = open_view("/runs/many%20steps", address=serve(tmp_path / "steps.db").address)
+    swatches = page.locator('[data-chart="Time of a step by phase"] .u-marker')
+    expect(swatches.last).to_be_visible()
+    drawn = swatches.evaluate_all("all => all.map(each => each.style.background).filter(Boolean)")
+    assert len(set(drawn)) == 2
+    assert "gradient" in drawn[0]
+    page.get_by_role("combobox", name="Rollouts of another step").focus()
+    page.keyboard.type("7")
+    page.get_by_role("option", name="7", exact=True).wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("step_from=7&step_to=7"))
+
+
 def test_two_steps_are_compared_and_each_side_leads_to_its_rollout(open_view: OpenView, store_address: str) -> None:
     run_id = the_run(store_address)
     told = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3")
     page = open_view(f"/compare?before={run_id}%3A0&after={run_id}%3A3")
+    task = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3&limit=1")["pairs"][0]
+    expect(page.locator("main tbody tr td").first).to_have_attribute("title", task["task"])
+    expect(page.locator("main tbody tr td").first).not_to_contain_text(task["task"][:16])
     expect(page.locator("[data-verdict]")).to_contain_text("after is better")
     facts = page.locator("main").inner_text()
     for name in ("gained", "lost", "unchanged"):

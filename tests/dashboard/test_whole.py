@@ -66,6 +66,7 @@ def test_workers_say_what_they_did(open_view: OpenView) -> None:
     expect(page.get_by_text("without a sign of life for 30.0 s is silent")).to_be_visible()
     page.clock.set_fixed_time(time.time() * 1000 + 60_000)  # a minute later, without waiting for it
     expect(page.get_by_text("? silent")).to_have_count(2)
+    expect(page.locator("[data-status=gone]")).to_have_count(2)  # they had nothing to do: no fault, no orange
 
 
 @pytest.mark.parametrize("view", ["/runs", "/rollouts", "/resources", "/workers"])

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
@@ -41,7 +41,7 @@ from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
 from agentlightning.store.sqlite import SQLiteBackend
 from agentlightning.store.sqlite.tx import SQLiteTx
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
 
 LEASE = 0.3
 
@@ -402,7 +402,27 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
         plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement.replace("Inf", "1e999"))]
         walks += [f"{step}: {statement}" for step in plan if step.startswith("SCAN") and "USING" not in step]
     connection.close()
-    assert [walk for walk in walks if "json_each" not in walk] == []
+    assert [walk for walk in walks if "json_each" not in walk and not walk.startswith("SCAN (subquery")] == []
+
+
+async def test_what_a_page_of_the_file_passes_over_is_read_from_an_index_alone(tmp_path: Path) -> None:
+    await SQLiteLightningStore(tmp_path / "x.db").close()
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    plans = [Plan(sort_by="start_time", limit=10, offset=30_000, run_id=run, descending=True) for run in (None, ("r",))]
+    for plan in plans:
+        SQLiteTx(connection).find(plan)
+    connection.set_trace_callback(None)
+    steps = [
+        row[3] for text in statements if "body" in text for row in connection.execute("EXPLAIN QUERY PLAN " + text)
+    ]
+    connection.close()
+    read = [step for step in steps if "rollouts" in step and "PRIMARY KEY" not in step]
+    assert len(read) == len(plans) * len(get_args(RolloutStatus))
+    assert [step for step in read if "COVERING INDEX" not in step] == []
+    # what reads the bodies passes over none: its page is chosen by number before
+    assert [text for text in statements if "body" in text and not text.endswith("number")] == []
 
 
 # --- full, gone --------------------------------------------------------------------------------------------------

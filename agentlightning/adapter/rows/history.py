@@ -46,8 +46,7 @@ class History:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, call: ModelCall) -> None:
-        conversation = conversation_of_call(call)
+    def add(self, call: ModelCall, conversation: Conversation | None) -> None:
         if conversation is None or not (whole := conversation.whole):
             return
         number = len(self._calls)

@@ -68,14 +68,16 @@ class Seams:
         self._decode = decode
         self._history = History()
         self._known = 0
+        self._read: dict[int, Conversation | None] = {}
 
     def start(self, number: int, walk: Walk[Any]) -> RowStart:
         """Return why the call with this number, whose prompt was followed so far, begins a row. Ask in order."""
         call = self._calls[number]
         while self._known < number:
-            self._history.add(self._calls[self._known])
+            read = self._read.pop(self._known, None) or conversation_of_call(self._calls[self._known])
+            self._history.add(self._calls[self._known], read)
             self._known += 1
-        conversation = conversation_of_call(call)
+        conversation = self._read[number] = conversation_of_call(call)
         if conversation is not None:
             found = self._history.predecessor(conversation)
             if found is not None:

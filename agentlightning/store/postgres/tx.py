@@ -146,9 +146,10 @@ class PostgresTx:
         if plan.limit == 0:
             return [], total
         page_values = (*values, None if plan.limit == -1 else min(plan.limit, _MOST), min(plan.offset, _MOST))
-        return self._bodies(
-            f"SELECT body, rollout_id FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s", page_values
-        ), total
+        # the bodies are fetched for the page only, not passed over or sorted with the rest
+        numbers = f"SELECT number FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s"
+        query = f"SELECT body, rollout_id FROM agl_rollouts WHERE partition = %s AND number IN ({numbers}){order}"
+        return self._bodies(query, (self._partition, *page_values)), total
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
         return summaries.find(self._link, self._partition, plan)

@@ -171,12 +171,13 @@ class SQLiteTx:
             run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
             needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
             values = [value for status in statuses for value in (status, *of_run, needed)]
-            first = f"number IN (SELECT number FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?)"
-            chosen = " OR ".join([first] * len(statuses))
-            query = f"SELECT body, rollout_id FROM rollouts WHERE {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
-        else:  # the bodies are fetched for the page only, not sorted with the rest
-            numbers = f"SELECT number FROM rollouts{where} ORDER BY {order} LIMIT ? OFFSET ?"
-            query = f"SELECT body, rollout_id FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
+            first = f"SELECT number, start_time FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?"
+            chosen = f"({' UNION ALL '.join([f'SELECT * FROM ({first})'] * len(statuses))})"
+        else:
+            chosen = f"rollouts{where}"
+        # the bodies are fetched for the page only, not sorted with the rest
+        numbers = f"SELECT number FROM {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
+        query = f"SELECT body, rollout_id FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
         return self._records(query, [*values, min(plan.limit, _MOST), min(plan.offset, _MOST)]), total
 
     def _records(self, query: str, values: Iterable[object]) -> list[Record]:

@@ -157,11 +157,12 @@ export const explanationQuery = (rolloutId: string) =>
     queryFn: ({ signal }) => call<RolloutExplanation>(`/rollouts/${part(rolloutId)}/explanation`, { signal }),
   });
 
-export const conversationQuery = (rolloutId: string, attemptId: string) =>
+/** The conversation of an attempt; with a limit its first calls, which come soon where there are very many. */
+export const conversationQuery = (rolloutId: string, attemptId: string, limit?: number) =>
   queryOptions({
-    queryKey: ["rollouts", "conversation", rolloutId, attemptId],
+    queryKey: ["rollouts", "conversation", rolloutId, attemptId, limit],
     queryFn: ({ signal }) =>
-      call<AttemptConversation>(`/rollouts/${part(rolloutId)}/attempts/${part(attemptId)}/conversation`, { signal }),
+      call<AttemptConversation>(`/rollouts/${part(rolloutId)}/attempts/${part(attemptId)}/conversation`, { query: { limit }, signal }),
   });
 
 export const treeQuery = (rolloutId: string, attemptId: string) =>

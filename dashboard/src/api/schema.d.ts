@@ -3220,6 +3220,11 @@ export interface components {
              * @description Texts that were longer than the answer may be, and were cut.
              */
             shortened: number;
+            /**
+             * Whole
+             * @description All calls are here; if not, the first ones, without what is known at the end only: why each began a row.
+             */
+            whole: boolean;
         };
         /**
          * CallExplanation
@@ -3780,6 +3785,11 @@ export interface components {
              * @description Digest of the task, or its place.
              */
             task: string;
+            /**
+             * Input Preview
+             * @description The beginning of the task's input; empty where the store has no rollout of it any more.
+             */
+            input_preview: string;
             /**
              * Before Rollout Id
              * @description A rollout of it on the first side.
@@ -6964,7 +6974,9 @@ export interface operations {
     };
     conversation: {
         parameters: {
-            query?: never;
+            query?: {
+                limit?: number;
+            };
             header?: never;
             path: {
                 rollout_id: string;

@@ -1,6 +1,6 @@
 /** The frame of every view: navigation, whether the page is live, and the place for the view itself. */
 
-import { Anchor, AppShell, Burger, Group, NavLink, Text, VisuallyHidden } from "@mantine/core";
+import { Alert, Anchor, AppShell, Burger, Group, NavLink, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { useQuery } from "@tanstack/react-query";
 import { Link, Outlet, useLocation } from "@tanstack/react-router";
@@ -9,6 +9,7 @@ import { useEffect } from "react";
 import { serverQuery } from "../api/questions.ts";
 import { ConnectionSign, LagSign } from "./ConnectionSign.tsx";
 import { useLiveStore } from "./live.ts";
+import { loadAhead } from "./views.ts";
 
 const places = [
   { to: "/runs", label: "Runs" },
@@ -26,6 +27,9 @@ export function Shell() {
   useQuery(serverQuery()); // every view counts by the server's clock
   const here = pathname === "/" ? "/runs" : pathname;
   useEffect(close, [pathname, close]);
+  useEffect(() => {
+    if (connection === "live") loadAhead();
+  }, [connection]);
   return (
     <AppShell
       header={{ height: 48 }}
@@ -60,7 +64,13 @@ export function Shell() {
         ))}
       </AppShell.Navbar>
       <AppShell.Main id="main" tabIndex={-1}>
-        <VisuallyHidden role="status">{connection === "lost" ? "Connection to the server lost" : ""}</VisuallyHidden>
+        <div role="status">
+          {connection === "lost" ? (
+            <Alert color="orange" mb="md" p="xs" title="✕ Offline: the server does not answer" data-state="offline">
+              What was read before stays here; the page tries again by itself.
+            </Alert>
+          ) : null}
+        </div>
         <Outlet />
       </AppShell.Main>
     </AppShell>

@@ -5,9 +5,11 @@
 
 import { createHashHistory, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 
-import { Missing } from "../parts/States.tsx";
+import { Failure, Missing } from "../parts/States.tsx";
 import { parseSearch, stringifySearch } from "../pure/address.ts";
 import { Shell } from "./Shell.tsx";
+import { views } from "./views.ts";
+
 /** Search parameters as they stand in the address, all of them texts; each view reads those it knows. */
 export type Search = Record<string, string | undefined>;
 
@@ -18,67 +20,67 @@ const home = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/",
-  component: lazyRouteComponent(() => import("../views/runs/Runs.tsx"), "Runs"),
+  component: lazyRouteComponent(views.Runs, "Runs"),
 });
 const runs = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/runs",
-  component: lazyRouteComponent(() => import("../views/runs/Runs.tsx"), "Runs"),
+  component: lazyRouteComponent(views.Runs, "Runs"),
 });
 const run = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/runs/$runId",
-  component: lazyRouteComponent(() => import("../views/run/RunOverview.tsx"), "RunOverview"),
+  component: lazyRouteComponent(views.RunOverview, "RunOverview"),
 });
 const group = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/runs/$runId/steps/$step/groups/$task",
-  component: lazyRouteComponent(() => import("../views/group/Group.tsx"), "Group"),
+  component: lazyRouteComponent(views.Group, "Group"),
 });
 const rollouts = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/rollouts",
-  component: lazyRouteComponent(() => import("../views/rollouts/Rollouts.tsx"), "Rollouts"),
+  component: lazyRouteComponent(views.Rollouts, "Rollouts"),
 });
 const rollout = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/rollouts/$rolloutId",
-  component: lazyRouteComponent(() => import("../views/rollout/RolloutPage.tsx"), "RolloutPage"),
+  component: lazyRouteComponent(views.RolloutPage, "RolloutPage"),
 });
 const compare = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/compare",
-  component: lazyRouteComponent(() => import("../views/compare/Compare.tsx"), "Compare"),
+  component: lazyRouteComponent(views.Compare, "Compare"),
 });
 const resources = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/resources",
-  component: lazyRouteComponent(() => import("../views/resources/Resources.tsx"), "Resources"),
+  component: lazyRouteComponent(views.Resources, "Resources"),
 });
 const resource = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/resources/$resourcesId",
-  component: lazyRouteComponent(() => import("../views/resources/ResourceVersions.tsx"), "ResourceVersions"),
+  component: lazyRouteComponent(views.ResourceVersions, "ResourceVersions"),
 });
 const workers = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/workers",
-  component: lazyRouteComponent(() => import("../views/workers/Workers.tsx"), "Workers"),
+  component: lazyRouteComponent(views.Workers, "Workers"),
 });
 const settings = createRoute({
   ...anySearch,
   getParentRoute: () => root,
   path: "/settings",
-  component: lazyRouteComponent(() => import("../views/settings/Settings.tsx"), "Settings"),
+  component: lazyRouteComponent(views.Settings, "Settings"),
 });
 
 export const router = createRouter({
@@ -99,6 +101,7 @@ export const router = createRouter({
   parseSearch,
   stringifySearch,
   defaultPreload: "intent",
+  defaultErrorComponent: ({ error, reset }) => <Failure error={error} retry={reset} what="This view" />,
   scrollRestoration: true,
 });
 

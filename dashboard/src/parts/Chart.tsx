@@ -6,8 +6,8 @@ import { useEffect, useRef } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
-import { series as colors } from "../app/palette.ts";
-import { decimal } from "../pure/format.ts";
+import { series as colors, type Colour } from "../app/palette.ts";
+import { decimal, ticks } from "../pure/format.ts";
 import { named } from "../pure/visible.ts";
 
 export interface Series {
@@ -16,7 +16,7 @@ export interface Series {
   /** Bounds of an interval around each value. */
   low?: (number | null)[];
   high?: (number | null)[];
-  color?: string;
+  color?: Colour;
   dash?: number[];
 }
 
@@ -105,8 +105,39 @@ function thin(count: number): number[] {
   return Array.from({ length: Math.ceil(count / pace) }, (_, place) => place * pace);
 }
 
-function colorOf(each: Series, place: number): string {
-  return each.color ?? colors[place % colors.length] ?? "#888";
+function colorOf(each: Series, place: number, scheme: string): string {
+  return (each.color ?? colors[place % colors.length] ?? colors[0])?.[scheme === "dark" ? 1 : 0] ?? "#888";
+}
+
+/** The directions of the stripes by which parts of a stack differ beside their colour; the first has none. */
+const STRIPES = ["", "45deg", "135deg", "0deg", "90deg"] as const;
+
+/** What stands in the legend for a part of a stack. */
+function swatch(color: string, place: number, page: string): string {
+  const angle = STRIPES[place % STRIPES.length];
+  return angle ? `repeating-linear-gradient(${angle}, ${color} 0 3px, ${page} 3px 4.5px)` : color;
+}
+
+/** The same as a fill of bars. */
+function striped(color: string, place: number, page: string): string | CanvasPattern {
+  const angle = STRIPES[place % STRIPES.length];
+  const tile = document.createElement("canvas");
+  const size = 8 * (window.devicePixelRatio || 1);
+  tile.width = tile.height = size;
+  const ctx = tile.getContext("2d");
+  if (!angle || !ctx) return color;
+  ctx.fillStyle = color;
+  ctx.fillRect(0, 0, size, size);
+  ctx.strokeStyle = page;
+  ctx.lineWidth = size / 5;
+  ctx.beginPath();
+  for (const at of [-size, 0, size]) {
+    const [from, to] = { "45deg": [[at, 0], [at + size, size]], "135deg": [[at + size, 0], [at, size]], "0deg": [[0, size / 2], [size, size / 2]], "90deg": [[size / 2, 0], [size / 2, size]] }[angle] as [[number, number], [number, number]];
+    ctx.moveTo(...from);
+    ctx.lineTo(...to);
+  }
+  ctx.stroke();
+  return ctx.createPattern(tile, "repeat") ?? color;
 }
 
 function data({ steps, series, kind }: Props): uPlot.AlignedData {
@@ -130,6 +161,7 @@ function options(
   scheme: string,
   format: (value: number | null) => string,
 ): uPlot.Options {
+  const page = scheme === "dark" ? "#242424" : "#ffffff";
   const ink = scheme === "dark" ? "#c9c9c9" : "#495057";
   const grid = { stroke: scheme === "dark" ? "#3a3a3a" : "#e9ecef", width: 1 };
   const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui", size: 44 };
@@ -141,9 +173,9 @@ function options(
       const place = series.length - 1 - back;
       shown.push({
         label: each.label,
-        stroke: colorOf(each, place),
-        fill: colorOf(each, place),
-        width: 0,
+        stroke: page,
+        fill: striped(colorOf(each, place, scheme), place, page) as string,
+        width: 1,
         paths: bars,
         points: { show: false },
         value: (_, __, ___, at) => (at === null ? "–" : format(each.values[at] ?? null)),
@@ -154,7 +186,7 @@ function options(
       const first = shown.length;
       shown.push({
         label: each.label,
-        stroke: colorOf(each, place),
+        stroke: colorOf(each, place, scheme),
         width: 2,
         dash: each.dash,
         spanGaps: true,
@@ -171,7 +203,7 @@ function options(
       });
       if (each.low && each.high) {
         for (const _ of [0, 1]) shown.push({ show: true, width: 0, points: { show: false }, class: "agl-hidden", spanGaps: true });
-        bands.push({ series: [first + 2, first + 1], fill: `${colorOf(each, place)}2b` });
+        bands.push({ series: [first + 2, first + 1], fill: `${colorOf(each, place, scheme)}2b` });
       }
     });
   }
@@ -182,13 +214,27 @@ function options(
     bands,
     scales: {
       x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low - (kind === "stack" ? 0.5 : 0), high + (kind === "stack" ? 0.5 : 0)]) },
-      y: { range: range ? () => range : kind === "stack" ? (_, __, high) => [0, (high || 1) * 1.05] : undefined },
+      y: { range: range ? () => range : kind === "stack" ? (_, __, high) => [0, (high || 1) * 1.05] : (_, low, high) => (low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) },
     },
     axes: [
       { ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], space: 48 },
-      { ...axis, size: 52 },
+      { ...axis, size: (_, labels) => Math.max(52, 22 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length))), values: (_, splits) => ticks(splits) },
     ],
-    legend: { live: true },
+    legend: {
+      live: true,
+      ...(kind === "stack"
+        ? {
+            markers: {
+              width: 0,
+              fill: (_: uPlot, shown: number) => {
+                const place = series.length - shown;
+                const each = series[place];
+                return each ? swatch(colorOf(each, place, scheme), place, page) : page;
+              },
+            },
+          }
+        : {}),
+    },
     cursor: { drag: { x: true, y: false }, points: { size: 6 } },
     hooks: {
       draw: [

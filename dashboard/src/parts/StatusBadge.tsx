@@ -18,6 +18,7 @@ const looks: Record<string, { sign: string; color: string }> = {
   interrupted: { sign: "■", color: "gray" },
   unscored: { sign: "–", color: "gray" },
   busy: { sign: "▶", color: "blue" },
+  gone: { sign: "○", color: "gray" },
   idle: { sign: "◌", color: "gray" },
   unknown: { sign: "?", color: "orange" },
 };

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ago, bytes, decimal, duration, moment, pValue, percent } from "./format.ts";
+import { ago, bytes, counted, decimal, duration, inputWords, moment, pValue, percent, ticks } from "./format.ts";
 
 test("a duration says its units at every size", () => {
   assert.equal(duration(0.84), "840 ms");
@@ -22,6 +22,27 @@ test("numbers keep what matters", () => {
   assert.equal(pValue(1e-46), "p < 0.001");
   assert.equal(bytes(999), "999 B");
   assert.equal(bytes(17_252_352), "17 MB");
+});
+
+test("one thing is no plural", () => {
+  assert.equal(counted(1, "rollout"), "1 rollout");
+  assert.equal(counted(0, "run"), "0 runs");
+  assert.equal(counted(1200, "run"), "1,200 runs");
+});
+
+test("numbers along an axis differ", () => {
+  assert.deepEqual(ticks([0, 0.0001, 0.0002]), ["0", "0.0001", "0.0002"]);
+  assert.deepEqual(ticks([0, 0.25, 0.5]), ["0", "0.25", "0.5"]);
+  assert.deepEqual(ticks([0, 2e-9, 4e-9]), ["0", "2e-9", "4e-9"]);
+  assert.deepEqual(ticks([-500, 0, 1500]), ["-500", "0", "1,500"]);
+});
+
+test("an input is shown in words, also where its JSON is cut", () => {
+  assert.equal(inputWords('{"question": "A \\"room\\"?"}'), 'A "room"?');
+  assert.equal(inputWords('{"question": "A room for se'), "A room for se");
+  assert.equal(inputWords('{"question": "A room", "level": 3}'), "A room, level: 3");
+  assert.equal(inputWords("plain text"), "plain text");
+  assert.equal(inputWords("[1, 2]"), "[1, 2]");
 });
 
 test("moments follow the chosen time zone", () => {

@@ -6,6 +6,37 @@ export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? UNKNOWN : value.toLocaleString("en-US");
 }
 
+/** So many things by their name: `1 rollout`, `1,200 rollouts`. */
+export function counted(value: number, name: string): string {
+  return `${count(value)} ${name}${value === 1 ? "" : "s"}`;
+}
+
+/** The numbers along an axis, each with as many places as tell it from its neighbours. */
+export function ticks(values: readonly number[]): string[] {
+  const step = Math.abs((values[1] ?? 0) - (values[0] ?? 0));
+  if (step === 0 || step >= 1) return values.map((value) => Number(value.toFixed(2)).toLocaleString("en-US"));
+  const places = Math.ceil(-Math.log10(step)) + 1;
+  return values.map((value) => {
+    if (Math.abs(value) < step / 1000) return "0";
+    return places > 5 ? String(Number(value.toPrecision(4)).toExponential()) : String(Number(value.toFixed(places)));
+  });
+}
+
+/** The input of a task in words, of the beginning of its JSON: the first value stands without its name. */
+export function inputWords(preview: string): string {
+  if (!preview.startsWith("{")) return preview;
+  const values = preview.replace(/^\{"(?:[^"\\]|\\.)*": /, "").replace(/\}$/, "");
+  return values.replace(/"((?:[^"\\]|\\.)*)(?:"|\\?$)/g, (_, text: string) => spoken(text));
+}
+
+function spoken(text: string): string {
+  try {
+    return String(JSON.parse(`"${text}"`));
+  } catch {
+    return text; // an escape that was cut
+  }
+}
+
 /** A reward, log-probability or the like: at most three places, never in exponents between 0.001 and 100,000. */
 export function decimal(value: number | null | undefined, places = 3): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;

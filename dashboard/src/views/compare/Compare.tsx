@@ -1,6 +1,6 @@
 /** The same tasks on two sides: steps of a run, two runs, or two versions of a prompt, with the paired test. */
 
-import { Anchor, Badge, Group, Pagination, Select, Stack, Table, Text, TextInput, Title } from "@mantine/core";
+import { Anchor, Badge, Group, Pagination, ScrollArea, Select, Stack, Table, Text, TextInput, Title } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 
 import { comparisonQuery, recordsQuery, runsQuery } from "../../api/questions.ts";
@@ -9,7 +9,7 @@ import { useAddress } from "../../app/useAddress.ts";
 import { Facts } from "../../parts/Facts.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
-import { count, decimal, pValue } from "../../pure/format.ts";
+import { count, decimal, inputWords, pValue } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 
 const PAGE = 200;
@@ -120,7 +120,8 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
           ["Unchanged", count(found.unchanged)],
         ]}
       />
-      <Table fz="sm" aria-label="Tasks" highlightOnHover>
+      <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of tasks", role: "region" }}>
+      <Table fz="sm" aria-label="Tasks" highlightOnHover miw={640}>
         <Table.Thead>
           <Table.Tr>
             <Table.Th>Task</Table.Th>
@@ -133,7 +134,9 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
         <Table.Tbody>
           {found.pairs.map((pair, place) => (
             <Table.Tr key={`${pair.task} ${place}`}>
-              <Table.Td className="agl-attribute">{named(String(pair.task))}</Table.Td>
+              <Table.Td className="agl-attribute" title={named(pair.task)}>
+                {named(inputWords(pair.input_preview) || pair.task, 120)}
+              </Table.Td>
               <Table.Td ta="right" className="agl-number">
                 {decimal(pair.before)}
               </Table.Td>
@@ -151,6 +154,7 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
           ))}
         </Table.Tbody>
       </Table>
+      </ScrollArea>
       {found.total > PAGE ? <Pagination size="sm" total={Math.ceil(found.total / PAGE)} value={page} onChange={put} getControlProps={(control) => ({ "aria-label": `${control} page` })} /> : null}
     </Stack>
   );

@@ -10,7 +10,7 @@ import type { LedgerData, LedgerRow, RolloutFilter } from "../../api/types.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { href } from "../../pure/address.ts";
-import { decimal } from "../../pure/format.ts";
+import { counted, decimal, inputWords } from "../../pure/format.ts";
 import { firstDifference } from "../../pure/parting.ts";
 import { shownToken, tokensOf } from "../../pure/tokenRows.ts";
 import { named } from "../../pure/visible.ts";
@@ -51,7 +51,7 @@ export function Group() {
           ) : (
             <>
               <Text size="sm" className="agl-text">
-                {named(items[0]?.input_preview ?? "", 500)}
+                {named(inputWords(items[0]?.input_preview ?? ""), 500)}
               </Text>
               <Text size="sm" c="dimmed" data-testid="parting">
                 {parting === null
@@ -95,7 +95,7 @@ export function Group() {
                           {decimal(data?.advantage)}
                         </Table.Td>
                         <Table.Td className="agl-nowrap">
-                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${data.calls.length} calls` : `○ ${named((reason ?? "no call").replaceAll("_", " "), 80)}`}
+                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${counted(data.calls.length, "call")}` : `○ ${named((reason ?? "no call").replaceAll("_", " "), 80)}`}
                         </Table.Td>
                         <Table.Td ff="monospace" className="agl-attribute">
                           {shown[place]?.length ? (

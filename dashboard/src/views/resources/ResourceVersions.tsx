@@ -11,7 +11,7 @@ import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
 import { Tree } from "../../parts/Tree.tsx";
 import { href } from "../../pure/address.ts";
-import { bytes, count, decimal } from "../../pure/format.ts";
+import { bytes, count, counted, decimal } from "../../pure/format.ts";
 import { named, visible } from "../../pure/visible.ts";
 import { foldedPieces, wordDiff } from "../../pure/words.ts";
 
@@ -56,7 +56,7 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
     return (
       <>
         {decimal(group?.mean)}
-        {interval}, {count(group?.count ?? 0)} rollouts{" "}
+        {interval}, {counted(group?.count ?? 0, "rollout")}{" "}
         <Anchor size="sm" underline="always" href={href(["rollouts"], { resources: resourcesId, version: number })}>
           show those of version {number}
         </Anchor>

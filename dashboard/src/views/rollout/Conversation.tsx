@@ -1,37 +1,61 @@
 /** What was said, call by call, and what became of each call in training. */
 
-import { Alert, Badge, Group, Paper, Stack, Text } from "@mantine/core";
+import { Alert, Badge, Group, Pagination, Paper, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 
 import { conversationQuery, explanationQuery } from "../../api/questions.ts";
 import type { CallExplanation, ConversationCall, ShownMessage } from "../../api/types.ts";
+import { useAddress } from "../../app/useAddress.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
-import { bytes, count, duration } from "../../pure/format.ts";
+import { bytes, count, decimal, duration } from "../../pure/format.ts";
 import { TrainedSign } from "./TrainedSign.tsx";
 import { named } from "../../pure/visible.ts";
+
+/** So many calls are drawn at once, and asked for first. */
+const CALLS = 50;
 
 interface Props {
   rolloutId: string;
   attemptId: string;
   error: { type: string; message: string; traceback?: string | null } | null;
+  /** What the store has as the reward of the attempt. */
+  reward: number | null;
 }
 
-export function Conversation({ rolloutId, attemptId, error }: Props) {
-  const conversation = useQuery(conversationQuery(rolloutId, attemptId));
-  const explanation = useQuery(explanationQuery(rolloutId));
+export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
+  const [search, change] = useAddress();
+  const first = useQuery(conversationQuery(rolloutId, attemptId, CALLS));
+  const all = useQuery({ ...conversationQuery(rolloutId, attemptId), enabled: first.data?.whole === false });
+  const conversation = all.data || all.isError ? all : first;
+  const explanation = useQuery({ ...explanationQuery(rolloutId), enabled: !first.isPending });
   const told = new Map(explanation.data?.calls.map((call) => [`${call.attempt_id} ${call.call_id}`, call]));
   return (
     <Stack gap="md">
       {error ? <AgentError error={error} /> : null}
       {explanation.data?.verdict ? (
         <Text size="sm" c="dimmed">
-          Nothing of this rollout is trained: {explanation.data.verdict.replaceAll("_", " ")}.
+          Nothing of this rollout is trained:{" "}
+          {explanation.data.verdict === "no_reward" && reward !== null
+            ? `no span of its attempt has a reward, and training reads rewards from spans. Its reward of ${decimal(reward)} was set by update_attempt; emit it in the agent instead.`
+            : `${explanation.data.verdict.replaceAll("_", " ")}.`}
         </Text>
       ) : null}
       <Answer query={conversation} what="Conversation">
-        {({ calls, shortened }) =>
-          calls.length === 0 ? (
+        {({ calls, shortened, whole }) => {
+          const pages = Math.max(1, Math.ceil(calls.length / CALLS));
+          const page = Math.min(Math.max(1, Math.floor(Number(search.calls)) || 1), pages);
+          const from = (page - 1) * CALLS;
+          const pager = pages > 1 ? (
+            <Pagination
+              size="sm"
+              total={pages}
+              value={page}
+              onChange={(next) => change({ calls: String(next) })}
+              getControlProps={(control) => ({ "aria-label": `${control} page` })}
+            />
+          ) : null;
+          return calls.length === 0 ? (
             <Empty title="No model call was recorded in this attempt">
               {explanation.data?.notes.map((note) => (
                 <Text key={note} size="sm" c="dimmed" component="div">
@@ -46,12 +70,19 @@ export function Conversation({ rolloutId, attemptId, error }: Props) {
                   {shortened} very long {shortened === 1 ? "text is" : "texts are"} cut here; the whole is in its span.
                 </Text>
               ) : null}
-              {calls.map((call) => (
+              {whole && pages === 1 ? null : (
+                <Text size="sm" c="dimmed" role="status" data-whole={whole}>
+                  {whole ? `Calls ${count(from + 1)} to ${count(Math.min(from + CALLS, calls.length))} of ${count(calls.length)}` : `The first ${count(calls.length)} calls; the others are still being read`}
+                </Text>
+              )}
+              {pager}
+              {calls.slice(from, from + CALLS).map((call) => (
                 <Call key={call.call_id} call={call} told={told.get(`${attemptId} ${call.call_id}`)} />
               ))}
+              {pager}
             </>
-          )
-        }
+          );
+        }}
       </Answer>
     </Stack>
   );

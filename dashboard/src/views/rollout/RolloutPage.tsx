@@ -8,6 +8,7 @@ import { lazy, Suspense, useState, type ReactNode } from "react";
 import { attemptsQuery, rolloutQuery } from "../../api/questions.ts";
 import type { Attempt, AttemptedRollout, Rollout } from "../../api/types.ts";
 import { useAddress } from "../../app/useAddress.ts";
+import { views } from "../../app/views.ts";
 import { Facts } from "../../parts/Facts.tsx";
 import { Moment } from "../../parts/Moment.tsx";
 import { Answer, Empty, Loading } from "../../parts/States.tsx";
@@ -22,8 +23,8 @@ import { Details } from "./Details.tsx";
 import { Neighbours } from "./Neighbours.tsx";
 import { named } from "../../pure/visible.ts";
 
-const Waterfall = lazy(() => import("../waterfall/Waterfall.tsx").then((module) => ({ default: module.Waterfall })));
-const Tokens = lazy(() => import("../tokens/Tokens.tsx").then((module) => ({ default: module.Tokens })));
+const Waterfall = lazy(() => views.Waterfall().then((module) => ({ default: module.Waterfall })));
+const Tokens = lazy(() => views.Tokens().then((module) => ({ default: module.Tokens })));
 
 const RUNNING = ["queuing", "requeuing", "preparing", "running"];
 
@@ -108,7 +109,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
         </Tabs.List>
         <Tabs.Panel value="conversation" pt="md">
           <OfAttempt attempt={attempt}>
-            {(id) => <Conversation rolloutId={rollout.rollout_id} attemptId={id} error={attempt?.error ?? null} />}
+            {(id) => <Conversation rolloutId={rollout.rollout_id} attemptId={id} error={attempt?.error ?? null} reward={attempt?.reward ?? null} />}
           </OfAttempt>
         </Tabs.Panel>
         <Tabs.Panel value="waterfall" pt="md">

@@ -13,7 +13,7 @@ import { useAddress } from "../../app/useAddress.ts";
 import { Empty, Failure, Loading } from "../../parts/States.tsx";
 import { href, type SearchValues } from "../../pure/address.ts";
 import { filterOf } from "../../pure/filters.ts";
-import { count } from "../../pure/format.ts";
+import { count, counted } from "../../pure/format.ts";
 import { carried } from "../../pure/place.ts";
 import { chosenColumns, type Column } from "./columns.tsx";
 import { exportRows, save, type Form } from "./exporting.ts";
@@ -95,7 +95,7 @@ export function Rollouts() {
         </Title>
         <Group gap="sm">
           <Text size="sm" role="status" data-total={told}>
-            {told === undefined ? "" : `${count(told)} ${told === 1 ? "rollout" : "rollouts"}`}
+            {told === undefined ? "" : counted(told, "rollout")}
           </Text>
           {held === null ? null : <NewRows filter={filter} since={held} show={toNew} />}
           <Exporting shown={shown} filter={filter} order={order} />
@@ -249,8 +249,8 @@ function Exporting({ shown, filter, order }: ExportingProps) {
       const tell = (done: number, total: number): void => setState({ done, total });
       const found = await exportRows(form, shown, filter, order, tell, stop.current.signal);
       save(found.file, `rollouts.${form}`);
-      const left = found.total > found.rows ? `the first ${count(found.rows)} of ${count(found.total)}` : count(found.rows);
-      setWritten(`${left} rollouts written`);
+      const left = found.total > found.rows ? `the first ${count(found.rows)} of ` : "";
+      setWritten(`${left}${counted(found.total, "rollout")} written`);
     } catch (error) {
       if (!(error instanceof DOMException)) setFailure(error);
     } finally {

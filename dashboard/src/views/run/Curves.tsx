@@ -1,6 +1,6 @@
 /** The curves of a run, one point per step; a click on a step opens its rollouts. */
 
-import { Button, Group, SimpleGrid, Stack, Text } from "@mantine/core";
+import { Button, Group, Select, SimpleGrid, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
 
@@ -10,7 +10,7 @@ import { palette, series as colours } from "../../app/palette.ts";
 import { Chart, type Series } from "../../parts/Chart.tsx";
 import { Loading } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
-import { count } from "../../pure/format.ts";
+import { counted } from "../../pure/format.ts";
 import { figures, interval, ledgerOf, meanInterval, phasesOf, reasonsOf, type Alarm } from "../../pure/steps.ts";
 
 interface Props {
@@ -70,21 +70,21 @@ export function Curves({ run, steps, records, alarms }: Props) {
               kind="stack"
               steps={at}
               unit="calls"
-              format={(value) => (value === null ? "–" : `${count(value)} calls`)}
+              format={(value) => (value === null ? "–" : counted(value, "call"))}
               onStep={open}
               series={[
                 { label: "trained", values: bars.map((bar) => bar.trained), color: palette.blue },
                 ...reasons.map((reason, place) => ({
                   label: reason.replaceAll("_", " "),
                   values: bars.map((bar) => bar.excluded[reason] ?? 0),
-                  color: [palette.orange, palette.sky, palette.purple, palette.vermilion, palette.yellow, palette.green, palette.grey, "#555555"][place],
+                  color: [palette.orange, palette.sky, palette.purple, palette.vermilion, palette.yellow, palette.green, palette.grey, palette.slate][place],
                 })),
               ]}
             />
             <Text size="xs" c="dimmed" data-testid="ledger-sum">
               {missing.length
-                ? `✕ In ${missing.length} steps the reasons do not add up to the calls that were captured: steps ${missing.slice(0, 5).map((record) => record.step).join(", ")}`
-                : `✓ ${count(bars.reduce((sum, bar) => sum + bar.captured, 0))} calls captured; trained and left out add up in every step.`}
+                ? `✕ In ${counted(missing.length, "step")} the reasons do not add up to the calls that were captured: steps ${missing.slice(0, 5).map((record) => record.step).join(", ")}`
+                : `✓ ${counted(bars.reduce((sum, bar) => sum + bar.captured, 0), "call")} captured; trained and left out add up in every step.`}
             </Text>
           </div>
         ) : null}
@@ -117,6 +117,19 @@ export function Curves({ run, steps, records, alarms }: Props) {
               {step}
             </Button>
           ))}
+          {at.length > 8 ? (
+            <Select
+              aria-label="Rollouts of another step"
+              placeholder="another step"
+              size="xs"
+              w={140}
+              searchable
+              limit={200}
+              data={at.map(String)}
+              value={null}
+              onChange={(step) => step !== null && open(Number(step))}
+            />
+          ) : null}
         </Group>
       ) : null}
     </Stack>

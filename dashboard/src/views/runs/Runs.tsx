@@ -12,7 +12,7 @@ import { Sparkline } from "../../parts/Sparkline.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { href } from "../../pure/address.ts";
-import { decimal, duration } from "../../pure/format.ts";
+import { counted, decimal, duration } from "../../pure/format.ts";
 import { thinned } from "../../pure/spark.ts";
 import { useNow } from "../../parts/useNow.ts";
 import { StopRun } from "./StopRun.tsx";
@@ -55,7 +55,7 @@ export function Runs() {
                   w={150}
                 />
                 <Text size="sm" c="dimmed">
-                  {total} {total === 1 ? "run" : "runs"}
+                  {counted(total, "run")}
                 </Text>
               </Group>
               <RunTable

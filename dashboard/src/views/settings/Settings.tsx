@@ -9,7 +9,7 @@ import { choose, usePreferences } from "../../app/preferences.ts";
 import { Facts } from "../../parts/Facts.tsx";
 import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
-import { bytes, count, duration } from "../../pure/format.ts";
+import { bytes, count, counted, duration } from "../../pure/format.ts";
 
 const ZONES = ["local", "UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
 
@@ -71,7 +71,7 @@ function said(value: number | null, show: (value: number) => string): string | n
 function retention(policy: unknown): string {
   if (typeof policy !== "object" || policy === null || !Object.keys(policy).length) return "everything is kept";
   const words: Record<string, (value: number) => string> = {
-    keep_last: (value) => `the last ${count(value)} rollouts of a run`,
+    keep_last: (value) => `the last ${counted(value, "rollout")} of a run`,
     max_age: (value) => `rollouts for ${duration(value)}`,
     max_bytes: (value) => `${bytes(value)} of spans of a run`,
     max_run_age: (value) => `runs for ${duration(value)}`,

@@ -10,7 +10,7 @@ import type { SpanTree } from "../../api/types.ts";
 import { useAddress } from "../../app/useAddress.ts";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { useNow } from "../../parts/useNow.ts";
-import { count, duration } from "../../pure/format.ts";
+import { counted, duration } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed, type SpanKind, type SpanRow } from "../../pure/waterfall.ts";
 import { SpanDetails } from "./SpanDetails.tsx";
@@ -138,7 +138,7 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
           Expand all
         </Button>
         <Text size="sm" c="dimmed">
-          {count(all.length)} spans over {duration(whole[1] - whole[0])}
+          {counted(all.length, "span")} over {duration(whole[1] - whole[0])}
           {failed ? `, ${failed} failed` : ""}
           {pending ? ", some still run" : ""}
           {gaps.length ? `; nothing ran for ${duration(gaps.reduce((sum, [from, to]) => sum + to - from, 0))}` : ""}

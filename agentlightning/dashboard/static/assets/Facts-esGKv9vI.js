@@ -1,1 +1,0 @@
-import{F as e,Nn as t}from"./format-DP109ZmM.js";var n=t();function r({facts:t}){return(0,n.jsx)(`dl`,{className:`agl-facts`,children:t.map(([t,r])=>(0,n.jsxs)(`div`,{children:[(0,n.jsx)(`dt`,{children:e(t)}),(0,n.jsx)(`dd`,{children:typeof r==`string`?e(r,500):r??`–`})]},t))})}export{r as t};

@@ -1,1 +1,0 @@
-import{Nn as e,Sn as t,kn as n}from"./format-DP109ZmM.js";import{t as r}from"./InputBase-CsIqzh6w.js";var i=e(),a=t(e=>{let t=n([`Input`,`InputWrapper`,`TextInput`],null,e);return(0,i.jsx)(r,{component:`input`,...t,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};

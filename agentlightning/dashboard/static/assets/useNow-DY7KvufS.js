@@ -1,1 +1,0 @@
-import{dr as e,k as t,vr as n}from"./format-DP109ZmM.js";var r=n(e(),1);function i(e){let[n,i]=(0,r.useState)(t);return(0,r.useEffect)(()=>{if(i(t()),!e)return;let n=setInterval(()=>i(t()),e);return()=>clearInterval(n)},[e]),n}export{i as t};
