@@ -34,6 +34,7 @@ from agentlightning.runner.stopping import Stopping, all_or_first_failure, cance
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.utils.backoff import OUTAGE_SECONDS
 
@@ -128,6 +129,8 @@ class LitAgentRunner(Runner[T]):
         if self._isolation == "process":
             tracer = copy.copy(self._tracer)  # which may have had a worker before, without that worker's store
             tracer._store = None
+            if isinstance(tracer, OtelTracer):  # nor with one that may hold the token
+                tracer._default_store = None
             self._parts = pickled_parts(self._agent, LitAgentRunner[T](tracer))
         self._tracer.init()
 

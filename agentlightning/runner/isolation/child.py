@@ -12,13 +12,22 @@ import pickle
 import signal
 import threading
 import traceback
-from multiprocessing.connection import Connection
+from socket import socket
 from typing import Any, cast
 
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.base import Runner
 from agentlightning.runner.invoke import invoke
-from agentlightning.runner.isolation.pipe import READY, AgentRaised, Answer, Ask, Order, Outcome, PipeStore
+from agentlightning.runner.isolation.pipe import (
+    READY,
+    AgentRaised,
+    Answer,
+    Ask,
+    Order,
+    Outcome,
+    PipeStore,
+    line_of,
+)
 from agentlightning.runner.outcome import AttemptFault, InvalidResult
 from agentlightning.runner.results import is_result, spans_of
 from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
@@ -26,8 +35,9 @@ from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.exceptions import message_of, readable
 
 
-def main(pipe: Connection, parts: bytes, worker_id: int) -> None:
+def main(pipe: socket, parts: bytes, worker_id: int) -> None:
     """Run attempts until the pipe ends."""
+    pipe.set_inheritable(False)
     os.setsid()  # a group of its own, killed as a whole
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the runner's affair
     os.environ.pop(COLLECTOR_VARIABLE, None)  # the runner mirrors the spans
@@ -40,7 +50,7 @@ class _AttemptServer:
     """One event loop in the main thread; a second thread reads the pipe, and ends the process when the runner goes.
     An idle one ends in order, so that what the agent has registered for its end is done."""
 
-    def __init__(self, pipe: Connection, agent: LitAgent[Any], runner: Runner[Any]) -> None:
+    def __init__(self, pipe: socket, agent: LitAgent[Any], runner: Runner[Any]) -> None:
         self._pipe = pipe
         self._agent = agent
         self._runner = runner
@@ -55,7 +65,7 @@ class _AttemptServer:
         loop.add_signal_handler(signal.SIGTERM, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="agent-orders", daemon=True).start()
         with self._runner.run_context(agent=self._agent, store=PipeStore(self._ask), worker_id=worker_id):
-            self._pipe.send(READY)
+            self._send(READY)
             while (order := await self._orders.get()) is not None:
                 self._attempt = asyncio.create_task(self._run(order))
                 await asyncio.wait({self._attempt})
@@ -65,7 +75,7 @@ class _AttemptServer:
                     outcome = Outcome(error=_portable(error), traceback=_text(error))
                 else:
                     outcome = self._attempt.result()
-                self._pipe.send(outcome)
+                self._send(outcome)
 
     async def _run(self, order: Order) -> Outcome:
         rollout, tracer = order.rollout, self._agent.get_tracer()
@@ -89,8 +99,8 @@ class _AttemptServer:
         except AttemptFault as error:
             return Outcome(error=error, traceback=_text(error))
         try:
-            pickle.dumps(value)
-        except Exception as error:  # any class may refuse to be pickled, with any exception
+            line_of(Outcome(value=value))
+        except Exception as error:  # any class may refuse to be looked at, with any exception
             kind = type(cast(Any, value)).__name__
             refused = InvalidResult(f"Invalid raw result type: a {kind} that cannot leave the agent's process: {error}")
             return Outcome(error=refused, traceback=_text(refused))
@@ -101,19 +111,22 @@ class _AttemptServer:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[number] = answer
         try:
-            self._pipe.send(Ask(number, operation, args, kwargs))
+            self._send(Ask.of(number, operation, args, kwargs))
             return await answer
         finally:
             del self._pending[number]
+
+    def _send(self, message: str | Ask | Outcome) -> None:
+        self._pipe.sendall(line_of(message))
 
     def _interrupt(self) -> None:
         if self._attempt is not None:
             self._attempt.cancel()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError, OSError), self._pipe.makefile("rb") as messages:
             while True:
-                loop.call_soon_threadsafe(self._take, self._pipe.recv())
+                loop.call_soon_threadsafe(self._take, pickle.load(messages))
         if self._attempt is None or self._attempt.done():  # the runner has closed the pipe
             loop.call_soon_threadsafe(self._orders.put_nowait, None)
         else:  # it is gone; the agent may be in the middle of anything

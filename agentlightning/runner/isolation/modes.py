@@ -140,12 +140,12 @@ class ProcessExecutor:
 
         async def answer(question: Ask) -> Answer:
             try:
+                arguments = question.read(rollout)
                 if question.operation == "add_many_spans" and scope is not None and scope.delivers and scope.is_open:
-                    for span in question.args[0]:  # the trace of the attempt delivers them
+                    for span in arguments["spans"]:  # the trace of the attempt delivers them
                         scope.append(span)
-                    return Answer(question.number, list(question.args[0]))
-                operation = getattr(self._store, question.operation)
-                return Answer(question.number, await operation(*question.args, **question.kwargs))
+                    return Answer(question.number, list(arguments["spans"]))
+                return Answer(question.number, await getattr(self._store, question.operation)(**arguments))
             except Exception as error:  # the boundary: it is raised again in the process that asked
                 return Answer(question.number, error=error)
 

@@ -1,30 +1,59 @@
 """The messages between a runner and a process of its agent, and the store as that process sees it.
 
-Orders and answers, each one pickled object:
-
-| from the runner                             | from the process                                    |
+| from the runner, each pickled               | from the process, each a line of JSON               |
 | ------------------------------------------- | --------------------------------------------------- |
 | `Order`: run this attempt                   | `READY`, once                                       |
 | `Answer`: what the store said to an `Ask`   | `Ask`: call the store                               |
 |                                             | `Outcome`: the attempt is over                      |
+
+The runner is trusted by the process, and not the other way round: what comes from the process is data, out of which the
+runner makes nothing but JSON values, spans, a `ProgramOutput`, and exceptions of classes that it has loaded itself,
+whose constructors are not called. Of the store there are the operations on spans, for the attempt that runs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+import inspect
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, cast, get_type_hints
 
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 from typing_extensions import override
 
+from agentlightning.emitter.reward_values import as_number
+from agentlightning.errors import BadRequestError
+from agentlightning.litagent.command.process import ProgramOutput
 from agentlightning.runner.outcome import AttemptFault
-from agentlightning.store.base import LightningStore, LightningStoreCapabilities
+from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapabilities
 from agentlightning.store.wrappers.forward import forward_operations
-from agentlightning.types import AttemptedRollout, NamedResources
+from agentlightning.types import AttemptedRollout, NamedResources, Span
+from agentlightning.utils.exceptions import message_of
 
 READY = "ready"
+MOST_BYTES = 1 << 28
+"""What a process may send for one attempt."""
+MOST_TEXT = 1 << 16
+"""Characters of an exception that travel, of its traceback the last."""
+OPERATIONS = (
+    "add_span",
+    "add_many_spans",
+    "get_next_span_sequence_id",
+    "get_many_span_sequence_ids",
+    "query_spans",
+    "query_span_outlines",
+    "get_span",
+    "get_rollout_by_id",
+    "get_latest_attempt",
+)
+"""What a process may call of the store, for its own attempt."""
 Carry = Callable[[str, tuple[object, ...], dict[str, object]], Awaitable[object]]
 """Carries an operation with its arguments to the runner and returns what its store answers."""
+_SCALARS = (str, int, float, bool, type(None))
 
 
 class AgentRaised(AttemptFault):
@@ -40,22 +69,75 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One operation of the store."""
-
-    number: int
-    operation: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What the store gave, or raised."""
 
     number: int
     value: Any = None
     error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One operation of the store, its arguments as JSON by name."""
+
+    number: int
+    operation: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, number: int, operation: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Ask:
+        """Return the question that a call is.
+
+        Raises:
+            BadRequestError: an agent in a process of its own has no such operation.
+        """
+        _check_operation(operation)
+        bound = inspect.signature(getattr(LightningStore, operation)).bind(None, *args, **kwargs).arguments
+        given = {name: value for name, value in bound.items() if name != "self" and value is not UNSET}
+        return cls(number, operation, to_jsonable_python(given))
+
+    def read(self, rollout: AttemptedRollout) -> dict[str, Any]:
+        """Return the arguments, which name nothing but this attempt.
+
+        Raises:
+            BadRequestError: the operation is none for agents, or is to touch another rollout or attempt.
+            pydantic.ValidationError: an argument has the wrong shape.
+        """
+        _check_operation(self.operation)
+        types = _types_of(self.operation)
+        if unknown := self.arguments.keys() - types.keys():
+            raise BadRequestError(f"{self.operation} has no argument {', '.join(sorted(unknown))}")
+        arguments: dict[str, Any] = {name: types[name].validate_python(value) for name, value in self.arguments.items()}
+        own = (rollout.rollout_id, rollout.attempt.attempt_id)
+        if "attempt_id" in types and arguments.get("attempt_id") in (None, "latest"):
+            arguments["attempt_id"] = own[1]
+        spans: list[Span] = [arguments["span"]] if "span" in arguments else list(arguments.get("spans", ()))
+        named: list[Any] = [(span.rollout_id, span.attempt_id) for span in spans]
+        named += arguments.get("rollout_attempt_ids", ())
+        if "rollout_id" in types:
+            named.append((arguments.get("rollout_id"), arguments.get("attempt_id", own[1])))
+        for other in named:
+            if other != own:
+                raise BadRequestError(
+                    f"{self.operation} names rollout {other[0]!r}, attempt {other[1]!r}; an agent with "
+                    f"isolation='process' has the store for its own attempt only, {own[0]!r}, {own[1]!r}"
+                )
+        return arguments
+
+
+def _check_operation(operation: str) -> None:
+    if operation not in OPERATIONS:
+        raise BadRequestError(
+            f"{operation} is nothing that an agent with isolation='process' may ask of the store; it has "
+            f"{', '.join(OPERATIONS)}, each for its own attempt"
+        )
+
+
+@cache
+def _types_of(operation: str) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(getattr(LightningStore, operation), include_extras=True)
+    return {name: TypeAdapter(hint) for name, hint in hints.items() if name != "return"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +161,139 @@ class PipeStore(LightningStore):
     def capabilities(self) -> LightningStoreCapabilities:
         return {"async_safe": True}
 
+    @override
+    async def add_otel_span(self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: Any = None) -> Any:
+        number = -1 if sequence_id is None else sequence_id
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return await self._carry(operation, args, kwargs)
+
+
+# --- as lines --------------------------------------------------------------------------------------------------------
+
+
+def line_of(message: str | Ask | Outcome) -> bytes:
+    """Return a message as a line of JSON.
+
+    Raises:
+        TypeError: the value of the outcome cannot travel; says what of it.
+    """
+    if isinstance(message, Ask):
+        told: object = asdict(message)
+    elif isinstance(message, Outcome):
+        error = None if message.error is None else _told(message.error)
+        told = {"value": _sent(message.value), "error": error, "traceback": message.traceback[-MOST_TEXT:]}
+    else:
+        told = message
+    return json.dumps(told).encode() + b"\n"
+
+
+def read_line(line: bytes) -> str | Ask | Outcome:
+    """Return the message that a process has sent.
+
+    Raises:
+        ValueError, TypeError, LookupError, RecursionError: it has sent what is none.
+    """
+    told = json.loads(line)
+    if isinstance(told, str):
+        return told
+    if "operation" in told:
+        return _ASK.validate_python(told)
+    error = None if told["error"] is None else _raised(**_ERROR.validate_python(told["error"]))
+    return Outcome(_received(told["value"]), error, str(told["traceback"])[-MOST_TEXT:])
+
+
+_ASK = TypeAdapter(Ask)
+_SPANS = TypeAdapter(list[Span])
+_PROGRAM = TypeAdapter(ProgramOutput)
+
+
+def _sent(value: Any) -> list[Any]:
+    """Return what an agent has returned as its kind and JSON."""
+    if isinstance(value, ProgramOutput):
+        return ["program", asdict(value)]
+    if isinstance(value, list) and value and all(isinstance(item, Span) for item in cast("list[object]", value)):
+        return ["spans", to_jsonable_python(value)]
+    return ["json", _tagged(value)]
+
+
+def _received(told: list[Any]) -> Any:
+    kind, value = told
+    if kind == "program":
+        return _PROGRAM.validate_python(value)
+    return _SPANS.validate_python(value) if kind == "spans" else _untagged(value)
+
+
+def _tagged(value: Any) -> Any:
+    """Return JSON in which each list begins with its kind, for JSON has no tuples."""
+    kind = cast("type[object]", type(value))
+    if kind in _SCALARS:
+        return value
+    if kind is list or kind is tuple:
+        return [kind.__name__, *map(_tagged, value)]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value)):
+        return {str.__str__(key): _tagged(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    number = as_number(cast("object", value))
+    if number is None:
+        raise TypeError(
+            f"a {kind.__name__} is none of what can: None, numbers, texts, spans, triplets, and lists, tuples and "
+            "dictionaries by name of these"
+        )
+    return number
+
+
+def _untagged(told: Any) -> Any:
+    if isinstance(told, dict):
+        return {key: _untagged(item) for key, item in cast("dict[str, Any]", told).items()}
+    if not isinstance(told, list):
+        return told
+    kind, *items = map(_untagged, cast("list[Any]", told))
+    return tuple(items) if kind == "tuple" else items
+
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+_ERROR = TypeAdapter(dict[str, Any])
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """Return the class of an exception by name, with those of its arguments and attributes that are JSON."""
+    cls = type(error)
+    message = message_of(error)[:MOST_TEXT]
+    reduced: Any = error.__reduce__()  # those of an OSError are not its `args`
+    args = [*reduced[1]] if all(map(_short, reduced[1])) else [message]
+    state = {name: value for name, value in vars(error).items() if _short(value)}
+    return {"module": cls.__module__, "name": cls.__qualname__, "message": message, "args": args, "state": state}
+
+
+def _short(value: object) -> bool:
+    return type(value) in _SCALARS and not (isinstance(value, str) and len(value) > MOST_TEXT)
+
+
+def _raised(*, module: str, name: str, message: str, args: list[Any], state: dict[str, Any]) -> BaseException:
+    """Return the exception: of its class if this process has loaded that, else one that names it."""
+    try:
+        found: Any = sys.modules[module]
+        for part in name.split("."):
+            found = cast("Any", vars(found)[part])  # an attribute that is made when it is asked for is not
+        if issubclass(found, (Exception, SystemExit)):  # the others would stop the runner
+            for given in (args, [message]):
+                error = _made(found, given)
+                vars(error).update(state)
+                if message_of(error)[:MOST_TEXT] == message:
+                    return error
+    except Exception:  # not loaded here, no class of exceptions, or one of the user's that cannot be made so
+        pass
+    return AgentRaised(f"{name}: {message}")
+
+
+def _made(cls: type[BaseException], args: list[Any]) -> BaseException:
+    builtin: Any = cls
+    while builtin.__module__ != "builtins":
+        builtin = builtin.__base__
+    error: BaseException = builtin.__new__(cls, *args)
+    builtin.__init__(error, *args)
+    return error

@@ -12,13 +12,14 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from agentlightning.litagent.command.process_group import ProcessGroup
 from agentlightning.runner.isolation.child import main
-from agentlightning.runner.isolation.pipe import READY, Answer, Ask, Order, Outcome
+from agentlightning.runner.isolation.pipe import MOST_BYTES, READY, Answer, Ask, Order, Outcome, read_line
 from agentlightning.runner.outcome import AttemptFault
 from agentlightning.utils.descendants import end_descendants, join, pidfd_of
 
@@ -44,7 +45,8 @@ class AgentProcess:
 
     def __init__(self, parts: bytes, worker_id: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, theirs = socket.socketpair()
+        self._received = bytearray()
         self._process = context.Process(target=main, args=(theirs, parts, worker_id), name=f"agent-of-{worker_id}")
         self._process.start()
         theirs.close()
@@ -52,18 +54,26 @@ class AgentProcess:
         self._group = ProcessGroup(self._process.pid)
         self._ended = pidfd_of(self._process.pid)
         self._ready = False
+        self._left = MOST_BYTES
 
     def run(self, order: Order, ask: Callable[[Ask], Answer]) -> Any:
         """Run an attempt, when the process is ready, and return what the agent gave; `ask` calls the store for it.
 
         Raises:
             AgentProcessDied: the process ended meanwhile.
+            AttemptFault: the process sent what is no message, or more than `MOST_BYTES`; it has been killed.
             BaseException: whatever the agent raised.
         """
+        self._left = MOST_BYTES
         try:
-            self._pipe.send(order)
+            self._pipe.sendall(pickle.dumps(order))
             while not isinstance(message := self._receive(), Outcome):
-                self._pipe.send(ask(message))
+                if isinstance(message, str):
+                    raise AttemptFault(f"The process of the agent sent {message[:80]!r} during the attempt")
+                self._pipe.sendall(pickle.dumps(ask(message)))
+        except AttemptFault:
+            self.kill()
+            raise
         except (EOFError, OSError) as error:
             raise AgentProcessDied(f"The process of the agent {self._death()} during the attempt") from error
         if message.error is not None:
@@ -105,11 +115,14 @@ class AgentProcess:
 
         Raises:
             AgentProcessDied: it was not within `START_SECONDS`, or cannot be.
+            AttemptFault: it said something else.
         """
         if self._ready:
             return
         try:
-            self._ready = self._receive(START_SECONDS) == READY
+            if (message := self._receive(START_SECONDS)) != READY:
+                raise AttemptFault(f"The process of the agent sent {str(message)[:80]!r} before it was ready")
+            self._ready = True
         except TimeoutError as error:
             raise AgentProcessDied(f"The process of the agent was not ready within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
@@ -118,24 +131,39 @@ class AgentProcess:
                 "output tells. A script needs its `if __name__ == '__main__':`."
             ) from error
 
-    def _receive(self, seconds: float | None = None) -> Any:
+    def _receive(self, seconds: float | None = None) -> str | Ask | Outcome:
         """Return the next message.
 
         Raises:
             EOFError, OSError: the process has ended, whatever it has started still holds the pipe.
             TimeoutError: nothing came within so many seconds.
+            AttemptFault: it is no message, or more than may come.
         """
-        end = None if seconds is None else time.monotonic() + seconds
-        while not self._pipe.poll():
-            if not self.is_alive() and not self._pipe.poll():
-                raise EOFError
+        end, searched = None if seconds is None else time.monotonic() + seconds, 0
+        while (length := self._received.find(b"\n", searched) + 1) == 0:
+            searched = len(self._received)
+            alive = self.is_alive()
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError
-            awaited = [self._pipe] if self._ended is None else [self._pipe, self._ended]
+            awaited = [self._pipe] if self._ended is None or not alive else [self._pipe, self._ended]
             waits = [wait for wait in (left, None if self._ended is not None else LOOK_SECONDS) if wait is not None]
-            multiprocessing.connection.wait(awaited, min(waits, default=None))
-        return self._pipe.recv()
+            if self._pipe in multiprocessing.connection.wait(awaited, min(waits, default=None) if alive else 0.0):
+                data = self._pipe.recv(1 << 18)
+                self._left -= len(data)
+                self._received += data
+                if not data:
+                    raise EOFError
+                if self._left < 0:
+                    raise AttemptFault(f"The process of the agent sent more than {MOST_BYTES} bytes for one attempt")
+            elif not alive:
+                raise EOFError
+        line = bytes(self._received[:length])
+        del self._received[:length]
+        try:
+            return read_line(line)
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise AttemptFault(f"The process of the agent sent what is no message: {line[:80]!r}") from error
 
     def _death(self) -> str:
         join(self._process, END_SECONDS)
