@@ -28,7 +28,7 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from bench.dashboard.load import LOADED, PER_SECOND, Load, processor_seconds
 from bench.dashboard.serving import serve
 from bench.dashboard.store import RUN, fill
-from bench.dashboard.tokens import TOKENS, add_tokens
+from bench.dashboard.tokens import TOKENS, TURNS, add_tokens, add_turns
 
 _WAIT_MS = 15_000
 _CPU_SECONDS = 20.0
@@ -153,6 +153,13 @@ async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) ->
     return figures
 
 
+async def conversation(browser: Browser, base: str, rollout_id: str) -> Figure:
+    """Measure how long a conversation takes to open, until its first calls are there."""
+    async with opened(browser, f"{base}/#/rollouts/{rollout_id}", "[data-call]") as page:
+        milliseconds = float(await page.evaluate("() => performance.now()"))
+    return Figure(f"conversation of {TURNS:,} turns opened", milliseconds / 1e3, "s", 2.0)
+
+
 async def server_load(browser: Browser, base: str, pid: int, client: LightningStoreClient) -> Figure:
     """Measure what an open page adds to the server's processor time while rollouts are played."""
     async with Load(client):
@@ -202,7 +209,7 @@ async def run(count: int, minutes: float) -> list[Figure]:
         try:
             await store.start_run(RUN)
             await fill(store, count)
-            rollout_id = await add_tokens(store)
+            rollout_id, long_id = await add_tokens(store), await add_turns(store)
         finally:
             await store.close()
         print(f"{count:,} rollouts are in the store; {LOADED}", flush=True)
@@ -216,6 +223,7 @@ async def run(count: int, minutes: float) -> list[Figure]:
                 figures.append(await filtering(browser, base))
                 figures.append(await change_seen(browser, base, client))
                 figures += await scrolling(browser, base, rollout_id, count)
+                figures.append(await conversation(browser, base, long_id))
                 figures.append(await server_load(browser, base, pid, client))
                 figures.append(await memory(browser, base, client, minutes))
             finally:

@@ -1,4 +1,4 @@
-"""A rollout whose ledger tells of thousands of tokens."""
+"""A rollout whose ledger tells of thousands of tokens, and one of a thousand model calls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RunRecord
 from bench.dashboard.store import RUN
+from tests.adapter.span_maker import spoken_call
 
 TOKENS = 8000
+TURNS = 1000
 _PROMPT = 500
 _VOCABULARY = "vocabulary-of-the-benchmark"
 _WORDS = 997
@@ -46,6 +48,22 @@ async def add_tokens(store: LightningStore) -> str:
         "rows": [row],
     }
     await store.add_run_records(RUN, [RunRecord(kind="ledger", step=1, name=rollout.rollout_id, data=data)])
+    return rollout.rollout_id
+
+
+async def add_turns(store: LightningStore) -> str:
+    """Store a rollout with a conversation of `TURNS` calls, each with all that was said before, and return its id."""
+    rollout = await store.start_rollout(input={"question": "a long conversation"}, run_id=RUN)
+    place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    said = [{"role": "user", "content": "begin"}]
+    for turn in range(TURNS):
+        spans = spoken_call(f"call-{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
+        await store.add_many_spans([span.model_copy(update=place) for span in spans])
+        said += [
+            {"role": "assistant", "content": f"answer {turn}"},
+            {"role": "user", "content": f"result {turn} " * 20},
+        ]
+    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded", outcome="unscored")
     return rollout.rollout_id
 
 
